@@ -1,0 +1,63 @@
+# Everything here needs only Python >= 3.11 with venv, and make. Each target first makes the environment it needs
+# in .venv, and makes it again whenever pyproject.toml has changed. Another Python: make test PYTHON=python3.13
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The stamps say what was installed, and when: the package alone, or with its tools.
+CORE   := $(VENV)/.stamp-core
+DEV    := $(VENV)/.stamp-dev
+
+# The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint types figures notebooks bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to 3
+	@$(BIN)/zerosim replay
+
+test: $(DEV)  ## run the tests (a few minutes)
+	$(ONE_THREAD) $(BIN)/python -m pytest
+
+test-all: $(DEV)  ## run all tests, the slow ones too, with many more examples
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m ""
+
+lint: $(DEV)  ## run the linter
+	$(BIN)/ruff check .
+
+types: $(DEV)  ## run the type checker
+	$(BIN)/mypy
+
+figures: $(CORE)  ## draw the figures anew, into figures/
+	$(BIN)/zerosim figures
+
+notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
+	$(ONE_THREAD) $(BIN)/python notebooks/execute.py
+
+bench: $(DEV)  ## measure speeds, each beside its floor
+	@for script in benchmarks/bench_*.py; do \
+	    echo "== $$script"; $(ONE_THREAD) $(BIN)/python "$$script" || exit 1; \
+	done
+
+clean:  ## remove everything that make made, the environment too
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CORE): pyproject.toml
+	@command -v $(PYTHON) > /dev/null || \
+	    { echo "zerosim needs Python 3.11 or newer; there is no $(PYTHON) here." \
+	           "Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "zerosim needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	           "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,64 @@
+"""The package as text: what the architecture's checks read."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT_SUFFIXES = {"", ".css", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+# What tools leave behind, as .gitignore says; hidden folders too, but for .ci.
+LEFT_BEHIND = {"__pycache__", "build", "dist"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: its path inside the repository, with forward slashes, and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def floor(self) -> str:
+        """The folder or file right under ``zerosim/``: ``numerics``, ``cli``, ``__init__``."""
+        return self.path.split("/")[1].removesuffix(".py")
+
+    @property
+    def module(self) -> str:
+        """The dotted name."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def at(self, node: ast.AST, what: str) -> str:
+        """A violation, as one line that an editor can jump to."""
+        return f"{self.path}:{getattr(node, 'lineno', 1)}: {what}"
+
+
+def package_sources() -> list[Source]:
+    """Every Python file of the package."""
+    return [Source(str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
+            for path in sorted((ROOT / "zerosim").rglob("*.py"))]
+
+
+def project_texts() -> Iterator[tuple[str, str]]:
+    """Path and text of every text file of the repository, without git: the tests run from an archive too."""
+    for path in sorted(_files(ROOT)):
+        if path.suffix in TEXT_SUFFIXES:
+            yield str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        hidden = path.name.startswith(".") and path.name not in {".ci", ".gitignore"}
+        if hidden or path.name in LEFT_BEHIND or path.name.endswith(".egg-info"):
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.is_file():
+            yield path

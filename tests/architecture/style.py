@@ -1,0 +1,153 @@
+"""Checks of the house rules, as functions of one file's text. Each returns its violations as lines."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.architecture.source import Function, Source
+
+FILE_LINES = 300
+FUNCTION_LINES = 40
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "Counter", "deque", "bytearray"}
+WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
+SENT = re.compile(r"(^|_)sent(_|$)")
+HELD = re.compile(r"(^|_)(now|peak|held)_nbytes")
+HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
+CASTS = ("zerosim/numerics/packing.py", "zerosim/numerics/kernels.py")
+
+
+def functions(source: Source) -> Iterator[Function]:
+    """Every function and method of a file, nested ones too."""
+    return (node for node in ast.walk(source.tree) if isinstance(node, Function))
+
+
+def line_count(node: Function) -> int:
+    """Lines of a function from `def` to its end, docstring included."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def long_files_and_functions(source: Source) -> list[str]:
+    """Files of 300 lines or more, functions of 40 or more."""
+    lines = source.text.count("\n")
+    long_file = [f"{source.path}:1: {lines} lines; a file has fewer than {FILE_LINES}"]
+    return (long_file if lines >= FILE_LINES else []) + [
+        source.at(node, f"{node.name} has {line_count(node)} lines; functions have under {FUNCTION_LINES}")
+        for node in functions(source) if line_count(node) >= FUNCTION_LINES]
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _asks_no_number(operator: ast.cmpop, right: ast.expr) -> bool:
+    return isinstance(operator, ast.Is | ast.IsNot) or (
+        isinstance(operator, ast.In | ast.NotIn) and _last_name(right) == "STAGES")
+
+
+def stage_comparisons(source: Source) -> list[str]:
+    """Questions for the number of a stage, which is a row of a table; `is None`, `in STAGES` ask none."""
+    asked = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Match):
+            sides = [node.subject]
+        elif isinstance(node, ast.Compare) and not all(map(_asks_no_number, node.ops, node.comparators)):
+            sides = [node.left, *node.comparators]
+        else:
+            continue
+        asked += [source.at(node, f"compares {ast.unparse(side)}; look its row up in the table instead")
+                  for side in sides if _last_name(side).lower().endswith("stage")]
+    return asked
+
+
+def _assigned_attributes(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Each assignment to an attribute or to an item of one (`x.a = 1`, `x.a += 1`, `x.a["k"] += 1`)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        for target in targets:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                inner = part.value if isinstance(part, ast.Subscript) else part
+                if isinstance(inner, ast.Attribute):
+                    yield node, inner.attr
+
+
+def sent_counted_elsewhere(source: Source) -> list[str]:
+    """Counters of sent bytes changed anywhere but in `Trace.sent`."""
+    allowed: set[int] = set()
+    if source.path == "zerosim/ranks/trace.py":
+        trace = [node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == "Trace"]
+        allowed = {id(node) for cls in trace for method in cls.body
+                   if isinstance(method, Function) and method.name == "sent" for node in ast.walk(method)}
+    return [source.at(node, f"changes {name}; sent bytes are counted in Trace.sent alone")
+            for node, name in _assigned_attributes(source.tree)
+            if SENT.search(name) and id(node) not in allowed]
+
+
+def held_counted_elsewhere(source: Source) -> list[str]:
+    """Counters of held bytes changed anywhere but in the memory ledger."""
+    if source.path == "zerosim/ranks/memory.py":
+        return []
+    return [source.at(node, f"changes {name}; held bytes are counted in zerosim/ranks/memory.py alone")
+            for node, name in _assigned_attributes(source.tree) if HELD.search(name)]
+
+
+def half_casts_elsewhere(source: Source) -> list[str]:
+    """`astype` to fp16 outside the casting kernels: NumPy's is up to fifty times slower on small numbers."""
+    if source.path in CASTS:
+        return []
+    return [source.at(node, f"{ast.unparse(node)}: casts to and from fp16 go through the kernels' cast_pack")
+            for node in ast.walk(source.tree)
+            if isinstance(node, ast.Call) and _last_name(node.func) == "astype"
+            and HALF.search(ast.unparse(node).partition(".astype(")[2])]
+
+
+def work_at_import(source: Source) -> list[str]:
+    """Loops and bare calls at the top of a module, and names that can be changed behind everyone's back."""
+    found = [source.at(node, f"{ast.unparse(node).splitlines()[0]}: no work at import")
+             for node in source.tree.body
+             if isinstance(node, WORK) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))]
+    found += [source.at(node, "a global statement: what changes is handed over")
+              for node in ast.walk(source.tree) if isinstance(node, ast.Global)]
+    return found + [source.at(node, f"{name} is mutable and not in UPPER CASE: a global that can change")
+                    for node, name in _mutable_globals(source.tree)
+                    if name != name.upper() and not name.startswith("__")]
+
+
+def _mutable_globals(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            value, targets = node.value, node.targets if isinstance(node, ast.Assign) else [node.target]
+            made = isinstance(value, ast.Call) and _last_name(value.func) in MUTABLE_CALLS
+            if made or isinstance(value, MUTABLE):
+                yield from ((node, _last_name(target)) for target in targets)
+
+
+def environment_read_inside(source: Source) -> list[str]:
+    """Environment variables read anywhere but at the edge, in the command line."""
+    if source.floor == "cli":
+        return []
+    return [source.at(node, f"reads {ast.unparse(node)}; only the command line does, and hands it over")
+            for node in ast.walk(source.tree)
+            if isinstance(node, ast.Attribute | ast.Name) and _last_name(node) in {"environ", "getenv"}]
+
+
+def missing_docstrings(source: Source) -> list[str]:
+    """Public modules, classes, functions and methods without a docstring; a one-line method says itself."""
+    missing = [] if ast.get_docstring(source.tree) else [f"{source.path}:1: the module has no docstring"]
+    return missing + [source.at(node, f"{name} has no docstring")
+                      for node, name in _public(source.tree.body, "") if not ast.get_docstring(node)
+                      and not ("." in name and len(node.body) == 1)]
+
+
+def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[Function | ast.ClassDef, str]]:
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+            if not {"overload", "setter"} & set(map(_last_name, node.decorator_list)):
+                yield node, prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body, f"{prefix}{node.name}.")

@@ -1,0 +1,51 @@
+"""What the documents show is what the code prints: every module's doctests, the README's first example."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.source import ROOT, package_sources
+
+EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n.*?^```text\n(?P<printed>.*?)^```$", re.DOTALL | re.M)
+# `python -m zerosim` runs the command line when it is imported.
+MODULES = [source.module for source in package_sources() if source.floor != "__main__"]
+
+
+def first_example(markdown: str) -> tuple[str, str]:
+    """The first ```python block of a text, and the ```text block that shows what it prints."""
+    match = EXAMPLE.search(markdown)
+    assert match, "no ```python block that is followed by a ```text block"
+    return match["code"], match["printed"]
+
+
+def printed_by(code: str) -> str:
+    """What a fresh interpreter prints when it runs the code; warnings are errors."""
+    command = [sys.executable, "-W", "error", "-"]
+    done = subprocess.run(command, input=code, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_doctests_of_a_module_hold(module: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(module), optionflags=doctest.FAIL_FAST)
+    assert failed == 0
+
+
+def test_some_doctests_exist() -> None:
+    assert sum(source.text.count(">>> ") for source in package_sources()) > 0
+
+
+def test_the_readme_prints_what_it_says() -> None:
+    code, printed = first_example((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert printed_by(code) == printed
+
+
+def test_an_example_whose_text_is_wrong_is_noticed() -> None:
+    code, printed = first_example("# Title\n\n```python\nprint(1 + 1)\n```\n\nprints\n\n```text\n3\n```\n")
+    assert printed_by(code) == "2\n"
+    assert printed == "3\n"

@@ -1,0 +1,12 @@
+"""How many examples hypothesis tries: HYPOTHESIS_PROFILE=quick (the default) or long."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadlines, no too_slow: the machines that run this share their cores; speed is the benchmarks' matter.
+COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# Where nobody is there to look at a new counterexample, the examples are the same each time.
+settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in os.environ)
+settings.register_profile("long", COMMON, max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

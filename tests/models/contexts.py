@@ -1,0 +1,75 @@
+"""Contexts for the tests of layers: every format, and float64, in which finite differences are sharp."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from zerosim.models.context import Context, PlainWorkspace
+from zerosim.numerics.kernels import NumpyKernels
+
+DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),
+          "fp64": np.dtype(np.float64), "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+          "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A policy that says no more than layers ask. Only tests compute in float64: it is no format of the package."""
+
+    compute_dtype: np.dtype
+
+
+class Recorder:
+    """A workspace and a note that remember what they were told."""
+
+    def __init__(self, kernels: NumpyKernels) -> None:
+        self.kernels = kernels
+        self.allocated: list[tuple[str, str, tuple[int, ...], np.dtype]] = []
+        self.flops = 0
+        self.nbytes = 0
+
+    def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
+        array = PlainWorkspace(self.kernels).alloc(shape, dtype, kind, name)
+        self.allocated.append((kind, name, array.shape, array.dtype))
+        return array
+
+    def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
+        self.flops += flops
+        self.nbytes += nbytes
+
+
+def context(name: str) -> Context:
+    """A context without ranks in the format of this name, or in float64."""
+    return Context.standalone(Compute(DTYPES[name]))
+
+
+def recorded(name: str) -> tuple[Context, Recorder]:
+    """The same, and what hears of its allocations and of its arithmetic."""
+    plain = context(name)
+    recorder = Recorder(plain.kernels)
+    return Context(plain.xp, plain.policy, plain.kernels, recorder, recorder.note, plain.gradients), recorder
+
+
+def normal(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Standard normal values in the format of this name."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(DTYPES[name])
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """The bit patterns of an array: equal means equal bits."""
+    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
+
+
+def slope(function: Any, x: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """Central differences of a scalar function of x (float64), element by element: the error is of order step²."""
+    gradient = np.empty_like(x)
+    for index in np.ndindex(x.shape):
+        kept = x[index]
+        x[index] = kept + step
+        above = function()
+        x[index] = kept - step
+        gradient[index] = (above - function()) / (2 * step)
+        x[index] = kept
+    return gradient

@@ -1,0 +1,86 @@
+"""Losses: one number for a batch, and the gradient of the model's output times the loss scale.
+
+Legend: B batch, O outputs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zerosim.models.checks import require_at_rest, require_shape
+from zerosim.models.context import Context
+from zerosim.numerics.blocks import BLOCK, spans
+
+
+class Loss(Protocol):
+    """A mean over the batch: what follows a model's last unit."""
+
+    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
+        """The loss of this batch, unscaled, and what backward needs."""
+
+    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+        """The gradient of ``scale`` times the loss with respect to y, in the compute dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSquaredError:
+    """The mean over the batch of ½·Σ(y - target)²."""
+
+    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
+        """See `half_squared_error_forward`."""
+        return half_squared_error_forward(ctx, y, target)
+
+    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+        """See `half_squared_error_backward`."""
+        return half_squared_error_backward(ctx, kept, scale)
+
+
+def half_squared_error_forward(ctx: Context, y: np.ndarray,
+                               target: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
+    """Mean over B of ½·Σ_O (y - target)²: y (B, O) in the compute dtype, target (B, O) of any format.
+
+    Differences are fp32, their squares are added up in float64 and the mean is rounded to fp32 once (all in
+    float64 where the compute dtype is). Keeps y and target. Raises ValueError for other shapes, an empty
+    batch, another dtype.
+    """
+    where = "half_squared_error_forward"
+    require_shape(where, "a target", target, y.shape, "a target has one value for each output of the "
+                  "model; broadcasting would compare every row with every other")
+    require_at_rest(ctx, where, y=y)
+    if target.dtype.itemsize > ctx.wide_dtype.itemsize:
+        raise ValueError(f"{where} computes in {ctx.wide_dtype}, and found a target in {target.dtype}; round "
+                         "it first, with astype(np.float32), so that no arithmetic is wider than it says")
+    if y.ndim == 0 or y.size == 0:
+        raise ValueError(f"{where} asked for a batch, and found shape {y.shape}; a mean needs a row or more")
+    total = _sum_of_squares(ctx, y.reshape(-1), target.reshape(-1))
+    ctx.note(flops=3 * y.size, nbytes=y.nbytes + target.nbytes)
+    with np.errstate(over="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
+        return float(np.asarray(0.5 * total / y.shape[0]).astype(ctx.wide_dtype)), (y, target)
+
+
+def half_squared_error_backward(ctx: Context, kept: tuple[np.ndarray, np.ndarray],
+                                scale: float) -> np.ndarray:
+    """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
+    y, target = kept
+    factor = scale / y.shape[0]
+
+    def scaled_difference(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
+        np.subtract(y, target, out=dy)
+        dy *= factor
+
+    dy = ctx.empty(y.shape, "activation_gradient", name="loss.dy")
+    ctx.kernels.elementwise(scaled_difference, y.reshape(-1), target.reshape(-1), out=dy.reshape(-1))
+    ctx.note(flops=2 * y.size, nbytes=y.nbytes + target.nbytes + dy.nbytes)
+    return dy
+
+
+def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
+    """Σ(y - target)², in float64; one block of differences is all the memory this takes."""
+    differences = ctx.empty(min(BLOCK, y.size), "workspace", ctx.wide_dtype, name="loss.differences")
+    total = 0.0
+    for here in spans(y.size):
+        block = differences[:here.stop - here.start]
+        ctx.kernels.elementwise(np.subtract, y[here], target[here], out=block)
+        total += ctx.kernels.sum_of_squares(block)
+    return total

@@ -1,0 +1,38 @@
+"""A multilayer perceptron of any depth: linear units, an activation after each but the last."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from zerosim.models.initializers import Initializer, Normal
+from zerosim.models.losses import HalfSquaredError
+from zerosim.models.units import LinearUnit, Model
+
+
+class MLP(Model):
+    """Linear units ``layer0``, ``layer1``, … from widths[i] to widths[i+1], and half the squared error.
+
+    >>> MLP([4, 8, 2]).shapes
+    {'layer0.weight': (4, 8), 'layer0.bias': (8,), 'layer1.weight': (8, 2), 'layer1.bias': (2,)}
+    """
+
+    def __init__(self, widths: Sequence[int], *, activation: str | None = "relu", bias: bool = True,
+                 seed: int = 0) -> None:
+        """Weights are normal of deviation 1/sqrt(inputs), by the seed and their name alone; biases are 0.
+
+        Raises ValueError for fewer than two widths, for a width below 1 and for an unknown activation.
+        """
+        if len(widths) < 2:
+            raise ValueError(f"MLP was asked for widths {tuple(widths)}; it needs the width of the input and "
+                             "that of at least one layer")
+        last = len(widths) - 2
+        super().__init__([
+            LinearUnit(f"layer{index}", inputs, outputs, activation if index < last else None, bias,
+                       initializers=_initializers(seed, inputs), first=index == 0)
+            for index, (inputs, outputs) in enumerate(pairwise(widths))], HalfSquaredError())
+
+
+def _initializers(seed: int, inputs: int) -> dict[str, Initializer]:
+    # LinearUnit refuses a width below 1, in words that name the layer; until then it must not spoil the
+    # square root.
+    return {"weight": Normal(seed, 1 / math.sqrt(max(inputs, 1)))}

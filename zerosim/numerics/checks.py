@@ -1,0 +1,75 @@
+"""What the kernels ask of their arguments, and what they answer where it is not so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.blocks import Array
+from zerosim.numerics.formats import FORMATS
+
+FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
+    return dtype in _FLOATING
+
+
+def work_type(*arrays: Array) -> np.dtype[Any]:
+    """The type to compute in: float64 if any array is, else float32."""
+    return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
+
+
+def check_shapes(call: str, **arrays: Array) -> None:
+    """Raises ValueError, naming all shapes, unless all are equal."""
+    shapes = [x.shape for x in arrays.values()]
+    if shapes.count(shapes[0]) != len(shapes):
+        found = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+        raise ValueError(f"{call} needs arrays of one shape, got {found}")
+
+
+def check_floating(call: str, **arrays: Array) -> None:
+    """Raises ValueError, naming the first array of another type, unless all are of floating point."""
+    for name, x in arrays.items():
+        if x.dtype not in _FLOATING:
+            known = ", ".join(sorted(dtype.name for dtype in _FLOATING))
+            raise ValueError(
+                f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}"
+            )
+
+
+def check_same_type(call: str, a: Array, out: Array) -> None:
+    """Raises ValueError unless the first operand has the type of the result."""
+    if a.dtype != out.dtype:
+        raise ValueError(
+            f"{call} needs its first operand in the type of out, got {a.dtype.name} and {out.dtype.name}: "
+            "cast_pack one of them first"
+        )
+
+
+def check_state(call: str, **arrays: Array) -> None:
+    """Raises ValueError unless all arrays are rows of float32 of one length: what an optimizer's state is."""
+    check_shapes(call, **arrays)
+    for name, x in arrays.items():
+        if x.dtype != FP32 or x.ndim != 1:
+            raise ValueError(
+                f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}"
+            )
+
+
+def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
+    """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
+    arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
+    check_floating("matmul", **arrays)
+    fits = (
+        a.ndim == b.ndim == out.ndim == 2
+        and a.shape[1] == b.shape[0]
+        and out.shape == (a.shape[0], b.shape[1])
+        and (bias is None or bias.shape == out.shape[1:])
+    )
+    if not fits:
+        found = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+        raise ValueError(f"matmul needs a (m, k), b (k, n), bias (n,) if any, and out (m, n), got {found}")

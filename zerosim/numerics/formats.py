@@ -1,0 +1,124 @@
+"""The number formats, each a row of one table.
+
+p is the number of mantissa bits that are stored; emin and emax are the exponents of the smallest and of the
+largest normal number. The values of a format are the *grid*: |y| = k·2^(e-p) with emin <= e <= emax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from zerosim.numerics.blocks import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format, and the array type whose elements have it.
+
+    `overflow_from` is the midpoint between the largest number and the one that would come next. Rounding to
+    nearest even overflows above it, and at it too where the largest number's last bit is odd: so it is wherever
+    all mantissa bits of the largest number are set, which are the formats with infinities.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    exponent_bits: int
+    mantissa_bits: int
+    min_exponent: int
+    max_exponent: int
+    largest: float
+    has_infinity: bool = True
+    bits: int = field(init=False)
+    nbytes: int = field(init=False)
+    smallest_normal: float = field(init=False)
+    smallest_subnormal: float = field(init=False)
+    overflow_from: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        derived = {
+            "bits": 8 * self.dtype.itemsize,
+            "nbytes": self.dtype.itemsize,
+            "smallest_normal": 2.0**self.min_exponent,
+            "smallest_subnormal": 2.0 ** (self.min_exponent - self.mantissa_bits),
+            "overflow_from": self.largest + 2.0 ** (self.max_exponent - self.mantissa_bits - 1),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def overflow_value(self) -> float:
+        """What a positive number too large for the format becomes: infinity, or NaN where there is none."""
+        return float("inf") if self.has_infinity else float("nan")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _row(name: str, dtype: npt.DTypeLike, exponent: int, mantissa: int, emin: int, emax: int,
+         largest: float, has_infinity: bool = True) -> tuple[str, Format]:  # fmt: skip
+    return name, Format(name, np.dtype(dtype), exponent, mantissa, emin, emax, largest, has_infinity)
+
+
+# IEEE 754 binary32 and binary16; bfloat16; and the two 8-bit formats of the Open Compute Project's OFP8 (2023).
+FORMATS: Mapping[str, Format] = MappingProxyType(dict([
+    #    name        array type                 exponent, mantissa bits   emin  emax   largest
+    _row("fp32",     np.float32,                8, 23,                    -126, 127,   (2 - 2.0**-23) * 2.0**127),
+    _row("fp16",     np.float16,                5, 10,                    -14,  15,    65504.0),
+    _row("bf16",     ml_dtypes.bfloat16,        8, 7,                     -126, 127,   (2 - 2.0**-7) * 2.0**127),
+    _row("fp8_e4m3", ml_dtypes.float8_e4m3fn,   4, 3,                     -6,   8,     448.0, has_infinity=False),
+    _row("fp8_e5m2", ml_dtypes.float8_e5m2,     5, 2,                     -14,  15,    57344.0),
+]))  # fmt: skip
+
+_BY_DTYPE: Mapping[np.dtype[Any], Format] = {fmt.dtype: fmt for fmt in FORMATS.values()}
+
+
+def format_of(asked: Format | str | npt.DTypeLike) -> Format:
+    """The row that a name or an array type stands for; a Format stands for itself.
+
+    Raises ValueError with the names there are, the most similar first.
+    """
+    if isinstance(asked, Format):
+        return asked
+    if isinstance(asked, str):
+        if asked in FORMATS:
+            return FORMATS[asked]
+        raise ValueError(f"no number format is named {asked!r}; there are {_nearest_first(asked)}")
+    dtype = np.dtype(asked)
+    if dtype in _BY_DTYPE:
+        return _BY_DTYPE[dtype]
+    known = ", ".join(f"{fmt.name} ({fmt.dtype.name})" for fmt in FORMATS.values())
+    raise ValueError(f"no number format has the array type {dtype.name}; there are {known}")
+
+
+def _nearest_first(asked: str) -> str:
+    def likeness(name: str) -> float:
+        return SequenceMatcher(None, asked.lower(), name).ratio()
+
+    return ", ".join(sorted(FORMATS, key=likeness, reverse=True))
+
+
+def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
+    """The gap from |x|, rounded to the format, to the next larger magnitude of the grid.
+
+    Any shape; float32, or float64 where x is float64 (a Python float is). Below the smallest normal number the
+    gap is the smallest subnormal; at the largest number it is the gap that its binade has; NaN where x is NaN or
+    overflows.
+
+    >>> float(spacing(1.0, "fp16")) == 2.0**-10
+    True
+    """
+    from zerosim.numerics.rounding import round_to  # rounding needs the table above
+
+    fmt = format_of(fmt)
+    y = round_to(x, fmt)
+    _, exponent = np.frexp(y)  # |y| = m·2^exponent with 1/2 <= m < 1
+    gap = np.ldexp(y.dtype.type(1), np.maximum(exponent - 1, fmt.min_exponent) - fmt.mantissa_bits)
+    return np.where(np.isfinite(y), gap, np.asarray(np.nan, y.dtype))

@@ -1,0 +1,287 @@
+"""The arithmetic of a rank: every number rounded as the hardware rounds it, block by block.
+
+Low precision means what accelerators do: operands are widened to float32, one operation is made there, and its
+result is rounded once, to nearest even. The results depend on the operands alone: not on np.errstate, not on the
+length of a block, and not on whether `out` is one of the operands.
+
+Shapes: n elements; m rows, k inner, n columns in a product of matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zerosim.numerics.blocks import BLOCK, Array, Scratch, empty, flat, put_back, row_of, slack_nbytes, spans
+from zerosim.numerics.blockwise import Operation, cast_block, run_blocks, widened, widened_matrix
+from zerosim.numerics.checks import (
+    FP32,
+    FP64,
+    check_floating,
+    check_product,
+    check_same_type,
+    check_shapes,
+    check_state,
+    is_floating,
+    work_type,
+)
+from zerosim.numerics.optimizer_steps import adam_block, sgd_block
+from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
+
+# Up to here one cast by the array type costs less than the dozen calls of a packed block, even on subnormals.
+SMALL = 128  # elements
+
+# A user's errstate decides about warnings of the user's own arithmetic. In here infinities and NaN are results.
+_quiet = np.errstate(all="ignore")
+
+
+class NumpyKernels:
+    """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
+
+    BLOCK = BLOCK
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes that the kernels hold between calls: some blocks, and the widened operands of the largest
+        product so far."""
+        return self._scratch.nbytes
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array that is not initialized; its data begins at a multiple of 64 bytes if there are 4096 or more."""
+        return empty(shape, dtype)
+
+    def slack_nbytes(self, nbytes: int) -> int:
+        """The bytes that the base of an array from `empty` holds beyond the array's own nbytes."""
+        return slack_nbytes(nbytes)
+
+    # --- casts ----------------------------------------------------------------------------------------------
+
+    @_quiet
+    def cast_pack(self, x: Array, out: Array) -> None:
+        """out becomes x in out's type, rounded once to nearest even; equal shapes.
+
+        Any pair of float64, float32 and the formats' types; other types only to themselves. Too large a number
+        becomes infinite, or NaN in e4m3.
+        """
+        check_shapes("cast_pack", x=x, out=out)
+        if x.dtype == out.dtype or _is_small_cast(x, out):
+            np.copyto(out, x, casting="unsafe")
+            return
+        check_floating("cast_pack", x=x, out=out)
+        row = row_of(out)
+        source = flat(x, row)
+        for span in spans(row.size):
+            cast_block(source[span], row[span], self._scratch)
+        put_back(row, out)
+
+    # --- one operation per element --------------------------------------------------------------------------
+
+    @_quiet
+    def add_rounded(self, a: Array, b: Array, out: Array) -> None:
+        """out = a + b: one addition in float32, rounded once (float64 and integers: their own addition).
+
+        Equal shapes; a and out of one type; b is cast to it first, which rounds if b is wider.
+        """
+        check_shapes("add_rounded", a=a, b=b, out=out)
+        check_same_type("add_rounded", a, out)
+        b = self._recast(b, out.dtype)
+        if out.size <= SMALL or out.dtype in (FP32, FP64) or not is_floating(out.dtype):
+            np.add(
+                a, b, out=out
+            )  # the array types' own addition is one in float32, rounded: slower, not other bits
+        else:
+            run_blocks(np.add, (a, b), out, self._scratch, in_place=True)
+
+    @_quiet
+    def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
+        """out = the larger of a and b; NaN if either is; +0 is larger than -0. Types as in `add_rounded`."""
+        self._extremum("maximum_rounded", np.maximum, _maximum, a, b, out)
+
+    @_quiet
+    def minimum_rounded(self, a: Array, b: Array, out: Array) -> None:
+        """out = the smaller of a and b; NaN if either is; -0 is smaller than +0. Types as in `add_rounded`."""
+        self._extremum("minimum_rounded", np.minimum, _minimum, a, b, out)
+
+    def _extremum(
+        self, name: str, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array
+    ) -> None:
+        check_shapes(name, a=a, b=b, out=out)
+        check_same_type(name, a, out)
+        b = self._recast(b, out.dtype)
+        if is_floating(out.dtype):
+            run_blocks(floats, (a, b), out, self._scratch)
+        else:
+            integers(a, b, out=out)
+
+    @_quiet
+    def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
+        """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
+        self._with_scalar("multiply_rounded", np.multiply, x, factor, out)
+
+    @_quiet
+    def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
+        """out = x/divisor, the divisor and the quotient in float32 (float64 if x or out is), rounded once to out."""
+        self._with_scalar("divide_rounded", np.divide, x, divisor, out)
+
+    def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
+        check_shapes(name, x=x, out=out)
+        check_floating(name, x=x, out=out)
+        operand = np.array(scalar, work_type(x, out))
+        run_blocks(
+            lambda block, result: ufunc(block, operand, out=result), (x,), out, self._scratch, in_place=True
+        )
+
+    @_quiet
+    def accumulate(self, total: Array, x: Array) -> None:
+        """total += x, widened to total's type, which is float32 or float64; equal shapes."""
+        check_shapes("accumulate", total=total, x=x)
+        check_floating("accumulate", total=total, x=x)
+        if total.dtype not in (FP32, FP64):
+            raise ValueError(
+                f"accumulate adds up in float32 or float64, got a total of type {total.dtype.name}; "
+                "add_rounded adds in low precision"
+            )
+        run_blocks(np.add, (total, x), total, self._scratch, work=total.dtype, in_place=True)
+
+    @_quiet
+    def elementwise(self, function: Operation, *inputs: Array, out: Array) -> None:
+        """out = function of the inputs, element by element, in float32 (float64 if any array is), rounded once.
+
+        `function(*blocks, result)` is called for each block of at most BLOCK elements, all (n,), and writes
+        `result`, which shares no memory with the blocks. It must not call these kernels. Equal shapes.
+        """
+        check_shapes("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
+        check_floating("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
+        run_blocks(function, inputs, out, self._scratch)
+
+    def _recast(self, x: Array, dtype: np.dtype[Any]) -> Array:
+        if x.dtype == dtype:
+            return x
+        cast = np.empty(x.shape, dtype)
+        self.cast_pack(x, cast)
+        return cast
+
+    # --- products, sums, tests ------------------------------------------------------------------------------
+
+    @_quiet
+    def matmul(self, a: Array, b: Array, *, bias: Array | None = None, out: Array) -> None:
+        """out (m, n) = a (m, k) @ b (k, n) + bias (n,): widened, multiplied and summed in float32 by BLAS, the bias
+        added in float32, rounded once to out's type; all in float64 if any array is."""
+        check_product(a, b, bias, out)
+        arrays = (a, b, out) if bias is None else (a, b, bias, out)
+        work = work_type(*arrays)
+        left, right = (
+            widened_matrix("left", a, work, self._scratch),
+            widened_matrix("right", b, work, self._scratch),
+        )
+        direct = out.dtype == work
+        product = out if direct else self._scratch.array("product", out.size, work).reshape(out.shape)
+        np.matmul(left, right, out=product)
+        if bias is not None:
+            np.add(product, widened("bias", bias.reshape(-1), work, self._scratch), out=product)
+        if not direct:
+            self.cast_pack(product, out)
+
+    @_quiet
+    def column_sum(self, x: Array, out: Array) -> None:
+        """out (n,) = sum of the rows of x (m, n), added one after the other in float32 (float64 if x or out is),
+        rounded once; zeros where m is 0."""
+        check_floating("column_sum", x=x, out=out)
+        if x.ndim != 2 or out.shape != x.shape[1:]:
+            raise ValueError(
+                f"column_sum adds the rows of x (m, n) into out (n,), got {x.shape} and {out.shape}"
+            )
+        work = work_type(x, out)
+        total = self._scratch.array("column total", out.size, work)
+        sum_rows(
+            x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape)
+        )
+        self.cast_pack(total, out)
+
+    @_quiet
+    def all_finite(self, x: Array) -> bool:
+        """Whether no element of x is infinite or NaN."""
+        row = x.reshape(-1)
+        return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
+
+    @_quiet
+    def sum_of_squares(self, x: Array, divisor: float = 1.0) -> float:
+        """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64: one
+        np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
+        check_floating("sum_of_squares", x=x)
+        work = work_type(x)
+        row, quotient, total = x.reshape(-1), np.array(divisor, work), 0.0
+        for span in spans(row.size):
+            total += square_sum(widened("input 0", row[span], work, self._scratch), quotient, self._scratch)
+        return total
+
+    # --- optimizer ------------------------------------------------------------------------------------------
+
+    @_quiet
+    def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
+        """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
+        self.divide_rounded(x, divisor, out)
+        if factor != 1:
+            self.multiply_rounded(out, factor, out)
+
+    @_quiet
+    def sgd_step(self, w: Array, g: Array, *, lr: float) -> None:
+        """w -= lr·g, in place; w, g (n,) in float32."""
+        check_state("sgd_step", w=w, g=g)
+        for span in spans(w.size):
+            sgd_block(w[span], g[span], self._scratch, lr=lr)
+
+    @_quiet
+    def adam_step(
+        self,
+        w: Array,
+        m: Array,
+        v: Array,
+        g: Array,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """One step of Adam (Kingma and Ba 2015, algorithm 1), or of AdamW (Loshchilov and Hutter 2019, algorithm 2)
+        where there is weight decay; w, m, v in place; w, m, v, g (n,) in float32; `step` counts from 1."""
+        check_state("adam_step", w=w, m=m, v=v, g=g)
+        if step < 1:
+            raise ValueError(f"adam_step counts steps from 1, got step {step}")
+        correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
+        for span in spans(w.size):
+            adam_block(w[span], m[span], v[span], g[span], self._scratch, lr=lr, beta1=beta1, beta2=beta2,
+                       epsilon=epsilon, correction1=correction1, correction2=correction2,
+                       decay=1.0 - lr * weight_decay)  # fmt: skip
+
+
+def _is_small_cast(x: Array, out: Array) -> bool:
+    """Whether the array types' own cast does, which rounds float32 once to each format."""
+    floating = is_floating(x.dtype) and is_floating(out.dtype)
+    return out.size <= SMALL and floating and FP32 in (x.dtype, out.dtype)
+
+
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    """np.maximum, which of +0 and -0 returns the one or the other; the larger is +0."""
+    np.maximum(a, b, out=out)
+    _settle_zeros(np.bitwise_and, a, b, out)
+
+
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    """np.minimum, which of +0 and -0 returns the one or the other; the smaller is -0."""
+    np.minimum(a, b, out=out)
+    _settle_zeros(np.bitwise_or, a, b, out)
+
+
+def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+    """Where a equals b their bits are equal too, but for the signs of zeros: `ufunc` of the bits decides."""
+    word = np.dtype(f"u{out.dtype.itemsize}")
+    ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)

@@ -1,0 +1,68 @@
+"""Precision policies as values: in which format a step computes, reduces and accumulates."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.formats import format_of
+
+AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The formats of a training step, by name.
+
+    ``compute``: weights, activations and their gradients at rest. ``reduce``: gradients on the wire (None: as compute).
+    ``accumulate``: gradients added up over micro-batches (None: as compute). ``wire``: the format in which the ring's
+    partial sums travel (None: as reduce). ``average``: where the mean over ranks divides; ``cast_then_divide`` sums in
+    the reduce format, casts to fp32 and divides there, once. ``loss_scale``: the factor S of the loss.
+    Master weights and optimizer state are fp32; where compute is fp32 the parameter is the master.
+
+    Raises ValueError for an unknown format or rule, and for a loss scale that is not a positive finite number.
+    """
+
+    compute: str = "fp32"
+    reduce: str | None = None
+    accumulate: str | None = None
+    wire: str | None = None
+    average: str = AVERAGES[0]
+    loss_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in (self.compute, self.reduce, self.accumulate, self.wire):
+            if name is not None:
+                format_of(name)
+        if self.average not in AVERAGES:
+            near = get_close_matches(str(self.average), AVERAGES, 1)
+            raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
+                             + (f"; did you mean {near[0]!r}?" if near else ""))
+        if not 0 < self.loss_scale < float("inf"):
+            raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number; 1.0 scales nothing")
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype of weights, activations and local gradients."""
+        return format_of(self.compute).dtype
+
+    @property
+    def reduce_dtype(self) -> np.dtype[Any]:
+        """The dtype in which gradients are handed to the ring."""
+        return format_of(self.reduce or self.compute).dtype
+
+    @property
+    def accumulate_dtype(self) -> np.dtype[Any]:
+        """The dtype in which gradients rest and add up."""
+        return format_of(self.accumulate or self.compute).dtype
+
+    @property
+    def reduction(self) -> dict[str, Any]:
+        """The options of every reduction of gradients."""
+        rule = {} if self.average == AVERAGES[0] else {"op": "mean", "average": self.average}
+        return {"wire": self.wire} | rule
+
+    def divisor(self, ranks: int, micro_batches: int) -> float:
+        """By what the reduced gradient is divided in fp32: S * N * k, without N where the reduction has averaged."""
+        return self.loss_scale * micro_batches * (ranks if self.average == AVERAGES[0] else 1)

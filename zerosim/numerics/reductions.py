@@ -1,0 +1,68 @@
+"""Sums and tests over arrays, in an order of additions that is written down.
+
+Shapes: n elements or columns; m rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.blocks import BLOCK, Array, Scratch
+from zerosim.numerics.formats import FORMATS
+
+
+def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
+    """total (n,) = ((row 0 + row 1) + row 2) + ... of x (m, n), in total's type; zeros where m is 0.
+
+    `widened` gives some rows in total's type, in memory that may be changed if x has another type.
+    """
+    x = np.ascontiguousarray(x)  # NumPy adds along rows of contiguous columns in another order
+    m, n = x.shape
+    rows_at_once = max(1, BLOCK // max(1, n)) if x.dtype != total.dtype else max(1, m)
+    total[...] = 0
+    for first in range(0, m, rows_at_once):
+        rows = widened(x[first : first + rows_at_once])
+        if first > 0:
+            np.add(total, rows[0], out=rows[0])
+        if n == 1:  # a single column NumPy would add pairwise
+            total[...] = np.add.accumulate(rows[:, 0])[-1]
+        else:
+            np.add.reduce(rows, axis=0, out=total)
+
+
+def square_sum(x: Array, divisor: Array, scratch: Scratch) -> float:
+    """The sum of (x/divisor)² of one block x (n,): the quotient in x's type, squares and sum in float64."""
+    quotient = scratch.array("quotient", x.size, x.dtype)
+    square = scratch.array("square", x.size, np.float64)
+    np.divide(x, divisor, out=quotient)
+    np.copyto(square, quotient)
+    np.multiply(square, square, out=square)
+    return float(np.add.reduce(square))
+
+
+def has_nonfinite(x: Array, scratch: Scratch) -> bool:
+    """Whether one block x (n,) has an infinity or a NaN: without the sign, their codes are the largest there are."""
+    constants = _nonfinite_codes(x.dtype)
+    if constants is None:
+        return False
+    mask, first = constants
+    code = scratch.array("magnitude code", x.size, mask.dtype)
+    np.bitwise_and(x.view(mask.dtype), mask, out=code)
+    return bool(code.max(initial=0) >= first)
+
+
+@cache
+def _nonfinite_codes(dtype: np.dtype[Any]) -> tuple[Array, int] | None:
+    """The mask that takes the sign away and the smallest code of what is not finite; None for integers."""
+    overflow_values = {fmt.dtype: fmt.overflow_value for fmt in FORMATS.values()} | {
+        np.dtype(np.float64): np.inf
+    }
+    if dtype not in overflow_values:
+        return None
+    code = np.dtype(f"u{dtype.itemsize}")
+    mask = np.array((1 << (8 * dtype.itemsize - 1)) - 1, code)
+    return mask, int(np.array(overflow_values[dtype], dtype).view(code) & mask)

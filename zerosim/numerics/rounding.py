@@ -1,0 +1,220 @@
+"""Rounding to a format's grid, the result still in a float32 or float64 array (its *container*).
+
+p mantissa bits, emin the smallest normal exponent, as in `formats`; t the container's own mantissa bits, 23 or
+52. A number x of exponent e lies between two neighbors of the grid that are q = 2^(max(e, emin) - p) apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zerosim.numerics.blocks import Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.formats import FORMATS, Format, format_of
+
+Mode = Literal["nearest", "toward_zero", "stochastic"]
+MODES: tuple[Mode, ...] = ("nearest", "toward_zero", "stochastic")
+
+
+@np.errstate(all="ignore")  # overflow is an answer here, not an accident
+def round_to(
+    x: npt.ArrayLike,
+    fmt: Format | str | npt.DTypeLike,
+    mode: Mode = "nearest",
+    *,
+    bits: npt.NDArray[np.uint32] | None = None,
+    saturate: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Every element of x becomes a number of the format, rounded once.
+
+    x: any shape; float64 (or a Python float), float32, or a format's own array type, which is widened first.
+    Returns a float64 array where x is float64, else float32; `out`, of that type and of x's shape, may be x.
+
+    - `nearest`: ties to even. From `overflow_from` on (e4m3: above it) the result is infinite; e4m3, which has
+      no infinity, gives NaN.
+    - `toward_zero`: the next number toward zero. A finite x never overflows: it becomes the largest number.
+    - `stochastic`: away from zero with the probability of x's place between its two neighbors, that is if and only
+      if (bits + 1/2)/2^32 < (|x| - lower)/(upper - lower). `bits` is a uint32 array of x's shape. A number of the grid
+      stays. Above the largest number, the upper neighbor is the number that would come next, and overflows.
+    - In all modes subnormal numbers are kept, a result of 0 keeps x's sign, NaN stays NaN, and an infinite x stays
+      infinite (NaN in e4m3). `saturate=True` gives the largest number in place of every overflow and infinity.
+
+    Raises ValueError for an unknown mode or format, an x that is not of floating point, an `out` or `bits` of the
+    wrong shape or type, and `bits` missing or given in vain.
+    """
+    fmt = format_of(fmt)
+    values = _container(x)
+    if mode not in MODES:
+        raise ValueError(f"rounding mode {mode!r} is none of {', '.join(MODES)}")
+    _check_bits(bits, mode, values)
+    result = _result(values, out)
+    row = row_of(result)
+    _round_row(flat(values, row), row, fmt, mode, None if bits is None else bits.reshape(-1), saturate)
+    put_back(row, result)
+    return result
+
+
+def _round_row(
+    x: Array, y: Array, fmt: Format, mode: Mode, bits: npt.NDArray[np.uint32] | None, saturate: bool
+) -> None:
+    scratch = Scratch()
+    for span in spans(x.size):
+        if mode == "nearest":
+            nearest_block(x[span], y[span], fmt, scratch, saturate)
+        else:
+            _directed_block(x[span], y[span], fmt, None if bits is None else bits[span], saturate)
+
+
+def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
+    """Rounds one block x (n,) to nearest even into y (n,), of x's type; y may be x.
+
+    With c = 1.5·2^t·q the sum x + c lies where the container's own spacing is q, so that the processor's own
+    rounding is the rounding that is wanted, ties and subnormals included; x + c - c is exact after that (Dekker
+    1971, section 4, describes the trick). What leaves the format is replaced afterwards.
+    """
+    rounder = _rounder(fmt, y.dtype)
+    if rounder.constant is None:
+        _cast_block(x, y, fmt, scratch, saturate)
+        return
+    c = scratch.array("rounding constant", x.size, x.dtype)
+    sign = scratch.array("rounding sign", x.size, rounder.word)
+    word = x.view(rounder.word)
+    np.bitwise_and(word, rounder.exponent_mask, out=c.view(rounder.word))
+    np.maximum(c, rounder.smallest_normal, out=c)
+    suspicious = c.max(initial=0) >= rounder.largest_power
+    beyond = _beyond(x, fmt) if suspicious else None
+    instead = None if beyond is None else _overflowed(x[beyond], fmt, saturate)
+    np.multiply(c, rounder.constant, out=c)
+    np.bitwise_and(word, rounder.sign_mask, out=sign)
+    np.add(x, c, out=y)
+    np.subtract(y, c, out=y)
+    result = y.view(rounder.word)
+    np.bitwise_or(result, sign, out=result)  # -0 + c - c is +0: give every result its sign back
+    if beyond is not None:
+        y[beyond] = instead
+
+
+def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool) -> None:
+    """Nearest even for a float32 block in the formats that have float32's exponents, where c would overflow: the
+    array type's own cast, which is fast for these."""
+    beyond = _beyond(x, fmt) if saturate else None
+    instead = None if beyond is None else _overflowed(x[beyond], fmt, saturate)
+    if fmt.dtype != y.dtype:
+        low = scratch.array("rounding cast", x.size, fmt.dtype)
+        np.copyto(low, x, casting="unsafe")
+        np.copyto(y, low, casting="unsafe")
+    elif y is not x:
+        np.copyto(y, x)
+    if beyond is not None:
+        y[beyond] = instead
+
+
+def _directed_block(
+    x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool
+) -> None:
+    """Rounds one block toward zero, or stochastically where there are bits. In float64 all of this is exact: x/q
+    has at most 53 bits whatever x, and its fraction and (bits + 1/2)/2^32 are compared as they are."""
+    wide = x.astype(np.float64)
+    magnitude = np.abs(wide)
+    _, exponent = np.frexp(magnitude)
+    shift = np.maximum(exponent - 1, fmt.min_exponent) - fmt.mantissa_bits
+    ratio = np.ldexp(magnitude, -shift)
+    steps = np.floor(ratio)
+    if bits is not None:
+        steps += (bits + 0.5) * 2.0**-32 < ratio - steps
+    rounded = np.ldexp(steps, shift)
+    finite = np.isfinite(magnitude)
+    if bits is None or saturate:
+        rounded[finite] = np.minimum(rounded[finite], fmt.largest)
+    over = ~finite | (rounded > fmt.largest)
+    rounded[over] = _overflowed(magnitude[over], fmt, saturate)
+    y[...] = np.copysign(rounded, wide)
+
+
+def _beyond(x: Array, fmt: Format) -> npt.NDArray[np.intp] | None:
+    """The places of NaN, infinities and numbers that overflow; None where there are none."""
+    magnitude = np.abs(x)
+    limit = magnitude.dtype.type(fmt.overflow_from)  # exact: 24 bits are enough for every format's midpoint
+    inside = magnitude < limit if fmt.has_infinity else magnitude <= limit
+    return None if inside.all() else np.flatnonzero(~inside)
+
+
+def _overflowed(x: Array, fmt: Format, saturate: bool) -> Array:
+    """What each x, none of which the format holds, becomes: NaN stays, the others keep their sign."""
+    instead = x.dtype.type(fmt.largest if saturate else fmt.overflow_value)
+    return np.where(np.isnan(x), x, np.copysign(instead, x))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounder:
+    """The constants of `nearest_block` for one format and container, as arrays without dimension: NumPy takes
+    these twice as fast as Python's numbers."""
+
+    word: np.dtype[Any]
+    exponent_mask: Array
+    sign_mask: Array
+    smallest_normal: Array
+    largest_power: float
+    constant: Array | None
+
+
+@cache
+def _rounder(fmt: Format, container: np.dtype[Any]) -> _Rounder:
+    word, exponent_mask, container_bits = {
+        np.dtype(np.float32): (np.uint32, 0x7F80_0000, 23),
+        np.dtype(np.float64): (np.uint64, 0x7FF0_0000_0000_0000, 52),
+    }[container]
+    wide_exponents = container == np.float32 and fmt.exponent_bits == FORMATS["fp32"].exponent_bits
+    return _Rounder(
+        np.dtype(word),
+        np.array(exponent_mask, word),
+        np.array(1 << (8 * container.itemsize - 1), word),
+        np.array(fmt.smallest_normal, container),
+        2.0**fmt.max_exponent,
+        None if wide_exponents else np.array(1.5 * 2.0 ** (container_bits - fmt.mantissa_bits), container),
+    )
+
+
+def _container(x: npt.ArrayLike) -> Array:
+    values = np.asarray(x)
+    if values.dtype in (np.float32, np.float64):
+        return values
+    if values.dtype in [fmt.dtype for fmt in FORMATS.values()]:
+        return values.astype(np.float32)
+    raise ValueError(
+        f"round_to was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "
+        "array types: convert first, with astype"
+    )
+
+
+def _result(values: Array, out: Array | None) -> Array:
+    if out is None:
+        return np.empty(values.shape, values.dtype)
+    if out.shape != values.shape or out.dtype != values.dtype:
+        raise ValueError(
+            f"round_to needs out of shape {values.shape} and type {values.dtype.name}, "
+            f"got {out.shape} and {out.dtype.name}"
+        )
+    return out
+
+
+def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: Array) -> None:
+    if mode != "stochastic":
+        if bits is not None:
+            raise ValueError(f"mode {mode!r} takes no bits; only 'stochastic' does")
+        return
+    if bits is None:
+        raise ValueError(
+            "stochastic rounding needs bits=, one uint32 for each element: "
+            "numerics.random.bits(key, start, count) makes them"
+        )
+    if bits.dtype != np.uint32 or bits.shape != values.shape:
+        raise ValueError(
+            f"stochastic rounding needs bits of shape {values.shape} and type uint32, "
+            f"got {bits.shape} and {bits.dtype.name}"
+        )

@@ -1,0 +1,6 @@
+"""Optimizers: values that say what state they keep and update flat fp32 shards in place."""
+
+from zerosim.optim.base import Optimizer, Slot
+from zerosim.optim.elementwise import SGD, Adam, AdamW
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Slot"]

@@ -1,0 +1,107 @@
+"""What an optimizer promises: its state per parameter, where that may be cut, and one update in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from zerosim.numerics.kernels import NumpyKernels
+
+Cut = Literal["anywhere", "tensor", "matrix", "layer"]
+State = Mapping[str, np.ndarray]
+Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of state beside a parameter: its shape, and the name of its format. It starts as zeros."""
+
+    shape: tuple[int, ...]
+    format: str = "fp32"
+
+
+class Optimizer(ABC):
+    """An update rule as a frozen value: its fields are hyperparameters, and state lives with the caller.
+
+    ``cut`` says where a shard may begin: "anywhere" iff the update of element i reads only element i's
+    weight, gradient and state, else on the borders of tensors, matrices or layers. ``needs`` names what it
+    reads beyond its own shard: "whole_matrix", "tensor_norm", "input_factors".
+    """
+
+    __slots__ = ()
+
+    cut: ClassVar[Cut]
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The state kept for a parameter, or a flat piece of one, of this shape; by name."""
+
+    @abstractmethod
+    def update(self, kernels: NumpyKernels, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step, in place: w and every slot of ``state`` change, g (unscaled, averaged) does not.
+
+        w, g and the state are fp32, flat, of one length. ``step`` counts from 1. ``group`` replaces
+        hyperparameters for this call, as in {"lr": 0.01}. Raises ValueError for arrays, a step or a group
+        that do not fit.
+        """
+
+    def for_group(self, group: Group | None) -> Self:
+        """This optimizer with a group's hyperparameters for its own; ValueError for one it does not have."""
+        if not group:
+            return self
+        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # a dataclass, below
+        unknown = sorted(group.keys() - set(known))
+        if unknown:
+            raise ValueError(f"{type(self).__name__} was given a group with {', '.join(unknown)}; its "
+                             f"hyperparameters are {', '.join(known)}")
+        return dataclasses.replace(self, **group)  # type: ignore[type-var]
+
+
+def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""
+    where = f"{type(optimizer).__name__}.update"
+    slots = optimizer.slots(w.shape)
+    if state.keys() != slots.keys():
+        raise ValueError(f"{where} asked for the state {_listed(slots)}, and found {_listed(state)}; "
+                         "allocate what slots() names, as zeros")
+    for name, array in {"w": w, "g": g, **state}.items():
+        if array.ndim != 1 or array.dtype != np.float32 or array.shape != w.shape:
+            raise ValueError(f"{where} asked for {name} in flat float32, of w's {w.size} elements, and found "
+                             f"{array.dtype} of shape {array.shape}; hand it the fp32 shards")
+    if step < 1:
+        raise ValueError(f"{where} was asked for step {step}; count steps from 1, since at 0 the corrections "
+                         "of the moments, 1 - beta**step, are 0")
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def require_at_least_zero(optimizer: Optimizer, *names: str) -> None:
+    """Raises ValueError unless each of these hyperparameters is a finite number of at least 0."""
+    for name in names:
+        value = getattr(optimizer, name)
+        if not (_is_number(value) and math.isfinite(value) and value >= 0):
+            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a finite "
+                             "number, 0 or more")
+
+
+def require_decay_rate(optimizer: Optimizer, *names: str) -> None:
+    """Raises ValueError unless each of these hyperparameters is a number in [0, 1)."""
+    for name in names:
+        value = getattr(optimizer, name)
+        if not (_is_number(value) and 0 <= value < 1):
+            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} lies in [0, 1): "
+                             "at 1 the moment would never leave 0")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

@@ -1,0 +1,232 @@
+"""What ZeRO holds and sends in one training step, with pencil and paper and to the byte.
+
+Legend: N ranks; k micro-batches a step; Ψ bytes of the flat vector, padding included: Ψ_g in the format that
+gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of a cut. Every collective
+is a ring: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ - s_((r+1) mod N).
+
+Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per parameter), 5 (the three stages) and
+7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.policy import Policy
+from zerosim.planning import collectives
+from zerosim.planning.cuts import (
+    Cut,
+    checked_count,
+    checked_layout,
+    checked_unit_lengths,
+    padded_unit_lengths,
+    region_cuts,
+    unit_cuts,
+)
+
+FP32 = np.dtype(np.float32)  # the master copy and the optimizer's slots
+MIXED_PRECISION = Policy("fp16")
+OVERFLOW_FLAG_NBYTES = 1
+NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Which of the three model states are cut among the ranks; what is not lies whole on every rank."""
+
+    parameters_sharded: bool
+    gradients_sharded: bool
+    optimizer_sharded: bool
+
+
+STAGES: Mapping[int, States] = {
+    0: States(False, False, False),
+    1: States(False, False, True),
+    2: States(False, True, True),
+    3: States(True, True, True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training step on paper.
+
+    `unit_lengths` are the elements of the model's units, padding not included; `slots` the fp32 tensors that
+    the optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
+    length of the segments of which only the input is kept (None: everything is kept; 1: each block's input).
+
+    Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
+    """
+
+    unit_lengths: tuple[int, ...]
+    ranks: int
+    states: States
+    layout: str = "per_unit"
+    policy: Policy = MIXED_PRECISION
+    slots: int = 2
+    micro_batches: int = 1
+    recompute_units: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
+        for name, least in (("ranks", 1), ("slots", 0), ("micro_batches", 1)):
+            object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        if self.recompute_units is not None:
+            checked_count("recompute_units", self.recompute_units, 1)
+        checked_layout(self.layout)
+
+    @property
+    def padded_lengths(self) -> tuple[int, ...]:
+        """Elements of each unit with its padding."""
+        return padded_unit_lengths(self.unit_lengths, self.ranks, self.layout)
+
+    @property
+    def unit_cuts(self) -> list[Cut]:
+        """For each unit, who owns what of it."""
+        return unit_cuts(self.unit_lengths, self.ranks, self.layout)
+
+    @property
+    def region_cuts(self) -> list[Cut]:
+        """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
+        return region_cuts(self.unit_lengths, self.ranks, self.layout)
+
+    def held(self, sharded: bool) -> int:
+        """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
+        total = sum(self.padded_lengths)
+        return total // self.ranks if sharded else total
+
+
+def resting_nbytes(job: Job) -> list[dict[str, int]]:
+    """For each rank, the bytes of model states that it holds between two steps, by kind, but for empty kinds.
+
+    >>> resting_nbytes(Job((2, 2), ranks=2, states=STAGES[2]))[0]
+    {'parameter': 8, 'gradient': 4, 'master': 8, 'optimizer_state': 16}
+
+    With compute in fp32 the parameter is the master, if it covers what the rank's optimizer updates.
+    Source: Rajbhandari et al. 2020, sections 3.1 and 5.
+    """
+    policy, states = job.policy, job.states
+    covered = states.optimizer_sharded or not states.parameters_sharded
+    is_master = covered and policy.compute_dtype == FP32
+    nbytes = {
+        "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
+        "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
+        "master": 0 if is_master else FP32.itemsize * job.held(states.optimizer_sharded),
+        "optimizer_state": job.slots * FP32.itemsize * job.held(states.optimizer_sharded),
+    }
+    return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
+
+
+def gradient_peak_nbytes(job: Job) -> list[int]:
+    """For each rank, the most bytes of gradients at one moment: those at rest and those on their way there.
+
+    >>> [gradient_peak_nbytes(Job((2, 2), 2, STAGES[stage], layout="contiguous"))[0] for stage in (1, 2)]
+    [12, 8]
+
+    In backward one unit is on its way, unless it is written where it rests: whole gradients of a single
+    micro-batch, in the format that accumulates. After backward what the optimizer takes is on its way, unless
+    it is what rests.
+    Source: Rajbhandari et al. 2020, section 5.2, where what is on its way is left out.
+    """
+    policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded
+    rests, written = policy.accumulate_dtype, policy.compute_dtype
+    written_at_rest = not cut and written == rests and job.micro_batches == 1
+    backward = 0 if written_at_rest else max(job.padded_lengths) * written.itemsize
+    taken = rests if cut else policy.reduce_dtype
+    taken_at_rest = cut == optimizer_cut and taken == rests
+    after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
+    return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
+
+
+def gathers_by_unit(unit_count: int, recompute_units: int | None = None) -> tuple[int, ...]:
+    """How often each unit's cut parameters are gathered in one micro-batch.
+
+    >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
+    ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
+
+    Once forward, once backward, and once more for each unit that is run again to find the input of the next
+    one in its segment: all but the segment's last, which is run again inside its own backward gather.
+    Raises ValueError for fewer than one unit, or segments of fewer than one.
+    """
+    count = checked_count("unit_count", unit_count, 1)
+    segment = checked_count("recompute_units", 1 if recompute_units is None else recompute_units, 1)
+    return tuple(2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count))
+
+
+def sent_nbytes(job: Job) -> dict[str, list[int]]:
+    """Bytes that each rank sends in one step, in rank order, by purpose.
+
+    >>> sent_nbytes(Job((2, 2), 2, STAGES[3], layout="contiguous", recompute_units=2))
+    {'gradients': [4, 4], 'parameters': [12, 8], 'control': [9, 9]}
+
+    Source: Rajbhandari et al. 2020, section 7; its 2Ψ and 3Ψ are the limit of many ranks, `vectors_sent`.
+    """
+    return {"gradients": _sent_gradients(job), "parameters": _sent_parameters(job),
+            "control": _sent_control(job)}
+
+
+def _sent_gradients(job: Job) -> list[int]:
+    """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
+
+    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest.
+    """
+    policy, cut = job.policy, job.states.gradients_sharded
+    wire = format_of(policy.wire).dtype if policy.wire else policy.reduce_dtype
+    cuts, times = (job.unit_cuts, job.micro_batches) if cut else (job.region_cuts, 1)
+    scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
+    if job.states.optimizer_sharded:
+        return scattered
+    rests = policy.accumulate_dtype if cut else policy.reduce_dtype
+    gathered = _rings(job, "all_gather", job.region_cuts, rests)
+    return [a + b for a, b in zip(scattered, gathered, strict=True)]
+
+
+def _sent_parameters(job: Job) -> list[int]:
+    """Cut parameters: gathered whenever a unit runs. Whole ones: once, if each rank has updated a part."""
+    if job.states.parameters_sharded:
+        times = [job.micro_batches * n for n in gathers_by_unit(len(job.unit_lengths), job.recompute_units)]
+        return _rings(job, "all_gather", job.unit_cuts, job.policy.compute_dtype, times)
+    if job.states.optimizer_sharded:
+        return _rings(job, "all_gather", job.region_cuts, job.policy.compute_dtype)
+    return [0] * job.ranks
+
+
+def _sent_control(job: Job) -> list[int]:
+    """An overflow flag and a partial norm from each rank to all, where none has seen the whole gradient."""
+    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES) * (job.ranks - 1)
+    return [nbytes if job.states.optimizer_sharded else 0] * job.ranks
+
+
+def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
+           times: Iterable[int] | None = None) -> list[int]:
+    """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
+    nbytes = [0] * job.ranks
+    for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
+        ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
+        nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
+    return nbytes
+
+
+def vectors_sent(job: Job) -> dict[str, Fraction]:
+    """How many vectors Ψ a rank sends in one step in the limit of many ranks: ZeRO's 2Ψ and 3Ψ, by purpose.
+
+    >>> jobs = [Job((2, 2), 2, states, micro_batches=4) for states in STAGES.values()]
+    >>> [int(sum(vectors_sent(job).values())) for job in jobs]
+    [2, 2, 5, 12]
+
+    The mean over the ranks is exactly (N-1)/N of `gradients` Ψ_g + `parameters` Ψ_p, for any N, layout and
+    padding, where all that is sent of the gradients is in one format.
+    Source: Rajbhandari et al. 2020, sections 7.1 and 7.2.
+    """
+    states, k = job.states, job.micro_batches
+    gradients = (k if states.gradients_sharded else 1) + (not states.optimizer_sharded)
+    if not states.parameters_sharded:
+        return {"gradients": Fraction(gradients), "parameters": Fraction(states.optimizer_sharded)}
+    gathers = gathers_by_unit(len(job.unit_lengths), job.recompute_units)
+    elements = sum(times * n for times, n in zip(gathers, job.padded_lengths, strict=True))
+    parameters = Fraction(elements, sum(job.padded_lengths) or 1)
+    return {"gradients": Fraction(gradients), "parameters": k * parameters}

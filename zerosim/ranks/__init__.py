@@ -1,0 +1,12 @@
+"""Ranks, the collectives between them, and the ledgers of what they hold and send."""
+
+from zerosim.ranks.cluster import Cluster, Results, Run
+from zerosim.ranks.errors import (DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError, RankStopped, RankUseError)
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.stepping import step_through
+from zerosim.ranks.trace import Hop, Trace
+from zerosim.ranks.work import Work
+
+__all__ = ["Cluster", "DeadlockError", "Hop", "Memory", "MismatchError", "OutOfMemoryError", "PendingWorkError", "Rank",
+           "RankStopped", "RankUseError", "Results", "Run", "Trace", "Work", "step_through"]

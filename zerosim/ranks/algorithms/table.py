@@ -1,0 +1,73 @@
+"""The one table of collectives, their algorithms and what each of them allows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from zerosim.ranks.algorithms import all_gather, all_reduce, reduce_scatter, rooted
+from zerosim.ranks.algorithms.all_gather import no_buffers
+from zerosim.ranks.algorithms.party import Buffer, Party, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A row: the generator that one rank runs, the buffers it declares, and which options it takes.
+
+    ``power_of_two``: refuses other N. ``folds``: takes any N, and makes its own cut where N is no power of two.
+    ``wire``: partial sums may travel in another format. ``accumulate``: additions may be made in a wider format.
+    """
+
+    steps: Callable[..., Steps]
+    buffers: Callable[[Party], list[Buffer]] = no_buffers
+    power_of_two: bool = False
+    folds: bool = False
+    wire: bool = False
+    accumulate: bool = False
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "reduce_scatter": {
+        "ring": Algorithm(reduce_scatter.ring, reduce_scatter.ring_buffers, wire=True),
+        "pairwise": Algorithm(reduce_scatter.pairwise, reduce_scatter.pairwise_buffers, accumulate=True),
+        "halving": Algorithm(reduce_scatter.halving, reduce_scatter.halving_buffers, power_of_two=True),
+    },
+    "all_gather": {
+        "ring": Algorithm(all_gather.ring),
+        "doubling": Algorithm(all_gather.doubling, power_of_two=True),
+        "bruck": Algorithm(all_gather.bruck, all_gather.bruck_buffers),
+    },
+    "all_reduce": {
+        "ring": Algorithm(all_reduce.ring, reduce_scatter.ring_buffers, wire=True),
+        "doubling": Algorithm(all_reduce.doubling, all_reduce.whole_buffer, folds=True),
+        "rabenseifner": Algorithm(all_reduce.rabenseifner, all_reduce.whole_buffer, folds=True),
+        "tree": Algorithm(all_reduce.tree, rooted.reduce_buffers),
+        "naive": Algorithm(all_reduce.naive, rooted.reduce_buffers),
+        "everyone": Algorithm(all_reduce.everyone, all_reduce.everyone_buffers, accumulate=True),
+    },
+    "broadcast": {"tree": Algorithm(rooted.broadcast_tree), "naive": Algorithm(rooted.broadcast_naive)},
+    "reduce": {
+        "tree": Algorithm(rooted.reduce_tree, rooted.reduce_buffers),
+        "naive": Algorithm(rooted.reduce_naive, rooted.reduce_buffers),
+    },
+    "gather": {"pairwise": Algorithm(rooted.gather_pairwise)},
+    "all_to_all": {"pairwise": Algorithm(rooted.all_to_all_pairwise)},
+    "barrier": {"dissemination": Algorithm(rooted.barrier_dissemination)},
+}
+
+
+def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
+    """The row for an operation and an algorithm's name.
+
+    Raises ValueError for an unknown name, or for an N that the algorithm does not serve.
+    """
+    rows = ALGORITHMS[operation]
+    if name not in rows:
+        near = get_close_matches(name, rows, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{operation} has no algorithm {name!r}; choose one of {', '.join(rows)}{hint}")
+    row = rows[name]
+    if row.power_of_two and ranks & (ranks - 1):
+        others = ", ".join(other for other, r in rows.items() if not r.power_of_two)
+        raise ValueError(f"{operation} by {name} needs a power of two of ranks, because partners at distance "
+                         f"1, 2, 4, ... must all exist; this group has {ranks}. Use {others}.")
+    return row

@@ -1,0 +1,95 @@
+"""Checks of what a program hands to a collective; every text says what was asked, what was found and what to do."""
+
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.ranks.algorithms import Algorithm
+from zerosim.ranks.averaging import AVERAGES
+from zerosim.ranks.call import OPS
+
+FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
+
+
+def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
+    """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too."""
+    if not isinstance(x, np.ndarray):
+        raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; wrap numbers as np.array([...], np.float32)")
+    if not x.flags.c_contiguous:
+        raise ValueError(f"{what} of shape {x.shape} is not contiguous, and a collective makes no hidden copies; "
+                         "pass np.ascontiguousarray(...)")
+    if x.dtype.hasobject:
+        raise ValueError(f"{what} holds Python objects ({x.dtype}); only numbers travel")
+    if flat and x.ndim != 1:
+        raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; pass x.reshape(-1)")
+    return x
+
+
+def output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """``out=`` as given, if the result fits in it."""
+    vector(out, "out=")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out= has shape {out.shape} and dtype {out.dtype}, but the result has {shape} and {dtype}; "
+                         "pass an array of that shape and dtype, or none")
+    if not out.flags.writeable:
+        raise ValueError("out= is read-only; pass a writable array, or none")
+    return out
+
+
+def member(index: Any, ranks: int, what: str) -> int:
+    """A rank's index, if there is such a rank."""
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < ranks:
+        raise ValueError(f"{what}={index!r}, but the group has the ranks 0 to {ranks - 1}")
+    return int(index)
+
+
+def reduction(op: str, average: str | None, dtype: np.dtype[Any]) -> str | None:
+    """The averaging rule in force: the one asked for, or the default of ``op="mean"``."""
+    if op not in OPS:
+        raise ValueError(f"no reduction op={op!r}; choose one of {', '.join(OPS)}")
+    if average is not None and op != "mean":
+        raise ValueError(f"average={average!r} says how to take a mean, but op={op!r}; pass op='mean'")
+    if op == "mean" and dtype not in FLOATS:
+        raise ValueError(f"op='mean' of {dtype} would need rounding rules that integers do not have; sum, or cast to a float")
+    if dtype.kind in "bc":
+        raise ValueError(f"{dtype} cannot be reduced; cast to an integer or a float first")
+    return (average or AVERAGES[0]) if op == "mean" else None
+
+
+def wire_options(row: Algorithm, operation: str, algorithm: str, dtype: np.dtype[Any], op: str, *, wire: str | None,
+                 accumulate: str | None) -> tuple[np.dtype[Any] | None, np.dtype[Any] | None]:
+    """The dtypes of ``wire=`` and ``accumulate=``, where the algorithm can honor them."""
+    if (wire or accumulate) and (dtype not in FLOATS or op not in ("sum", "mean")):
+        raise ValueError(f"wire= and accumulate= are about rounding sums of floats; found op={op!r} of {dtype}")
+    if wire and not row.wire:
+        raise ValueError(f"wire={wire!r} is served by algorithm='ring' of reduce_scatter and all_reduce, where partial sums "
+                         f"travel; found {operation} by {algorithm!r}")
+    if accumulate and not row.accumulate:
+        raise ValueError(f"accumulate={accumulate!r} would change nothing in {operation} by {algorithm!r}: it makes one addition "
+                         "per hop, and one addition rounded to the wire's format is the addition in fp32, rounded. "
+                         "Use wire='fp32', or algorithm='pairwise' (reduce_scatter) or 'everyone' (all_reduce)")
+    dtypes = [format_of(name).dtype if name else None for name in (wire, accumulate)]
+    return (None if dtypes[0] == dtype else dtypes[0]), (None if dtypes[1] == dtype else dtypes[1])
+
+
+def overlap(x: np.ndarray, out: np.ndarray, own: np.ndarray | None) -> bool:
+    """True when the operation is in place: ``out`` and ``x`` are the same memory where they should be.
+
+    ``own`` is the part of the longer array that the shorter one may be; None for arrays of equal length.
+    """
+    if not np.may_share_memory(x, out):
+        return False
+    short, expected = (x, out) if own is None else (x if x.size < out.size else out, own)
+    if start(short) == start(expected) and short.nbytes == expected.nbytes:
+        return True
+    if not np.shares_memory(x, out):
+        return False
+    raise ValueError("out= overlaps the input without being the same elements; pass the input itself (or, for the "
+                     "longer array, a view of the rank's own chunk), or memory of its own")
+
+
+def start(x: np.ndarray) -> int:
+    """The address of the first element."""
+    address: int = x.__array_interface__["data"][0]
+    return address

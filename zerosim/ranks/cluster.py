@@ -1,0 +1,135 @@
+"""A cluster of N ranks in this process, and the runs of programs on it.
+
+Legend: N ranks.
+"""
+
+import functools
+import threading
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.errors import RankUseError
+from zerosim.ranks.hub import Hub
+from zerosim.ranks.lockstep import Event
+from zerosim.ranks.memory import Memories, Memory
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.state import RankState
+from zerosim.ranks.threads import one_blas_thread
+from zerosim.ranks.trace import Traces
+
+Program = Callable[..., Any]
+
+
+class Results(Sequence[Any]):
+    """What the program returned on each rank, in rank order."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"rank {index}: {value!r}" for index, value in enumerate(self._values))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One finished run: its results and its trace, both in rank order."""
+
+    results: Results
+    trace: Traces
+
+
+class Cluster:
+    """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
+
+    ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
+    NaN and carries out every collective hop by hop. ``seed`` 0 runs ranks in their order; any other seed tries another
+    legal order, which must change no result. Ranks, their memory and what it holds live as long as the cluster.
+    """
+
+    def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
+                 blas_threads: int = 1) -> None:
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
+        if capacity_nbytes is not None and capacity_nbytes < 0:
+            raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must not be negative; pass None for no limit")
+        self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
+        self.kernels = NumpyKernels()
+        states = [RankState(i, Memory(f"rank {i}", self.kernels, capacity_nbytes, debug), self.kernels) for i in range(ranks)]
+        self.ranks = [Rank(state, tuple(range(ranks))) for state in states]
+        self.runs: list[Run] = []
+        self._states = states
+        self._running: int | None = None
+
+    @property
+    def size(self) -> int:
+        """N, the number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def trace(self) -> Traces:
+        """The traces of the last run, in rank order."""
+        return Traces(state.trace for state in self._states)
+
+    @property
+    def memory(self) -> Memories:
+        """The memories of all ranks, in rank order."""
+        return Memories(state.memory for state in self._states)
+
+    def run(self, program: Program, *args: Any) -> Results:
+        """Runs ``program(rank, *args)`` on every rank and returns what each returned.
+
+        An exception of a rank stops all others and comes out with the rank named in a note; MismatchError and
+        DeadlockError say who was where. After any of them the cluster works again.
+        """
+        for _ in self.events(program, *args):
+            pass
+        return self.runs[-1].results
+
+    def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:
+        """Like ``run``, but yields an Event after every hop that is made; ``run`` and ``step_through`` drive it."""
+        self._enter()
+        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug)
+        try:
+            for state in self._states:
+                state.begin(hub)
+            with one_blas_thread(self.blas_threads):
+                yield from hub.drive([functools.partial(_body, rank, program, args) for rank in self.ranks])
+            self.runs.append(Run(Results(hub.results), self.trace))
+        except BaseException as error:
+            if hub.failure is not None and hub.failure[1] is error:
+                error.add_note(f"raised by rank {hub.failure[0]} of {self.size}")
+                traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            for state in self._states:
+                state.end()
+            self._running = None
+
+    def _enter(self) -> None:
+        if self._running is not None:
+            here = "from one of its own ranks" if self._running == threading.get_ident() else "from another thread"
+            raise RankUseError(f"this cluster is running a program already, and was asked {here} to run another; "
+                               "make a second Cluster for nested runs, or wait until the first has ended")
+        self._running = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {self.size} ranks, {len(self.runs)} runs>"
+
+
+def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
+    result = program(rank, *args)
+    rank._state.check_all_waited()
+    return result

@@ -1,0 +1,44 @@
+"""Cuts: how a vector of n elements is divided into N consecutive chunks, one for each rank.
+
+Legend: n elements, N ranks. A cut is a tuple of N+1 boundaries; chunk i is ``vector[cut[i]:cut[i + 1]]``.
+"""
+
+import operator
+from collections.abc import Iterable
+from functools import lru_cache
+
+Cut = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def ceil_cut(length: int, ranks: int) -> Cut:
+    """Boundaries min(n, i * ceil(n/N)): equal chunks, of which the last ones may be short or empty.
+
+    >>> ceil_cut(9, 4)
+    (0, 3, 6, 9, 9)
+    """
+    chunk = -(-length // ranks)
+    return tuple(min(length, i * chunk) for i in range(ranks + 1))
+
+
+def checked_cut(splits: Iterable[int] | None, length: int, ranks: int) -> Cut:
+    """The boundaries asked for by ``splits``, or the ceil cut when it is None.
+
+    Raises ValueError unless ``splits`` is N+1 rising integers from 0 to n.
+    """
+    if splits is None:
+        return ceil_cut(length, ranks)
+    try:
+        cut = tuple(operator.index(boundary) for boundary in splits)
+    except TypeError as error:
+        raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
+                         f"{ceil_cut(length, ranks)}") from error
+    if len(cut) != ranks + 1 or cut[0] != 0 or cut[-1] != length or any(a > b for a, b in zip(cut, cut[1:])):
+        raise ValueError(f"splits={cut} does not cut {length} elements among {ranks} ranks; pass {ranks + 1} rising "
+                         f"boundaries from 0 to {length}, e.g. {ceil_cut(length, ranks)}")
+    return cut
+
+
+def largest_chunk(cut: Cut) -> int:
+    """Elements of the longest chunk."""
+    return max(b - a for a, b in zip(cut, cut[1:]))

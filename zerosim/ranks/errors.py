@@ -1,0 +1,25 @@
+"""What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
+
+
+class MismatchError(ValueError):
+    """Ranks of one group called different collectives, or a message did not fit where it arrived."""
+
+
+class DeadlockError(RuntimeError):
+    """No rank can go on; the text says who waits for whom, and where in the source."""
+
+
+class PendingWorkError(RuntimeError):
+    """An asynchronous collective was used wrongly: read before ``wait()``, its input changed, or never waited for."""
+
+
+class OutOfMemoryError(MemoryError):
+    """A rank asked for more bytes than its capacity leaves; the text lists what it holds by kind."""
+
+
+class RankUseError(RuntimeError):
+    """A rank was used outside its own running program: in another thread, another rank's program, or no run."""
+
+
+class RankStopped(BaseException):
+    """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""

@@ -1,0 +1,65 @@
+"""Turns the hub's state into sentences: who is in which call, who waits for whom, and where in the source."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+
+from zerosim.ranks.call import Call
+from zerosim.ranks.entry import CollectiveEntry, Entry
+
+PACKAGE = str(Path(__file__).parent.parent)
+
+
+def where(frame: FrameType | None) -> str:
+    """``file:line in function`` of the innermost frame outside the package; or of the innermost one there is."""
+    outer = frame
+    while outer is not None and outer.f_code.co_filename.startswith(PACKAGE):
+        outer = outer.f_back
+    found = outer or frame
+    if found is None:
+        return "an unknown place"
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+
+
+def where_called() -> str:
+    """The place in the user's program that called into the package."""
+    return where(sys._getframe(1))
+
+
+def mismatch(calls: Mapping[int, Call]) -> str:
+    """Names every group of ranks that made the same call. ``calls``: rank -> its call, in rank order."""
+    show = str if len({str(call) for call in calls.values()}) > 1 else Call.in_full
+    groups: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        groups.setdefault(show(call), []).append(rank)
+    said = "; ".join(f"ranks {ranks} are in {text}" for text, ranks in groups.items())
+    return (f"the ranks of a group must make the same collective calls in the same order, but {said}. "
+            "Look for a branch that depends on the rank, or for shapes, dtypes or options that differ.")
+
+
+def deadlock(waiting: Sequence[tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> str:
+    """Who waits for whom. ``waiting``: per rank its open entry (None: finished) and place; ``missing``: rank -> ranks."""
+    lines = []
+    for (text, place), members in groupby(enumerate(waiting), key=lambda item: _state(item, missing)):
+        ranks = [rank for rank, _ in members]
+        subject = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        lines.append(f"  {subject} {text}{' at ' + place if place else ''}")
+    return ("no rank can go on:\n" + "\n".join(lines) + "\nEvery send needs a receive of the same size that is waiting for it "
+            "(exchange() does both at once), and every rank of a group must enter each collective.")
+
+
+def _state(item: tuple[int, tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> tuple[str, str]:
+    rank, (entry, place) = item
+    if entry is None:
+        return "finished its program", ""
+    if isinstance(entry, CollectiveEntry):
+        return f"waits in {entry.describe()} for {ranks_text(missing[rank])}", place
+    return f"waits in {entry.describe()}", place
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 2`` or ``ranks [1, 2]``."""
+    ranks = list(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"

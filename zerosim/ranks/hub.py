@@ -1,0 +1,212 @@
+"""The hub: runs the ranks of a cluster as greenlets, exactly one at a time, the next one chosen by a rule.
+
+A rank parks when it waits for an entry that is not done. The hub carries out a collective when all of its group have
+issued it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
+"""
+
+import contextvars
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from types import FrameType
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks import direct, explain
+from zerosim.ranks.algorithms import Party
+from zerosim.ranks.call import Call
+from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
+from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
+from zerosim.ranks.lockstep import Event, lockstep
+
+MISSING = object()
+
+
+class Hub:
+    """One run of one program on N ranks, in the thread that drives it."""
+
+    def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool) -> None:
+        self.kernels, self.hop_by_hop = kernels, hop_by_hop
+        self.chance = random.Random(seed) if seed else None
+        self.thread = threading.get_ident()
+        self.greenlets: list[greenlet] = []
+        self.results: list[Any] = [MISSING] * size
+        self.waiting: list[Entry | None] = [None] * size
+        self.ready: deque[int] = deque(range(size))
+        self.gathering: dict[tuple[tuple[int, ...], int], dict[int, CollectiveEntry]] = {}
+        self.complete: deque[list[CollectiveEntry]] = deque()
+        self.mailbox: dict[int, ExchangeEntry] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.stopping = False
+
+    # -- called by ranks, inside their greenlets ------------------------------------------------------------------
+
+    def check_use(self, rank: int) -> None:
+        """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
+        if threading.get_ident() != self.thread:
+            raise RankUseError(f"rank {rank} was used in another thread than the one that runs its cluster; "
+                               "keep every call of a rank inside the program that it was handed to")
+        if getcurrent() is not self.greenlets[rank]:
+            raise RankUseError(f"rank {rank} was used outside its own program (a program must only use the rank that "
+                               "it was handed; reading another rank's memory and trace is fine after the run)")
+
+    def issue(self, rank: int, entry: Entry) -> None:
+        """Takes an entry; a collective becomes due when all of its group have issued it."""
+        if self.stopping:
+            raise RankStopped
+        if isinstance(entry, ExchangeEntry):
+            self.mailbox[rank] = entry
+            self._move_messages(entry)
+        else:
+            call = entry.call
+            group = self.gathering.setdefault((call.communicator, call.number), {})
+            group[entry.index] = entry
+            if len(group) == call.ranks:
+                del self.gathering[call.communicator, call.number]
+                self.complete.append([group[i] for i in range(call.ranks)])
+        if self.chance is not None and self.chance.random() < 0.5:
+            self.ready.append(rank)
+            self._park()
+
+    def wait(self, rank: int, entry: Entry) -> None:
+        """Parks the rank until its entry is done."""
+        while not entry.done:
+            self.waiting[rank] = entry
+            self._park()
+
+    def _park(self) -> None:
+        if self.stopping:
+            raise RankStopped
+        parent = getcurrent().parent
+        assert parent is not None
+        parent.switch()
+        if self.stopping:
+            raise RankStopped
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def drive(self, programs: list[Callable[[], Any]]) -> Generator[Event, None, None]:
+        """Runs the programs to their end, yielding every hop of every collective that is made hop by hop.
+
+        Raises what a rank raised, MismatchError or DeadlockError; whatever happens, no rank is left running.
+        """
+        self.greenlets = [self._greenlet(rank, program) for rank, program in enumerate(programs)]
+        try:
+            while self.ready or self.complete:
+                if self.complete and self._carries_out_now():
+                    yield from self._carry_out(self.complete.popleft())
+                else:
+                    self._resume(self._next_ready())
+            if not all(g.dead for g in self.greenlets):
+                raise DeadlockError(self._explain_deadlock())
+        finally:
+            self._unwind()
+
+    def _greenlet(self, rank: int, program: Callable[[], Any]) -> greenlet:
+        def body() -> None:
+            try:
+                self.results[rank] = program()
+            except RankStopped:
+                pass
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is re-raised by _resume
+                self.failure = self.failure or (rank, error)
+
+        g = greenlet(body)
+        g.gr_context = contextvars.copy_context()
+        return g
+
+    def _carries_out_now(self) -> bool:
+        """Always, unless a seeded schedule lets ready ranks run first."""
+        return self.chance is None or not self.ready or self.chance.random() < 0.5
+
+    def _next_ready(self) -> int:
+        if self.chance is not None:
+            self.ready.rotate(self.chance.randrange(len(self.ready)))
+        return self.ready.popleft()
+
+    def _resume(self, rank: int) -> None:
+        if threading.get_ident() != self.thread:
+            raise RankUseError("a run can only be continued in the thread that started it; step through it there")
+        g = self.greenlets[rank]
+        g.parent = getcurrent()
+        g.switch()
+        if self.failure is not None:
+            raise self.failure[1]
+
+    def _wake(self, rank: int, entry: Entry) -> None:
+        if entry.done and self.waiting[rank] is entry:
+            self.waiting[rank] = None
+            self.ready.append(rank)
+
+    # -- collectives and messages ---------------------------------------------------------------------------------
+
+    def _carry_out(self, entries: list[CollectiveEntry]) -> Generator[Event, None, None]:
+        call = entries[0].call
+        if any(entry.call != call for entry in entries):
+            raise MismatchError(explain.mismatch({call.group[e.index]: e.call for e in entries}))
+        sent = [direct.sent_nbytes(call, entry.index) for entry in entries]
+        if self.hop_by_hop or None in sent:
+            sent = [0] * len(entries)
+            parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]
+            for event in lockstep(parties, [(e.x, e.out) for e in entries]):
+                sent[event.hop.source] += event.hop.nbytes
+                yield event
+        else:
+            direct.run(call, self.kernels, entries)
+        for entry, nbytes in zip(entries, sent, strict=True):
+            entry.finish(nbytes)
+            self._wake(call.group[entry.index], entry)
+
+    def _move_messages(self, entry: ExchangeEntry) -> None:
+        """Moves what the new entry makes possible: its send to a rank that receives from it, and the reverse."""
+        for source, destination in {(entry.me, entry.to), (entry.source, entry.me)}:
+            sender, receiver = self.mailbox.get(source), self.mailbox.get(destination)
+            if (sender and receiver and sender.to_send and sender.to == destination and receiver.to_receive
+                    and receiver.source == source and sender.communicator == receiver.communicator):
+                self._move(sender, receiver)
+
+    def _move(self, sender: ExchangeEntry, receiver: ExchangeEntry) -> None:
+        send, out = sender.send, receiver.out
+        assert send is not None and out is not None
+        if send.shape != out.shape or send.dtype != out.dtype:
+            raise MismatchError(f"rank {sender.me} sends ({send.shape}, {send.dtype}) to rank {receiver.me}, which expects "
+                                f"({out.shape}, {out.dtype}); both sides must name the same shape and dtype")
+        out[...] = send
+        sender.to_send = receiver.to_receive = False
+        sender.count(send.nbytes)
+        for entry in (sender, receiver):
+            if entry.done:
+                self.mailbox.pop(entry.me, None)
+                self._wake(entry.me, entry)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def _explain_deadlock(self) -> str:
+        missing = {rank: self._absent(entry.call) for rank, entry in enumerate(self.waiting)
+                   if isinstance(entry, CollectiveEntry)}
+        states = [(self.waiting[rank], explain.where(self._frame(rank))) for rank in range(len(self.greenlets))]
+        return explain.deadlock(states, missing)
+
+    def _absent(self, call: Call) -> list[int]:
+        """The ranks of the call's group that have not issued it."""
+        there = self.gathering[call.communicator, call.number]
+        return [rank for i, rank in enumerate(call.group) if i not in there]
+
+    def _frame(self, rank: int) -> FrameType | None:
+        frame: FrameType | None = self.greenlets[rank].gr_frame
+        return frame
+
+    def _unwind(self) -> None:
+        """Stops every rank that still runs; its ``finally`` blocks run, and any further call stops it again."""
+        self.stopping = True
+        for g in self.greenlets:
+            g.parent = getcurrent()
+            if not g.dead:
+                g.throw(RankStopped)
+        self.gathering.clear()
+        self.complete.clear()
+        self.mailbox.clear()
+        self.waiting = [None] * len(self.waiting)

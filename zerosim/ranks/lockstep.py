@@ -1,0 +1,99 @@
+"""Drives the generators of all ranks of one call together, hop by hop, and expands a call without data.
+
+A message moves when both its halves are there: the sender has yielded ``send`` and the receiver ``out``. All messages
+that can move in one round make one step.
+"""
+
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.ranks.algorithms import ALGORITHMS, Exchange, Party
+from zerosim.ranks.algorithms.party import Array, Steps
+from zerosim.ranks.call import Call
+from zerosim.ranks.trace import Hop
+
+
+class Seat:
+    """One rank's generator in the lockstep: the exchange that it waits for, and which halves are still open."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.open: Exchange | None = None
+        self.to_send = self.to_receive = False
+
+    def advance(self) -> None:
+        """Runs the generator to its next exchange; ``open`` is None when it has none left."""
+        self.open = next(self.steps, None)
+        if self.open is not None:
+            self.to_send, self.to_receive = self.open.to is not None, self.open.source is not None
+
+    @property
+    def settled(self) -> bool:
+        return not (self.to_send or self.to_receive)
+
+
+class Event(NamedTuple):
+    """A hop that has just been made: its call, the hop, and a view of the values where they arrived."""
+
+    call: Call
+    hop: Hop
+    values: Array
+
+
+def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) -> Generator[Event, None, None]:
+    """Runs the call of all ``parties`` on their (x, out) arrays and yields every hop after it was made."""
+    call = parties[0].call
+    steps = ALGORITHMS[call.operation][call.algorithm].steps
+    seats = [Seat(steps(party, x, out)) for party, (x, out) in zip(parties, arrays, strict=True)]
+    for seat in seats:
+        seat.advance()
+    step = 0
+    while any(seat.open is not None for seat in seats):
+        moves = [(source, seat.open.to) for source, seat in enumerate(seats)
+                 if seat.to_send and seat.open is not None and _expects(seats, seat.open.to, source)]
+        assert moves, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
+        for source, destination in moves:
+            hop, values = _move(seats, source, destination, step, parties[destination])
+            yield Event(call, hop, values)
+        for seat in seats:
+            if seat.open is not None and seat.settled:
+                seat.advance()
+        step += 1
+
+
+def _expects(seats: list[Seat], destination: int, source: int) -> bool:
+    seat = seats[destination]
+    return seat.to_receive and seat.open is not None and seat.open.source == source
+
+
+def _move(seats: list[Seat], source: int, destination: int, step: int, receiver: Party) -> tuple[Hop, Array]:
+    sender, taker = seats[source].open, seats[destination].open
+    assert sender is not None and taker is not None and len(sender.send) == len(taker.out)
+    receiver.kernels.cast_pack(sender.send, taker.out)
+    seats[source].to_send = seats[destination].to_receive = False
+    return Hop(step, source, destination, sender.chunks, sender.send.nbytes), taker.out
+
+
+def expand(call: Call) -> list[Hop]:
+    """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
+    return list(_expand(call))
+
+
+@lru_cache(maxsize=64)
+def _expand(call: Call) -> tuple[Hop, ...]:
+    algorithm = ALGORITHMS[call.operation][call.algorithm]
+    parties = [Party(call, index, NullKernels()) for index in range(call.ranks)]
+    for party in parties:
+        party.buffers = [NullArray((length,), dtype) for length, dtype in algorithm.buffers(party)]
+    return tuple(event.hop for event in lockstep(parties, [null_arrays(party) for party in parties]))
+
+
+def null_arrays(party: Party) -> tuple[Any, Any]:
+    """(x, out) without data, of the lengths that the operation has on this rank."""
+    n = party.call.length
+    own = len(range(*party.bounds(party.index).indices(n)))
+    x, out = {"reduce_scatter": (n, own), "all_gather": (own, n), "gather": (own, n),
+              "all_to_all": (n, party.size * own)}.get(party.call.operation, (n, n))
+    return NullArray((x,), party.dtype), NullArray((out,), party.dtype)

@@ -1,0 +1,192 @@
+"""The memory of one rank: every array that outlives a kernel is here, with its kind, from birth to death.
+
+Legend: nbytes are those of the values (2 for each 16-bit value). An array of 4 KiB or more is aligned to 64 bytes;
+the up to 64 bytes more that its base takes for that are ``slack_nbytes``, and no part of any kind.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.trace import Held, Trace
+
+KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
+         "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
+
+
+@dataclass(slots=True)
+class Holding:
+    """One held array: the reference that notices its death, and what the ledger says of it."""
+
+    reference: "weakref.ref[Any]"
+    kind: str
+    name: str
+    nbytes: int
+    slack_nbytes: int
+
+
+def base_of(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory which ``array`` looks at."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def poison(array: np.ndarray) -> None:
+    """Fills an array with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
+    if array.dtype.kind in "fV":
+        array.fill(array.dtype.type(np.nan))
+    else:
+        array.view(np.uint8).fill(0xA5)
+
+
+class Memory:
+    """Bytes that one rank holds, by kind; the only place in the package where held bytes are counted."""
+
+    def __init__(self, owner: str, kernels: NumpyKernels, capacity_nbytes: int | None, debug: bool) -> None:
+        self.owner = owner
+        self.capacity_nbytes = capacity_nbytes
+        self.debug = debug
+        self.kernels = kernels
+        self.trace = Trace()
+        self._holdings: dict[int, Holding] = {}
+        self._by_kind: Counter[str] = Counter()
+        self._peak_by_kind: dict[str, int] = {}
+        self.now_nbytes = 0
+        self.peak_nbytes = 0
+        self.slack_nbytes = 0
+
+    @property
+    def now_nbytes_by_kind(self) -> dict[str, int]:
+        """Bytes held now, by kind; kinds of which nothing is held are left out."""
+        return {kind: self._by_kind[kind] for kind in KINDS if self._by_kind[kind]}
+
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """The breakdown at the instant of the total peak."""
+        return dict(self._peak_by_kind)
+
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
+        """A new array of this shape and dtype, charged to ``kind``; uninitialized, in debug mode NaN.
+
+        Raises OutOfMemoryError when the capacity does not leave the bytes, and ValueError for an unknown kind.
+        """
+        dtype = np.dtype(dtype)
+        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._admit(nbytes, kind, name)
+        array = self.kernels.empty(shape, dtype)
+        if self.debug:
+            poison(array)
+        self._enter(base_of(array), kind, name, nbytes, self.kernels.slack_nbytes(nbytes))
+        return array
+
+    def hold(self, array: np.ndarray, kind: str, name: str = "") -> np.ndarray:
+        """Charges an array that exists already (a batch, say) to ``kind``, once, until it dies; returns it."""
+        base = base_of(array)
+        if id(base) not in self._holdings:
+            self._admit(base.nbytes, kind, name)
+            self._enter(base, kind, name, base.nbytes, 0)
+        return array
+
+    def free(self, array: np.ndarray) -> None:
+        """Takes the array out of the ledger now, and fills it with NaN in debug mode, so that a late reader is seen.
+
+        Raises ValueError when the ledger does not hold it.
+        """
+        base = base_of(array)
+        if id(base) not in self._holdings:
+            raise ValueError(f"{self.owner} asked to free an array of {array.nbytes} bytes that its ledger does not hold; "
+                             "only what alloc() or hold() charged can be freed, and only once")
+        if self.debug:
+            poison(array)
+        self._leave(id(base))
+
+    def reclassify(self, array: np.ndarray, kind: str) -> None:
+        """Moves a held array to another kind (a layer's input that is now kept for recomputation, say)."""
+        self._check_kind(kind)
+        holding = self._holdings[id(base_of(array))]
+        self._move(holding, -1)
+        holding.kind = kind
+        self._move(holding, +1)
+
+    def kind_of(self, array: np.ndarray) -> str | None:
+        """The kind under which the array's memory is held; None when it is not in this ledger."""
+        holding = self._holdings.get(id(base_of(array)))
+        return None if holding is None else holding.kind
+
+    def reset_peak(self) -> None:
+        """Lets the peak start anew from what is held now."""
+        self.peak_nbytes = self.now_nbytes
+        self._peak_by_kind = self.now_nbytes_by_kind
+
+    def peak_nbytes_of(self, kinds: Iterable[str]) -> int:
+        """The most bytes that these kinds held together at one moment of the current trace."""
+        kinds = frozenset(kinds)
+        held = self._held_at_start(kinds)
+        peak = held
+        for row in self.trace.rows:
+            if isinstance(row, Held) and row.kind in kinds:
+                held += row.nbytes
+                peak = max(peak, held)
+        return peak
+
+    def _held_at_start(self, kinds: frozenset[str]) -> int:
+        changed = sum(row.nbytes for row in self.trace.rows if isinstance(row, Held) and row.kind in kinds)
+        return sum(self._by_kind[kind] for kind in kinds) - changed
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"no kind of memory is called {kind!r}; the kinds are {', '.join(KINDS)}")
+
+    def _admit(self, nbytes: int, kind: str, name: str) -> None:
+        self._check_kind(kind)
+        if self.capacity_nbytes is not None and self.now_nbytes + nbytes > self.capacity_nbytes:
+            held = ", ".join(f"{k} {n:,}" for k, n in self.now_nbytes_by_kind.items()) or "nothing"
+            raise OutOfMemoryError(
+                f"{self.owner} asked for {nbytes:,} bytes ({kind}{' ' + name if name else ''}) and has "
+                f"{self.capacity_nbytes - self.now_nbytes:,} left of capacity_nbytes={self.capacity_nbytes:,}; "
+                f"it holds {self.now_nbytes:,}: {held}. Shard more, keep less, or raise the capacity.")
+
+    def _enter(self, base: np.ndarray, kind: str, name: str, nbytes: int, slack_nbytes: int) -> None:
+        key = id(base)
+        reference = weakref.ref(base, lambda _: self._leave(key))
+        holding = self._holdings[key] = Holding(reference, kind, name, nbytes, slack_nbytes)
+        self.slack_nbytes += slack_nbytes
+        self._move(holding, +1)
+
+    def _leave(self, key: int) -> None:
+        holding = self._holdings.pop(key, None)
+        if holding is not None:
+            self.slack_nbytes -= holding.slack_nbytes
+            self._move(holding, -1)
+
+    def _move(self, holding: Holding, sign: int) -> None:
+        nbytes = sign * holding.nbytes
+        self._by_kind[holding.kind] += nbytes
+        self.now_nbytes += nbytes
+        self.trace.rows.append(Held(holding.kind, holding.name, nbytes))
+        if self.now_nbytes > self.peak_nbytes:
+            self.peak_nbytes = self.now_nbytes
+            self._peak_by_kind = self.now_nbytes_by_kind
+
+
+class Memories(tuple[Memory, ...]):
+    """The memories of all ranks of a cluster, in rank order."""
+
+    __slots__ = ()
+
+    @property
+    def now_nbytes(self) -> list[int]:
+        """Bytes held now by each rank."""
+        return [memory.now_nbytes for memory in self]
+
+    @property
+    def peak_nbytes(self) -> list[int]:
+        """The peak of each rank."""
+        return [memory.peak_nbytes for memory in self]

@@ -1,0 +1,207 @@
+"""A rank, as its program sees it: who it is, what it holds, what it did, and how it talks to the others.
+
+Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 1]].
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zerosim.ranks import checks
+from zerosim.ranks.cuts import checked_cut
+from zerosim.ranks.entry import ExchangeEntry
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.request import Request, perform
+from zerosim.ranks.state import RankState
+from zerosim.ranks.trace import Message, Trace
+from zerosim.ranks.work import Work
+
+Array = np.ndarray
+Splits = Iterable[int] | None
+
+
+class Rank:
+    """One rank in one group of ranks. Every collective must be called by all ranks of the group, in the same order.
+
+    Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
+    input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
+    returns a Work at once; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum",
+    "mean", "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
+    ``accumulate`` (the format in which an owner adds). Wrong arguments raise ValueError, disagreeing ranks
+    MismatchError, ranks that wait for each other DeadlockError, too many bytes OutOfMemoryError.
+    """
+
+    def __init__(self, state: RankState, group: tuple[int, ...], communicator: tuple[int, ...] = ()) -> None:
+        self._state, self.group, self.communicator = state, group, communicator
+        self.index = group.index(state.index)
+        self.size = len(group)
+
+    @property
+    def memory(self) -> Memory:
+        """What the rank holds, by kind."""
+        return self._state.memory
+
+    @property
+    def trace(self) -> Trace:
+        """What the rank did in this run, or in the last one."""
+        return self._state.trace
+
+    @property
+    def xp(self) -> Any:
+        """The array module: numpy."""
+        return self._state.xp
+
+    @property
+    def kernels(self) -> Any:
+        """Arithmetic rounded like the formats'."""
+        return self._state.kernels
+
+    def __repr__(self) -> str:
+        return f"<Rank {self.index} of {self.size}>"
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def exchange(self, send: Array | None, to: int | None, out: Array | None, source: int | None, *,
+                 purpose: str = "unspecified") -> Array | None:
+        """Sends ``send`` to rank ``to`` while receiving ``out`` from rank ``source``; returns ``out``.
+
+        The one primitive. Either half may be absent (None, None). ``out`` fixes the shape and dtype of what arrives;
+        the two sizes may differ. It returns when ``send`` may be reused; where MPI would hang it raises DeadlockError.
+        """
+        transport = self._state.in_use()
+        if (send is None) != (to is None) or (out is None) != (source is None):
+            raise ValueError("exchange takes send and to together, and out and source together; pass both or None for both")
+        if send is not None:
+            checks.vector(send, "send")
+        if out is not None:
+            checks.output(out, np.shape(out), getattr(out, "dtype", None))
+        row = Message(self._global(to, "to"), self._global(source, "source"), purpose, self.trace.path)
+        self.trace.rows.append(row)
+        entry = ExchangeEntry(self._state.index, send, row.destination, out, row.source, self.communicator, row, self.trace)
+        transport.issue(self._state.index, entry)
+        transport.wait(self._state.index, entry)
+        return out
+
+    def send(self, x: Array, to: int, *, purpose: str = "unspecified") -> None:
+        """Sends ``x`` to rank ``to``; returns when it has been received."""
+        self.exchange(x, to, None, None, purpose=purpose)
+
+    def recv(self, out: Array, source: int, *, purpose: str = "unspecified") -> Array | None:
+        """Receives ``out``, of its shape and dtype, from rank ``source``; returns it."""
+        return self.exchange(None, None, out, source, purpose=purpose)
+
+    def _global(self, index: int | None, what: str) -> int | None:
+        return None if index is None else self.group[checks.member(index, self.size, what)]
+
+    # -- collectives of equals ------------------------------------------------------------------------------------
+
+    def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
+                       wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
+                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
+        checks.vector(x, "the input of reduce_scatter", flat=True)
+        cut = checked_cut(splits, len(x), self.size)
+        own = slice(cut[self.index], cut[self.index + 1])
+        return perform(self._state, Request(
+            self, "reduce_scatter", algorithm, x, x.shape, cut, out, x[own].shape, x[own], op=op, average=average, wire=wire,
+            accumulate=accumulate, async_op=async_op, purpose=purpose))
+
+    def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
+
+        ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
+        """
+        checks.vector(x, "the input of all_gather", flat=True)
+        cut = gathered_cut(splits, length, len(x), self.size)
+        own = slice(cut[self.index], cut[self.index + 1])
+        if len(x) != own.stop - own.start:
+            raise ValueError(f"rank {self.index} brings {len(x)} elements to all_gather, but its chunk of the cut {cut} has "
+                             f"{own.stop - own.start}; pass the chunk, or the splits= that it was cut by")
+        expected = out[own] if isinstance(out, np.ndarray) and out.shape == (cut[-1],) else None
+        return perform(self._state, Request(
+            self, "all_gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), expected, async_op=async_op, purpose=purpose))
+
+    def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
+                   wire: str | None = None, accumulate: str | None = None, splits: Splits = None, out: Array | None = None,
+                   async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
+        checks.vector(x, "the input of all_reduce")
+        cut = checked_cut(splits, x.size, self.size)
+        if splits is not None and algorithm not in ("ring", "rabenseifner"):
+            raise ValueError(f"splits= would change nothing in all_reduce by {algorithm!r}, which cuts nothing; leave it out")
+        return perform(self._state, Request(
+            self, "all_reduce", algorithm, x, x.shape, cut, out, x.shape, None, op=op, average=average, wire=wire,
+            accumulate=accumulate, async_op=async_op, purpose=purpose))
+
+    def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
+                   async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (n,) -> (N * len(chunk r),): chunk r of every rank, in rank order."""
+        checks.vector(x, "the input of all_to_all", flat=True)
+        cut = checked_cut(splits, len(x), self.size)
+        length = self.size * (cut[self.index + 1] - cut[self.index])
+        return perform(self._state, Request(
+            self, "all_to_all", algorithm, x, x.shape, cut, out, (length,), None, async_op=async_op, purpose=purpose))
+
+    def barrier(self) -> None:
+        """Returns when every rank of the group has called it."""
+        nothing = np.empty(0, np.uint8)
+        cut = (0,) * (self.size + 1)
+        perform(self._state, Request(self, "barrier", "dissemination", nothing, (0,), cut, np.empty(0, np.uint8), (0,), None,
+                                     purpose="control"))
+
+    # -- collectives with a root ----------------------------------------------------------------------------------
+
+    def broadcast(self, x: Array, root: int = 0, *, algorithm: str = "tree", out: Array | None = None, async_op: bool = False,
+                  purpose: str = "unspecified") -> Any:
+        """x (any shape) of the root -> the same on every rank; elsewhere ``x`` gives shape and dtype only."""
+        checks.vector(x, "the input of broadcast")
+        return perform(self._state, Request(
+            self, "broadcast", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, None,
+            root=checks.member(root, self.size, "root"), async_op=async_op, purpose=purpose))
+
+    def reduce(self, x: Array, root: int = 0, *, op: str = "sum", algorithm: str = "tree", average: str | None = None,
+               out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (any shape) -> the sum over ranks at the root; None elsewhere (there ``out`` is refused)."""
+        checks.vector(x, "the input of reduce")
+        return perform(self._state, Request(
+            self, "reduce", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, None, op=op,
+            average=average, root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op, purpose=purpose))
+
+    def gather(self, x: Array, root: int = 0, *, algorithm: str = "pairwise", length: int | None = None,
+               splits: Splits = None, out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+        """x (this rank's chunk) -> (n,) at the root, None elsewhere."""
+        checks.vector(x, "the input of gather", flat=True)
+        cut = gathered_cut(splits, length, len(x), self.size)
+        if len(x) != cut[self.index + 1] - cut[self.index]:
+            raise ValueError(f"rank {self.index} brings {len(x)} elements to gather, but its chunk of the cut {cut} has "
+                             f"{cut[self.index + 1] - cut[self.index]}; pass the chunk, or the splits= that it was cut by")
+        return perform(self._state, Request(
+            self, "gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), None, root=checks.member(root, self.size, "root"),
+            only_root=True, async_op=async_op, purpose=purpose))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> "Rank | None":
+        """A handle in the group of the ranks that gave the same ``color``, in order of ``key``, then of index.
+
+        Memory and trace are shared with this rank. With color None the rank joins no group and gets None.
+        """
+        if color is not None and color < 0:
+            raise ValueError(f"color={color!r} must not be negative; pass None to join no group")
+        number = self._state.calls[self.communicator]
+        mine = np.array([-1 if color is None else color, key], np.int64)
+        table = self.all_gather(mine, purpose="control").reshape(self.size, 2)
+        if color is None:
+            return None
+        members = sorted((int(k), index) for index, (c, k) in enumerate(table) if c == color)
+        return Rank(self._state, tuple(self.group[index] for _, index in members), (*self.communicator, number, color))
+
+
+def gathered_cut(splits: Splits, length: int | None, own: int, ranks: int) -> tuple[int, ...]:
+    """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one."""
+    if splits is None:
+        return checked_cut(None, own * ranks if length is None else length, ranks)
+    boundaries: Sequence[int] = tuple(splits)
+    return checked_cut(boundaries, length if length is not None else (boundaries[-1] if boundaries else 0), ranks)

@@ -1,0 +1,155 @@
+"""From a rank's call to the transport and back: checks, buffers, the entry, and what follows when it is done.
+
+Legend: n elements, N ranks.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zerosim.ranks import checks
+from zerosim.ranks.algorithms import Algorithm, Party, algorithm_of
+from zerosim.ranks.averaging import Scaling, scaling
+from zerosim.ranks.call import Call
+from zerosim.ranks.cuts import Cut
+from zerosim.ranks.entry import CollectiveEntry
+from zerosim.ranks.explain import where_called
+from zerosim.ranks.memory import poison
+from zerosim.ranks.state import RankState
+from zerosim.ranks.trace import Collective, Issue, Wait
+from zerosim.ranks.work import Borrowed, Work
+
+if TYPE_CHECKING:
+    from zerosim.ranks.rank import Rank
+
+BUFFER = "communication_buffer"
+
+
+@dataclass(slots=True)
+class Request:
+    """What a program asked for, before anything is charged or sent.
+
+    ``own`` is the part of the longer array that the shorter one may share memory with; None where both are equal.
+    """
+
+    rank: "Rank"
+    operation: str
+    algorithm: str
+    x: np.ndarray
+    shape: tuple[int, ...]
+    cut: Cut
+    out: np.ndarray | None
+    out_shape: tuple[int, ...]
+    own: np.ndarray | None
+    op: str = "sum"
+    average: str | None = None
+    wire: str | None = None
+    accumulate: str | None = None
+    root: int = 0
+    only_root: bool = False
+    async_op: bool = False
+    purpose: str = "unspecified"
+
+    def call(self, row: Algorithm, number: int) -> Call:
+        """The part on which all ranks must agree."""
+        average = checks.reduction(self.op, self.average, self.x.dtype) if "reduce" in self.operation else None
+        wire, accumulate = checks.wire_options(row, self.operation, self.algorithm, self.x.dtype, self.op, wire=self.wire,
+                                               accumulate=self.accumulate)
+        return Call(number, self.rank.communicator, self.rank.group, self.operation, self.algorithm, self.shape, self.x.dtype,
+                    self.cut, self.op, average, wire, accumulate, self.root, self.purpose)
+
+    @property
+    def gets_result(self) -> bool:
+        return not self.only_root or self.rank.index == self.root
+
+
+def perform(state: RankState, request: Request) -> Any:
+    """Carries a request out: returns its result, or a Work when it is asynchronous."""
+    transport = state.in_use()
+    row = algorithm_of(request.operation, request.algorithm, request.rank.size)
+    call = request.call(row, state.calls[request.rank.communicator])
+    in_place = _check_output(request)
+    rule = scaling(call.average, call.ranks, call.dtype) if call.average else Scaling()
+    x, borrowed = _captured(state, request, rule, in_place)
+    landing = _landing(state, request, in_place)
+    entry = _entry(state, request, call, row, x, landing, in_place and x is request.x)
+    state.next_call(request.rank.communicator)
+    state.trace.rows.append(entry.row)
+    if request.async_op:
+        state.trace.rows.append(Issue(call))
+        if request.out is not None and request.gets_result:
+            poison(request.out)
+    transport.issue(state.index, entry)
+
+    def finish() -> np.ndarray | None:
+        transport.wait(state.index, entry)
+        if request.async_op:
+            state.trace.rows.append(Wait(call))
+        return _result(state, request, rule, entry)
+
+    if not request.async_op:
+        return finish()
+    work = Work(str(call), where_called(), finish, borrowed)
+    state.works.append(work)
+    return work
+
+
+def _check_output(request: Request) -> bool:
+    """Checks ``out=``; True when the operation is in place."""
+    if request.out is None:
+        return False
+    if not request.gets_result:
+        raise ValueError(f"out= was given to {request.operation} on rank {request.rank.index}, but only the root, rank "
+                         f"{request.root}, receives a result; pass out= there alone")
+    checks.output(request.out, request.out_shape, request.x.dtype)
+    return checks.overlap(request.x, request.out, request.own)
+
+
+def _captured(state: RankState, request: Request, rule: Scaling, in_place: bool) -> tuple[np.ndarray, Borrowed | None]:
+    """The array that the algorithm reads: the input itself, or a charged copy; and how its change would be noticed."""
+    x, memory = request.x, state.memory
+    copied = rule.changes_input or (request.async_op and (in_place or memory.debug))
+    if copied:
+        x = memory.alloc(request.x.shape, request.x.dtype, BUFFER, "captured input")
+        if rule.changes_input:
+            rule.before(state.kernels, request.x.reshape(-1), x.reshape(-1))
+        else:
+            x[...] = request.x
+    if not request.async_op or in_place:
+        return x, None
+    return x, Borrowed(request.x, x if copied and not rule.changes_input else None)
+
+
+def _landing(state: RankState, request: Request, in_place: bool) -> np.ndarray:
+    """Where the algorithm writes: ``out=`` itself, unless it must stay hidden until ``wait()``; or a new array."""
+    if request.out is not None and not request.async_op:
+        return request.out
+    if request.operation == "gather" and not request.gets_result:
+        return np.empty(0, request.x.dtype)
+    hidden = request.async_op or not request.gets_result
+    return state.memory.alloc(request.out_shape, request.x.dtype, BUFFER if hidden else "workspace", request.operation)
+
+
+def _entry(state: RankState, request: Request, call: Call, row: Algorithm, x: np.ndarray, landing: np.ndarray,
+           in_place: bool) -> CollectiveEntry:
+    party = Party(call, request.rank.index, state.kernels)
+    buffers = [state.memory.alloc(length, dtype, BUFFER, call.operation) for length, dtype in row.buffers(party)]
+    return CollectiveEntry(call, request.rank.index, x.reshape(-1), landing.reshape(-1), buffers, in_place,
+                           Collective(call, state.trace.path, request.async_op), state.trace)
+
+
+def _result(state: RankState, request: Request, rule: Scaling, entry: CollectiveEntry) -> np.ndarray | None:
+    """After the transport is done: the mean's last division, and the result where the caller wants it."""
+    landing = entry.out
+    entry.x, entry.out, entry.buffers = entry.out[:0], entry.out[:0], []
+    if not request.gets_result:
+        return None
+    rule.after(state.kernels, landing)
+    if request.out is None:
+        if request.async_op:
+            state.memory.reclassify(landing, "workspace")
+        return landing.reshape(request.out_shape)
+    if request.async_op:
+        request.out[...] = landing.reshape(request.out_shape)
+    return request.out

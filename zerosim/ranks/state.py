@@ -1,0 +1,64 @@
+"""What all of a rank's groups share: its memory, its trace, its transport, its counters, its open works."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.entry import Transport
+from zerosim.ranks.errors import PendingWorkError, RankUseError
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.trace import Trace
+from zerosim.ranks.work import Work
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank of a cluster, behind the handles that programs see."""
+
+    index: int
+    memory: Memory
+    kernels: NumpyKernels
+    xp: Any = np
+    trace: Trace = field(default_factory=Trace)
+    transport: Transport | None = None
+    calls: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    works: list[Work] = field(default_factory=list)
+
+    def begin(self, transport: Transport) -> None:
+        """A run begins: a new trace, fresh counters; memory lives on."""
+        self.transport, self.trace = transport, Trace()
+        self.memory.trace = self.trace
+        self.calls.clear()
+        self.works.clear()
+
+    def end(self) -> None:
+        """The run is over."""
+        self.transport = None
+        self.works.clear()
+
+    def in_use(self) -> Transport:
+        """The transport, if it is this rank's own program that asks.
+
+        Raises RankUseError otherwise.
+        """
+        if self.transport is None:
+            raise RankUseError(f"rank {self.index} is in no run; call it inside the program that Cluster.run(program) runs")
+        self.transport.check_use(self.index)
+        return self.transport
+
+    def next_call(self, communicator: tuple[int, ...]) -> int:
+        """The number of the next collective of a group."""
+        number = self.calls[communicator]
+        self.calls[communicator] += 1
+        return number
+
+    def check_all_waited(self) -> None:
+        """Raises PendingWorkError when the program ended with works that nobody waited for."""
+        pending = [work for work in self.works if not work.waited]
+        if pending:
+            listed = "; ".join(f"{work.title}, issued at {work.where}" for work in pending)
+            raise PendingWorkError(f"rank {self.index} ended its program with {len(pending)} asynchronous collective(s) that "
+                                   f"were never waited for: {listed}. Call work.wait() on each")

@@ -1,0 +1,44 @@
+"""Stepping: a run that stops after every hop, so that one can look at all ranks in between."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from zerosim.ranks.cluster import Cluster, Program
+from zerosim.ranks.lockstep import Event
+
+
+class Steps(Iterator[Event]):
+    """An iterator over the hops made, as Events, and a context manager; leaving it half-way stops all ranks and leaves nothing behind."""
+
+    def __init__(self, cluster: Cluster, program: Program, args: tuple[Any, ...]) -> None:
+        self.cluster = cluster
+        self._events = cluster.events(program, *args, hop_by_hop=True)
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Stops the run; harmless when it has ended."""
+        self._events.close()
+
+    def __enter__(self) -> "Steps":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def step_through(program: Program, *args: Any, ranks: int = 2, cluster: Cluster | None = None) -> Steps:
+    """Runs ``program(rank, *args)`` and stops after every hop of every collective.
+
+    >>> import numpy as np
+    >>> with step_through(lambda rank: rank.all_reduce(np.full(2, rank.index)), ranks=2) as steps:
+    ...     for call, hop, values in steps:
+    ...         print(call.operation, hop.step, hop.source, "->", hop.destination, hop.chunks, values)
+    all_reduce 0 0 -> 1 (1,) [0]
+    all_reduce 0 1 -> 0 (0,) [1]
+    all_reduce 1 0 -> 1 (0,) [1]
+    all_reduce 1 1 -> 0 (1,) [1]
+    """
+    return Steps(cluster or Cluster(ranks), program, args)

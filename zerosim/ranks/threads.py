@@ -1,0 +1,26 @@
+"""One BLAS thread, because the number of threads changes the bits of larger products, and launchers bind cores."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+
+@cache
+def controller() -> Any:
+    """The thread pools of the libraries that are loaded (found once; looking takes milliseconds)."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_blas_thread(blas_threads: int = 1) -> Iterator[None]:
+    """Limits BLAS to this many threads inside the ``with`` block.
+
+    Raises ValueError for fewer than one thread.
+    """
+    if blas_threads < 1:
+        raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs at least one thread")
+    with controller().limit(limits=blas_threads, user_api="blas"):
+        yield

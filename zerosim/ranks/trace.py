@@ -1,0 +1,171 @@
+"""The trace: one ordered list of what a rank did, from which everything else is drawn, priced or explained.
+
+Legend: N ranks of a group. Bytes are those a rank *sends*; each is received once, by another rank.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerosim.ranks.call import Call
+
+PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One message of a collective: at ``step``, rank ``source`` sends ``chunks`` (``nbytes``) to ``destination``.
+
+    Ranks are indices inside the collective's group. ``chunks`` are the numbers of the cut's chunks that the
+    message carries; empty when it carries the whole vector, or nothing.
+    """
+
+    step: int
+    source: int
+    destination: int
+    chunks: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Collective:
+    """A rank's part in one collective: the call, and the bytes that this rank sent in it."""
+
+    call: "Call"
+    span: tuple[str, ...]
+    asynchronous: bool
+    sent_nbytes: int = 0
+
+    @property
+    def purpose(self) -> str:
+        return self.call.purpose
+
+    def hops(self) -> list[Hop]:
+        """Every message of the collective, of all ranks, in the order of the steps (expanded on null arrays)."""
+        from zerosim.ranks.lockstep import expand
+
+        return expand(self.call)
+
+
+@dataclass(slots=True)
+class Message:
+    """A message between two ranks that the program sent itself. ``destination`` is None for a pure receive."""
+
+    destination: int | None
+    source: int | None
+    purpose: str
+    span: tuple[str, ...]
+    sent_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """An asynchronous collective was issued here."""
+
+    call: "Call"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The program waited here for the asynchronous collective."""
+
+    call: "Call"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An array entered the memory ledger (``nbytes`` > 0) or left it (``nbytes`` < 0)."""
+
+    kind: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Arithmetic: floating-point operations, and bytes read and written."""
+
+    flops: int
+    nbytes: int
+    span: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanBegin:
+    """A named stretch of the program begins; spans nest."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEnd:
+    """The named stretch ends."""
+
+    path: tuple[str, ...]
+
+
+Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
+
+
+@dataclass(slots=True)
+class Trace:
+    """The ordered rows of one rank in one run."""
+
+    rows: list[Row] = field(default_factory=list)
+    path: tuple[str, ...] = ()
+    _sent: Counter[str] = field(default_factory=Counter)
+
+    def sent(self, row: Collective | Message, nbytes: int) -> None:
+        """Counts bytes that left this rank. The only place in the package where sent bytes are counted."""
+        row.sent_nbytes += nbytes
+        self._sent[row.purpose] += nbytes
+
+    def compute(self, *, flops: int = 0, nbytes: int = 0) -> None:
+        """Notes arithmetic: floating-point operations, and bytes read and written."""
+        self.rows.append(Compute(flops, nbytes, self.path))
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Names the stretch of the program inside the ``with`` block."""
+        self.path = (*self.path, name)
+        self.rows.append(SpanBegin(self.path))
+        try:
+            yield
+        finally:
+            self.rows.append(SpanEnd(self.path))
+            self.path = self.path[:-1]
+
+    def sent_nbytes(self, purpose: str | None = None, span: str | None = None) -> int:
+        """Bytes this rank sent: all, or those of one purpose, or inside spans of one name.
+
+        Raises ValueError for an unknown purpose.
+        """
+        if purpose is not None and purpose not in PURPOSES:
+            raise ValueError(f"no purpose {purpose!r}; the purposes are {', '.join(PURPOSES)}")
+        if span is None:
+            return self._sent[purpose] if purpose else sum(self._sent.values())
+        return sum(row.sent_nbytes for row in self.messages(purpose) if span in row.span)
+
+    def messages(self, purpose: str | None = None) -> Iterator[Collective | Message]:
+        """The rows that can send: collectives and messages, in order."""
+        for row in self.rows:
+            if isinstance(row, Collective | Message) and purpose in (None, row.purpose):
+                yield row
+
+    def collectives(self, operation: str | None = None, purpose: str | None = None) -> list[Collective]:
+        """The collectives of this rank, in order; only those of one operation or purpose if asked."""
+        return [row for row in self.messages(purpose)
+                if isinstance(row, Collective) and operation in (None, row.call.operation)]
+
+
+class Traces(tuple[Trace, ...]):
+    """The traces of all ranks of a run, in rank order."""
+
+    __slots__ = ()
+
+    def sent_nbytes(self, purpose: str | None = None, span: str | None = None) -> list[int]:
+        """Bytes sent by each rank, in rank order."""
+        return [trace.sent_nbytes(purpose, span) for trace in self]

@@ -1,0 +1,76 @@
+"""Work: an asynchronous collective between its issue and its ``wait()``.
+
+Until this rank's own wait the result cannot be read and a caller's ``out=`` shows NaN (0xA5 for integers), whatever has
+been computed already: so a program that reads too early fails on every schedule, not only on an unlucky one.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from zerosim.ranks.errors import PendingWorkError
+
+
+class Borrowed:
+    """An input that must not change before ``wait()``: remembered by a checksum, or by a copy."""
+
+    def __init__(self, x: np.ndarray, copy: np.ndarray | None) -> None:
+        self.x, self.copy = x, copy
+        self.checksum = None if copy is not None else checksum(x)
+
+    def changed(self) -> bool:
+        """True when the input's bytes are not what they were at issue."""
+        if self.copy is not None:
+            return not np.array_equal(as_bytes(self.x), as_bytes(self.copy))
+        return checksum(self.x) != self.checksum
+
+
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    """The array's bytes, (nbytes,) uint8, without a copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+def checksum(x: np.ndarray) -> int:
+    """CRC-32 of the array's bytes."""
+    return zlib.crc32(as_bytes(x))
+
+
+class Work:
+    """The handle that ``async_op=True`` returns."""
+
+    def __init__(self, title: str, where: str, finish: Callable[[], np.ndarray | None], borrowed: Borrowed | None) -> None:
+        self.title, self.where = title, where
+        self._finish: Callable[[], np.ndarray | None] | None = finish
+        self._borrowed = borrowed
+        self._result: np.ndarray | None = None
+
+    @property
+    def waited(self) -> bool:
+        """True after ``wait()``."""
+        return self._finish is None
+
+    @property
+    def result(self) -> np.ndarray | None:
+        """The collective's result; raises PendingWorkError before ``wait()``."""
+        if not self.waited:
+            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(); "
+                                   "call work.wait() first, which also returns it")
+        return self._result
+
+    def wait(self) -> np.ndarray | None:
+        """Blocks until the collective is done and returns its result; a second wait returns it again.
+
+        Raises PendingWorkError when the input was changed since the issue.
+        """
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish()
+            if self._borrowed is not None and self._borrowed.changed():
+                raise PendingWorkError(f"the input of {self.title}, issued at {self.where}, was changed before wait(); "
+                                       "it is only borrowed until then: wait first, or hand over a copy")
+            self._borrowed = None
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"<Work {self.title}, {'done' if self.waited else 'pending'}>"

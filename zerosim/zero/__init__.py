@@ -1,0 +1,9 @@
+"""ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
+
+from zerosim.zero.engine import Engine
+from zerosim.zero.layout import Layout, layout_of
+from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
+from zerosim.zero.update import StepResult
+
+__all__ = ["PARTIAL", "REPLICATED", "SHARDED", "STAGES", "Engine", "Layout", "Placement", "Stage", "StepResult", "layout_of",
+           "redistribute"]

@@ -1,0 +1,136 @@
+"""The engine: one rank's training step under any placement of parameters, gradients and optimizer state.
+
+Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches;
+B batch, I inputs, O outputs; S loss scale.
+Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mixed precision), section 3.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from zerosim.models.context import Context
+from zerosim.models.recompute import Recompute
+from zerosim.models.units import Model, Unit, Weights
+from zerosim.numerics.policy import Policy
+from zerosim.optim.base import Optimizer
+from zerosim.ranks.rank import Rank
+from zerosim.zero import inspection
+from zerosim.zero.gradients import Accumulator
+from zerosim.zero.layout import layout_of, unit_shapes
+from zerosim.zero.passes import Passes, Tape
+from zerosim.zero.placements import REPLICATED, SHARDED, Stage, redistribute, stage_of
+from zerosim.zero.states import States
+from zerosim.zero.update import StepResult, Update
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Engine:
+    """Trains ``model`` with ``optimizer`` on this rank; every rank of the group makes one and takes the same steps.
+
+    ``stage`` is a ZeRO stage's number or a Stage of placements, ``layout`` "per_unit" or "contiguous", ``recompute`` a
+    policy or its text, ``clip_norm`` the most that the global gradient norm may be (None: no limit). ``step`` does all;
+    ``forward``, ``backward``, ``reduce``, ``update``, ``refresh`` are its parts, for programs that write the loop themselves.
+    """
+
+    def __init__(self, rank: Rank, model: Model, optimizer: Optimizer, *, stage: int | Stage = 0, policy: Policy | None = None,
+                 layout: str = "per_unit", recompute: Recompute | str = "none", clip_norm: float | None = None) -> None:
+        self.rank, self.model, self.optimizer = rank, model, optimizer
+        self.stage, self.policy = stage_of(stage), policy or Policy()
+        self.layout = layout_of(layout, unit_shapes(model.units), rank.size)
+        self.states = States(rank, model, optimizer, self.layout, self.stage, self.policy)
+        self.gradients = Accumulator(self.states)
+        self._update = Update(self.states, optimizer, clip_norm)
+        ctx = Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views)
+        policy_of_memory = Recompute.parse(recompute) if isinstance(recompute, str) else recompute
+        self._passes = Passes(model, policy_of_memory, ctx, self.weights, self.gradients.absorb, rank)
+
+    # -- a step and its parts -------------------------------------------------------------------------------------
+
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        """One training step on k micro-batches (x (B, I), target (B, O)) of this rank; k is the same on all ranks."""
+        if not batches:
+            raise ValueError("a step needs at least one micro-batch (x, target), found none; pass [(x, target), ...]")
+        losses = []
+        for x, target in batches:
+            tape = self.forward(x, target)
+            losses.append(tape.loss)
+            self.backward(tape)
+        self.reduce()
+        result = self.update(losses)
+        self.refresh()
+        return result
+
+    def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
+        """x (B, I), target (B, O) -> a tape with the loss, for one backward."""
+        return self._passes.forward(self._input(x), target)
+
+    def backward(self, tape: Tape) -> None:
+        """Adds the gradients of S times the tape's loss to this step's; reduces them as it goes where they rest sharded."""
+        self._passes.backward(tape, self.policy.loss_scale)
+        self.gradients.micro_batch += 1
+
+    def reduce(self) -> None:
+        """Gives the optimizer the gradient's sum over ranks, where that has not happened during backward."""
+        if self.gradients.micro_batch == 0:
+            raise ValueError("reduce() was called without a gradient; call backward(forward(x, target)) first")
+        with self.rank.trace.span("reduce"):
+            self._update.take(*self.gradients.reduce(), self.gradients.micro_batch)
+        self.gradients.micro_batch = 0
+
+    def update(self, losses: Sequence[float] = ()) -> StepResult:
+        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
+        with self.rank.trace.span("update"):
+            return self._update.step(tuple(losses))
+
+    def refresh(self) -> None:
+        """Makes replicated parameters equal again where each rank has updated only its shard: an all-gather."""
+        if not (self.stage.parameters is REPLICATED and self.stage.optimizer is SHARDED):
+            return
+        with self.rank.trace.span("refresh"):
+            for region in self.layout.regions:
+                cut, whole = self.layout.cut(region.low, region.high), self.states.parameter[region.low:region.high]
+                own = whole[cut[self.rank.index]:cut[self.rank.index + 1]]
+                with self.rank.trace.span(region.name):
+                    redistribute(self.rank, own, SHARDED, REPLICATED, cut, policy=self.policy, out=whole,
+                                 purpose="parameters")
+
+    # -- weights and state ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def weights(self, unit: Unit) -> Iterator[Weights]:
+        """The unit's parameters by name, in the compute format: gathered on entry where sharded, freed on exit."""
+        lies = self.layout.units[unit.name]
+        if self.stage.parameters is REPLICATED:
+            yield self._views(unit, self.states.parameter[lies])
+            return
+        own = self.states.parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
+        whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
+        redistribute(self.rank, own, SHARDED, REPLICATED, self.layout.cut(lies.start, lies.stop), policy=self.policy,
+                     out=whole, purpose="parameters")
+        try:
+            yield self._views(unit, whole)
+        finally:
+            self.rank.memory.free(whole)
+
+    def _views(self, unit: Unit, whole: np.ndarray) -> Weights:
+        start = self.layout.units[unit.name].start
+        return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
+                for entry in self.layout.unit_entries(unit.name)}
+
+    def state(self, name: str) -> dict[str, np.ndarray | None]:
+        """The whole "parameter", "gradient" (the mean, fp32; None unless reduced), "master" and slots of one parameter.
+
+        For inspection, on every rank at once: what is sharded is gathered, under the purpose "state". Raises
+        ValueError for a name that the model does not have.
+        """
+        return inspection.state(self.states, name, self._update)
+
+    def _input(self, x: np.ndarray) -> np.ndarray:
+        """A micro-batch in the compute format, charged as input."""
+        x = np.asarray(x)
+        cast = self.rank.memory.alloc(x.shape, self.policy.compute_dtype, "input", "x")
+        self.rank.kernels.cast_pack(np.ascontiguousarray(x), cast)
+        return cast

@@ -1,0 +1,204 @@
+"""Layouts: how the parameters of a model lie in one flat vector, and which rank owns which elements.
+
+Legend: N ranks; offsets and lengths count elements; a range [low, high) is written ``slice(low, high)``.
+A *region* is a stretch of the vector that is cut once among all ranks: one unit in ``per_unit``, everything in
+``contiguous``. A *shard* is what one rank owns, its chunks of all regions one after the other.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+
+from zerosim.ranks.cuts import Cut
+
+UnitShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # unit -> parameter -> shape
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter in the vector."""
+
+    name: str
+    unit: str
+    low: int
+    shape: tuple[int, ...]
+
+    @property
+    def high(self) -> int:
+        return self.low + math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """[low, high) cut at ``bounds`` (N+1 absolute boundaries); from ``valid_high`` on it is padding.
+
+    ``name`` is the unit's, or "all".
+    """
+
+    name: str
+    low: int
+    high: int
+    valid_high: int
+    bounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive valid elements of one owner: where they lie in the vector, and where in the owner's shard."""
+
+    vector: slice
+    shard: slice
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cut of a model's flat vector among N ranks: every element has exactly one owner."""
+
+    name: str
+    ranks: int
+    entries: tuple[Entry, ...]
+    units: Mapping[str, slice]
+    regions: tuple[Region, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements of the vector, padding included."""
+        return self.regions[-1].high if self.regions else 0
+
+    @property
+    def valid_length(self) -> int:
+        """Elements that are parameters."""
+        return sum(entry.high - entry.low for entry in self.entries)
+
+    @cached_property
+    def by_name(self) -> dict[str, Entry]:
+        """The entries by their parameter's name."""
+        return {entry.name: entry for entry in self.entries}
+
+    def unit_entries(self, unit: str) -> list[Entry]:
+        """The entries of one unit, in order."""
+        return [entry for entry in self.entries if entry.unit == unit]
+
+    def cut(self, low: int, high: int) -> Cut:
+        """The owners' boundaries inside [low, high), counted from ``low``: N+1 of them.
+
+        Raises ValueError for a range that is not inside one region, whose owners do not follow each other once.
+        """
+        region = self._region(low, high)
+        return tuple(min(max(bound, low), high) - low for bound in region.bounds)
+
+    def owned(self, rank: int, low: int, high: int) -> slice:
+        """Where the rank's part of [low, high), a range inside one region, lies in its shard."""
+        region, start = self._region(low, high), 0
+        for earlier in self.regions[:self.regions.index(region)]:
+            start += earlier.bounds[rank + 1] - earlier.bounds[rank]
+        first, last = region.bounds[rank], region.bounds[rank + 1]
+        return slice(start + min(max(low, first), last) - first, start + min(max(high, first), last) - first)
+
+    def shard_length(self, rank: int) -> int:
+        """Elements that the rank owns, padding included."""
+        return sum(region.bounds[rank + 1] - region.bounds[rank] for region in self.regions)
+
+    def valid(self, rank: int) -> list[Piece]:
+        """What the rank owns without padding, region by region; every scan of a shard goes through here."""
+        pieces, start = [], 0
+        for region in self.regions:
+            low, high = region.bounds[rank], region.bounds[rank + 1]
+            valid_high = max(low, min(high, region.valid_high))
+            pieces.append(Piece(slice(low, valid_high), slice(start, start + valid_high - low)))
+            start += high - low
+        return pieces
+
+    def padding(self, low: int, high: int) -> slice:
+        """The padding inside [low, high), a range that ends with its region or before its padding."""
+        valid_high = self._region(low, high).valid_high
+        return slice(min(max(valid_high, low), high), high)
+
+    def _region(self, low: int, high: int) -> Region:
+        for region in self.regions:
+            if region.low <= low <= high <= region.high:
+                return region
+        raise ValueError(f"the range [{low}, {high}) crosses regions of the {self.name} layout, inside which alone owners "
+                         f"follow each other once; the regions are {[(r.low, r.high) for r in self.regions]}")
+
+    def __str__(self) -> str:
+        """One line per owner and region."""
+        lines = [f"{self.name}: {self.valid_length} parameters, {self.length - self.valid_length} padding, {self.ranks} ranks"]
+        for rank in range(self.ranks):
+            owned = [describe(self, region.bounds[rank], region.bounds[rank + 1]) for region in self.regions]
+            lines.append(f"  rank {rank}: " + (", ".join(text for text in owned if text) or "nothing"))
+        return "\n".join(lines)
+
+
+def describe(layout: Layout, low: int, high: int) -> str:
+    """``name[a:b]`` of every parameter in [low, high), and its padding."""
+    parts = [f"{e.name}[{max(low, e.low) - e.low}:{min(high, e.high) - e.low}]" for e in layout.entries
+             if max(low, e.low) < min(high, e.high)]
+    valid = sum(max(0, min(high, e.high) - max(low, e.low)) for e in layout.entries)
+    return ", ".join(parts + [f"{high - low - valid} padding"] * (high - low > valid))
+
+
+def padded(length: int, ranks: int) -> int:
+    """The next multiple of N."""
+    return -(-length // ranks) * ranks
+
+
+def region(name: str, low: int, valid: int, ranks: int) -> Region:
+    """``valid`` elements from ``low`` on, padded to a multiple of N and cut in N equal chunks."""
+    chunk = padded(valid, ranks) // ranks
+    return Region(name, low, low + chunk * ranks, low + valid, tuple(low + i * chunk for i in range(ranks + 1)))
+
+
+def per_unit(shapes: UnitShapes, ranks: int) -> Layout:
+    """Every unit is padded to a multiple of N, and each rank owns 1/N of it."""
+    entries: list[Entry] = []
+    regions, units, low = [], {}, 0
+    for unit, parameters in shapes.items():
+        at = low
+        for name, shape in parameters.items():
+            entries.append(Entry(name, unit, at, tuple(shape)))
+            at = entries[-1].high
+        regions.append(region(unit, low, at - low, ranks))
+        units[unit] = slice(low, regions[-1].high)
+        low = regions[-1].high
+    return Layout("per_unit", ranks, tuple(entries), units, tuple(regions))
+
+
+def contiguous(shapes: UnitShapes, ranks: int) -> Layout:
+    """The whole vector is padded to a multiple of N (in its last unit), and each rank owns one slice of it."""
+    entries: list[Entry] = []
+    units, at = {}, 0
+    for unit, parameters in shapes.items():
+        low = at
+        for name, shape in parameters.items():
+            entries.append(Entry(name, unit, at, tuple(shape)))
+            at = entries[-1].high
+        units[unit] = slice(low, at)
+    whole = region("all", 0, at, ranks)
+    last = next(reversed(units))
+    units[last] = slice(units[last].start, whole.high)
+    return Layout("contiguous", ranks, tuple(entries), units, (whole,))
+
+
+LAYOUTS = {"per_unit": per_unit, "contiguous": contiguous}
+
+
+def layout_of(name: str, shapes: UnitShapes, ranks: int) -> Layout:
+    """The named layout of these units' parameters on N ranks.
+
+    Raises ValueError for an unknown name, for no units, and for fewer than one rank.
+    """
+    if name not in LAYOUTS:
+        near = get_close_matches(str(name), LAYOUTS, 1)
+        raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
+                         + (f"; did you mean {near[0]!r}?" if near else ""))
+    if ranks < 1 or not shapes:
+        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks} ranks")
+    return LAYOUTS[name](shapes, ranks)
+
+
+def unit_shapes(units: Sequence[object]) -> UnitShapes:
+    """unit name -> parameter name -> shape, of a model's units."""
+    return {unit.name: dict(unit.shapes) for unit in units}  # type: ignore[attr-defined]

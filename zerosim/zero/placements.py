@@ -1,0 +1,91 @@
+"""Where state rests, and the whole of ZeRO's communication: the change from one placement to another.
+
+Legend: n elements, N ranks.
+Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.policy import Policy
+from zerosim.ranks.cuts import Cut
+from zerosim.ranks.rank import Rank
+
+
+class Placement(Enum):
+    """How one vector rests on N ranks."""
+
+    REPLICATED = "replicated"  # every rank has all of it, the same bits
+    PARTIAL = "partial"        # every rank has an addend of all of it; the vector is their sum
+    SHARDED = "sharded"        # every rank has its own chunk
+
+
+REPLICATED, PARTIAL, SHARDED = Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where parameters, gradients (between micro-batches) and optimizer state rest: a row of ZeRO's table.
+
+    Raises ValueError for parameters or optimizer state that would be PARTIAL: they are no sums.
+    """
+
+    parameters: Placement
+    gradients: Placement
+    optimizer: Placement
+
+    def __post_init__(self) -> None:
+        if PARTIAL in (self.parameters, self.optimizer):
+            raise ValueError("only gradients can be partial, because only they are sums over ranks; place parameters and "
+                             f"optimizer state replicated or sharded, found {self}")
+
+    def __str__(self) -> str:
+        return f"Stage({self.parameters.name}, {self.gradients.name}, {self.optimizer.name})"
+
+
+#               parameters  gradients  optimizer
+STAGES = {0: Stage(REPLICATED, PARTIAL, REPLICATED),
+          1: Stage(REPLICATED, PARTIAL, SHARDED),
+          2: Stage(REPLICATED, SHARDED, SHARDED),
+          3: Stage(SHARDED, SHARDED, SHARDED)}
+
+
+def stage_of(stage: int | Stage) -> Stage:
+    """The row for a stage's number, or the row itself; ValueError for any other."""
+    if isinstance(stage, Stage):
+        return stage
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {stage!r}; for another combination pass "
+                         "Stage(parameters, gradients, optimizer) with placements")
+    return STAGES[stage]
+
+
+def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
+                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "gradients") -> Any:
+    """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
+
+    PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
+    REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
+    it is SHARDED. Raises ValueError for what would unsum a sum.
+    """
+    own = slice(cut[rank.index], cut[rank.index + 1])
+    match have, want:
+        case (Placement.PARTIAL, Placement.REPLICATED):
+            return rank.all_reduce(vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction)
+        case (Placement.PARTIAL, Placement.SHARDED):
+            return rank.reduce_scatter(vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction)
+        case (Placement.SHARDED, Placement.REPLICATED):
+            return rank.all_gather(vector, splits=cut, out=out, async_op=async_op, purpose=purpose)
+    if want is Placement.PARTIAL and have is not want:
+        raise ValueError(f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; keep the addends, "
+                         "or work with the sum")
+    if async_op:
+        raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
+    found = vector if have is want else vector[own]
+    if out is None:
+        return found
+    out[...] = found
+    return out
