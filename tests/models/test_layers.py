@@ -198,6 +198,13 @@ def test_linear_forward_refuses_an_out_of_another_shape():
         layers.linear_forward(context("fp16"), x, w, out=out)
 
 
+def test_an_out_that_would_overwrite_what_is_kept_is_refused():
+    ctx, x, w = context("fp16"), normal("fp16", (4, 4)), normal("fp16", (4, 4))
+    for call in (lambda: layers.linear_forward(ctx, x, w, out=x), lambda: layers.gelu_forward(ctx, x, out=x[:])):
+        with pytest.raises(ValueError, match="found one that shares memory with x, which it keeps for backward"):
+            call()
+
+
 @pytest.mark.parametrize(("what", "shape", "text"), [
     ("dy", (3, 4), r"asked for dy of shape \(3, 5\), and found \(3, 4\); hand it the gradient of this layer's own"),
     ("dw", (5, 4), r"asked for dw of shape \(4, 5\), and found \(5, 4\); the gradient has the shape of the weight"),

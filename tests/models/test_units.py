@@ -1,5 +1,6 @@
 """Units: pure, without weights in what they keep, with first values that do not depend on the cut."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.contexts import bits_of, context, normal, slope
+from tests.models.contexts import bits_of, context, normal, recorded, slope
 from tests.models.steps import initial_weights, loss_and_gradients, loss_of
 from zerosim.models import MLP, HalfSquaredError, LinearUnit, Model
 from zerosim.models.initializers import Constants, Normal
@@ -97,6 +98,20 @@ def test_two_interleaved_forwards_do_not_disturb_each_other(activation):
         np.testing.assert_array_equal(bits_of(alone[1][key]), bits_of(interleaved[1][key]))
     for array, copy in zip((x, dy), before, strict=True):
         np.testing.assert_array_equal(bits_of(array), bits_of(copy))
+
+
+@pytest.mark.parametrize(("activation", "arrays"), [
+    (None, [("linear.y", 2 * 15)]), ("relu", [("linear.y", 2 * 15), ("relu.bits", 2)]),
+    ("gelu", [("linear.y", 2 * 15), ("gelu.y", 2 * 15)]),
+])
+def test_a_unit_allocates_its_output_and_what_its_activation_keeps(activation, arrays):
+    ctx, recorder = recorded("bf16")
+    unit, w, (x, _) = unit_and_arrays("bf16", activation)
+    y, kept = unit.forward(ctx, w, x)
+    assert [(name, math.prod(shape) * dtype.itemsize) for _, name, shape, dtype in recorder.allocated] == arrays
+    assert {kind for kind, *_ in recorder.allocated} == {"activation"}
+    assert kept[0] is x, "the input is kept itself, and charged to whoever made it"
+    assert y.shape == (3, 5)
 
 
 def test_the_first_unit_returns_no_input_gradient_and_the_same_gradients():

@@ -9,6 +9,7 @@ import pytest
 import zerosim as zs
 from tests.twin import Twin
 from tests.zero.training import MODELS, batches, bits, train
+from zerosim.models import MLP
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
 FORMATS = ("fp32", "fp16", "bf16")
@@ -182,7 +183,7 @@ def test_one_concatenated_batch_on_one_device_agrees_within_rounding():
 
 
 def test_overflow_on_one_rank_makes_every_rank_skip_and_changes_nothing():
-    model, policy, ranks = MODELS["odd"](), zs.Policy("fp16", loss_scale=2.0**15), 3
+    model, policy, ranks = MODELS["odd"](), zs.Policy("fp16", loss_scale=2.0**8), 3
     data = batches(model, ranks, 1, 3)
     x, target = data[1][2][0]
     data[1][2][0] = (x, target + np.float32(3e4))  # the second step overflows on rank 2 alone
@@ -194,16 +195,27 @@ def test_overflow_on_one_rank_makes_every_rank_skip_and_changes_nothing():
     assert bits(clean.master) == bits(twin.master)  # the skipped step left no mark
 
 
-def test_other_averaging_rules_change_bits_and_agree_across_stages():
+def test_averaging_rules_change_bits_and_agree_across_stages():
     model, ranks = MODELS["odd"](), 3
     data = batches(model, ranks, 1, 2)
-    seen = set()
+    seen = {}
     for average in ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply"):
         policy = replace(zs.Policy("bf16"), average=average)
         found = {bits(run(model, ranks, data, stage=stage, policy=policy)[0]["m"]) for stage in zs.STAGES}
         assert len(found) == 1
-        seen |= found
-    assert len(seen) == 5
+        seen[average] = found.pop()
+    # split divides by 2, which is exact, then by 1.5: without overflow it is sum_then_divide, bit for bit
+    assert seen.pop("split") == seen["sum_then_divide"]
+    assert len(set(seen.values())) == 4
+
+
+def test_the_split_average_survives_a_sum_that_overflows():
+    """Three gradients of 3e4 sum to 9e4, beyond fp16's 65504; halved first they stay below it."""
+    model = MLP((1, 1), bias=False, seed=3)
+    far = [[[(np.ones((1, 1), np.float32), np.full((1, 1), -3e4, np.float32))] for _ in range(3)]]
+    skipped = {average: run(model, 3, far, stage=2, policy=zs.Policy("fp16", average=average))[0]["skipped"]
+               for average in ("cast_then_divide", "sum_then_divide", "split", "divide_then_sum")}
+    assert skipped == {"cast_then_divide": [True], "sum_then_divide": [True], "split": [False], "divide_then_sum": [False]}
 
 
 def test_fp32_partial_sums_on_the_wire_change_bits_from_three_ranks_on():

@@ -19,8 +19,7 @@ from zerosim.models.context import Context
 # GELU's tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
 GELU_SLOPE = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
-# Beyond this the tanh is exactly -1 or 1, in float64 too; clamping there keeps x³ from overflowing and 0·inf
-# away.
+# Beyond this the tanh is exactly -1 or 1, in float64 too; clamping there avoids an overflow of x³, and 0·inf.
 GELU_SATURATED = 10.0
 
 OWN_OUTPUT = "hand it the gradient of this layer's own output"
@@ -39,7 +38,7 @@ def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | N
     if b is not None:
         require_shape(where, "b", b, (w.shape[1],), "a bias has one element per column of w")
     require_at_rest(ctx, where, x=x, w=w, b=b)
-    y = _out_or_new(ctx, where, out, (x.shape[0], w.shape[1]), "activation", "linear.y")
+    y = _out_or_new(ctx, where, out, (x.shape[0], w.shape[1]), "linear.y", kept=x)
     _matmul(ctx, x, w, y, bias=b)
     return y, x
 
@@ -71,7 +70,7 @@ def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarra
 def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """y = max(x, 0), x and y of n elements; keeps a bit per element. NaN stays NaN; ``out`` may be x."""
     require_at_rest(ctx, "relu_forward", x=x)
-    y = _out_or_new(ctx, "relu_forward", out, x.shape, "activation", "relu.y")
+    y = _out_or_new(ctx, "relu_forward", out, x.shape, "relu.y")
     ctx.kernels.elementwise(_relu, x.reshape(-1), out=y.reshape(-1))
     bits = ctx.empty(packed_nbytes(y.size), dtype=np.uint8, name="relu.bits")
     pack_nonzero(ctx.xp, y, bits)
@@ -97,7 +96,7 @@ def relu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
 def gelu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """y = x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³))), the tanh form; n elements in and out; keeps x."""
     require_at_rest(ctx, "gelu_forward", x=x)
-    y = _out_or_new(ctx, "gelu_forward", out, x.shape, "activation", "gelu.y")
+    y = _out_or_new(ctx, "gelu_forward", out, x.shape, "gelu.y", kept=x)
     ctx.kernels.elementwise(_gelu, x.reshape(-1), out=y.reshape(-1))
     ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes)
     return y, x
@@ -113,12 +112,16 @@ def gelu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return dx
 
 
-def _out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], kind: str,
-                name: str) -> np.ndarray:
+def _out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], name: str,
+                kept: np.ndarray | None = None) -> np.ndarray:
+    """A new activation, or the caller's ``out`` where that fits and does not overwrite what is kept."""
     if out is None:
-        return ctx.empty(shape, kind, name=name)
+        return ctx.empty(shape, name=name)
     require_shape(where, "out", out, shape, "give it the shape of the result, or leave it out")
     require_at_rest(ctx, where, out=out)
+    if kept is not None and ctx.xp.may_share_memory(out, kept):
+        raise ValueError(f"{where} asked for an out of its own, and found one that shares memory with x, which it "
+                         "keeps for backward; give it other memory, or leave it out")
     return out
 
 
@@ -133,8 +136,8 @@ def _matmul(ctx: Context, a: np.ndarray, b: np.ndarray, out: np.ndarray,
 
 def _relu(x: np.ndarray, y: np.ndarray) -> None:
     np.maximum(x, 0, out=y)
-    # Of -0 and +0 NumPy's maximum returns either, depending on the lane. Adding +0 leaves +0 alone, so that
-    # "not the zero pattern" means "let through".
+    # Which of -0 and +0 is the maximum, the processor decides (x86: the second operand). Adding +0 makes it +0 on
+    # all of them, so that "not the pattern of +0" means "let through".
     np.add(y, 0, out=y)
 
 

@@ -33,6 +33,5 @@ class MLP(Model):
 
 
 def _initializers(seed: int, inputs: int) -> dict[str, Initializer]:
-    # LinearUnit refuses a width below 1, in words that name the layer; until then it must not spoil the
-    # square root.
+    # LinearUnit refuses a width below 1, in words that name the layer; it must not spoil the root first.
     return {"weight": Normal(seed, 1 / math.sqrt(max(inputs, 1)))}

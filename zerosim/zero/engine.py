@@ -5,8 +5,8 @@ B batch, I inputs, O outputs; S loss scale.
 Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mixed precision), section 3.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.zero import inspection
 from zerosim.zero.gradients import Accumulator
 from zerosim.zero.layout import layout_of, unit_shapes
+from zerosim.zero.lending import Lender
 from zerosim.zero.passes import Passes, Tape
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage, redistribute, stage_of
 from zerosim.zero.states import States
@@ -43,9 +44,10 @@ class Engine:
         self.states = States(rank, model, optimizer, self.layout, self.stage, self.policy)
         self.gradients = Accumulator(self.states)
         self._update = Update(self.states, optimizer, clip_norm)
+        self._lender = Lender(self.states)
         ctx = Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views)
         policy_of_memory = Recompute.parse(recompute) if isinstance(recompute, str) else recompute
-        self._passes = Passes(model, policy_of_memory, ctx, self.weights, self.gradients.absorb, rank)
+        self._passes = Passes(model, policy_of_memory, ctx, self._lender.weights, self.gradients.absorb, rank)
 
     # -- a step and its parts -------------------------------------------------------------------------------------
 
@@ -99,26 +101,9 @@ class Engine:
 
     # -- weights and state ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def weights(self, unit: Unit) -> Iterator[Weights]:
+    def weights(self, unit: Unit) -> AbstractContextManager[Weights]:
         """The unit's parameters by name, in the compute format: gathered on entry where sharded, freed on exit."""
-        lies = self.layout.units[unit.name]
-        if self.stage.parameters is REPLICATED:
-            yield self._views(unit, self.states.parameter[lies])
-            return
-        own = self.states.parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
-        whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
-        redistribute(self.rank, own, SHARDED, REPLICATED, self.layout.cut(lies.start, lies.stop), policy=self.policy,
-                     out=whole, purpose="parameters")
-        try:
-            yield self._views(unit, whole)
-        finally:
-            self.rank.memory.free(whole)
-
-    def _views(self, unit: Unit, whole: np.ndarray) -> Weights:
-        start = self.layout.units[unit.name].start
-        return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
-                for entry in self.layout.unit_entries(unit.name)}
+        return self._lender.weights(unit)
 
     def state(self, name: str) -> dict[str, np.ndarray | None]:
         """The whole "parameter", "gradient" (the mean, fp32; None unless reduced), "master" and slots of one parameter.
