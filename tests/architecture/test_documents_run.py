@@ -45,6 +45,13 @@ def test_the_readme_prints_what_it_says() -> None:
     assert printed_by(code) == printed
 
 
+def test_the_map_of_edge_cases_names_files_that_exist() -> None:
+    _, _, table = (ROOT / "tests/README.md").read_text(encoding="utf-8").partition("| edge case | where |")
+    named = set(re.findall(r"`([\w/]+\.py)`", table))
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
+
+
 def test_an_example_whose_text_is_wrong_is_noticed() -> None:
     code, printed = first_example("# Title\n\n```python\nprint(1 + 1)\n```\n\nprints\n\n```text\n3\n```\n")
     assert printed_by(code) == "2\n"

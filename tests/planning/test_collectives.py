@@ -36,6 +36,7 @@ def equal(ranks: int) -> tuple[int, ...]:
     ("all_to_all", "pairwise", lambda n: Fraction(n - 1, n), lambda n: n - 1),
     ("all_reduce", "ring", lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * (n - 1)),
     ("all_reduce", "everyone", lambda n: n - 1, lambda n: n - 1),
+    ("barrier", "dissemination", lambda n: 0, lambda n: ceil(log2(n))),
 ])
 def test_equal_chunks_send_the_published_share(ranks, collective, algorithm, vectors, steps) -> None:
     row = sent(collective, algorithm, equal(ranks), 2)

@@ -187,6 +187,12 @@ def _everyone(ask: Ask) -> Sent:
     return _by_rank(ask, lambda _: others * ask.whole, others, others)
 
 
+def _barrier(ask: Ask) -> Sent:
+    """ceil(log2 N) empty messages, to the ranks 1, 2, 4, ... further on (Hensgen, Finkel & Manber 1988)."""
+    steps = _log2_ceil(ask.ranks)
+    return _by_rank(ask, lambda _: 0, steps, steps)
+
+
 def _log2_floor(ranks: int) -> int:
     return ranks.bit_length() - 1
 
@@ -214,6 +220,7 @@ ALGORITHMS: Mapping[tuple[str, str], Callable[[Ask], Sent]] = {
     ("reduce", "naive"): _naive_reduce,
     ("gather", "pairwise"): _gather,
     ("all_to_all", "pairwise"): _all_but_own,
+    ("barrier", "dissemination"): _barrier,
 }
 # These swap halves with partners at distances 1, 2, 4, ... and have no fold.
 POWERS_OF_TWO = frozenset({("reduce_scatter", "halving"), ("all_gather", "doubling")})

@@ -28,13 +28,19 @@ def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
 
 def output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """``out=`` as given, if the result fits in it."""
-    vector(out, "out=")
+    out = vector(out, "out=")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out= has shape {out.shape} and dtype {out.dtype}, but the result has {shape} and {dtype}; "
                          "pass an array of that shape and dtype, or none")
-    if not out.flags.writeable:
-        raise ValueError("out= is read-only; pass a writable array, or none")
-    return out
+    return writable(out, "out=")
+
+
+def writable(out: Any, what: str) -> np.ndarray:
+    """The array, if values can arrive in it."""
+    if not vector(out, what).flags.writeable:
+        raise ValueError(f"{what} is read-only; pass a writable array")
+    found: np.ndarray = out
+    return found
 
 
 def member(index: Any, ranks: int, what: str) -> int:

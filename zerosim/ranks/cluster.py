@@ -12,7 +12,6 @@ from typing import Any, overload
 
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import Hub
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.rank import Rank
@@ -21,6 +20,11 @@ from zerosim.ranks.threads import one_blas_thread
 from zerosim.ranks.trace import Traces
 
 Program = Callable[..., Any]
+
+
+def is_count(value: object) -> bool:
+    """True for a whole number, which True and 2.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Results(Sequence[Any]):
@@ -61,7 +65,7 @@ class Cluster:
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1) -> None:
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
         if capacity_nbytes is not None and capacity_nbytes < 0:
             raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must not be negative; pass None for no limit")
@@ -100,6 +104,8 @@ class Cluster:
 
     def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:
         """Like ``run``, but yields an Event after every hop that is made; ``run`` and ``step_through`` drive it."""
+        from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
+
         self._enter()
         hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug)
         try:

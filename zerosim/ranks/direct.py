@@ -18,13 +18,16 @@ STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than 
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
 
 
-def sent_nbytes(call: Call, index: int) -> int | None:
-    """Bytes that rank ``index`` sends on the ring, or None where only the hops themselves can tell.
+def serves(call: Call) -> bool:
+    """True for rings that add, or only pass on, in the vector's own format."""
+    return call.algorithm == "ring" and call.op in ("sum", "mean") and call.wire is None
 
-    Reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|; Patarasuk & Yuan 2009, section 3.
+
+def sent_nbytes(call: Call, index: int) -> int:
+    """Bytes that rank ``index`` sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
+
+    Source: Patarasuk & Yuan 2009, section 3.
     """
-    if call.algorithm != "ring" or call.op not in ("sum", "mean") or call.wire is not None:
-        return None
     chunks = np.diff(call.cut)
     scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
     elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}

@@ -147,14 +147,14 @@ class Hub:
         call = entries[0].call
         if any(entry.call != call for entry in entries):
             raise MismatchError(explain.mismatch({call.group[e.index]: e.call for e in entries}))
-        sent = [direct.sent_nbytes(call, entry.index) for entry in entries]
-        if self.hop_by_hop or None in sent:
-            sent = [0] * len(entries)
+        sent = [0] * len(entries)
+        if self.hop_by_hop or not direct.serves(call):
             parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]
             for event in lockstep(parties, [(e.x, e.out) for e in entries]):
                 sent[event.hop.source] += event.hop.nbytes
                 yield event
         else:
+            sent = [direct.sent_nbytes(call, entry.index) for entry in entries]
             direct.run(call, self.kernels, entries)
         for entry, nbytes in zip(entries, sent, strict=True):
             entry.finish(nbytes)
@@ -163,6 +163,8 @@ class Hub:
     def _move_messages(self, entry: ExchangeEntry) -> None:
         """Moves what the new entry makes possible: its send to a rank that receives from it, and the reverse."""
         for source, destination in {(entry.me, entry.to), (entry.source, entry.me)}:
+            if source is None or destination is None:
+                continue
             sender, receiver = self.mailbox.get(source), self.mailbox.get(destination)
             if (sender and receiver and sender.to_send and sender.to == destination and receiver.to_receive
                     and receiver.source == source and sender.communicator == receiver.communicator):

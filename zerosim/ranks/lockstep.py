@@ -16,22 +16,23 @@ from zerosim.ranks.trace import Hop
 
 
 class Seat:
-    """One rank's generator in the lockstep: the exchange that it waits for, and which halves are still open."""
+    """One rank's generator in the lockstep: the exchange that it waits for, and with whom halves are still open."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.open: Exchange | None = None
-        self.to_send = self.to_receive = False
+        self.to: int | None = None
+        self.source: int | None = None
 
     def advance(self) -> None:
         """Runs the generator to its next exchange; ``open`` is None when it has none left."""
         self.open = next(self.steps, None)
         if self.open is not None:
-            self.to_send, self.to_receive = self.open.to is not None, self.open.source is not None
+            self.to, self.source = self.open.to, self.open.source
 
     @property
     def settled(self) -> bool:
-        return not (self.to_send or self.to_receive)
+        return self.to is None and self.source is None
 
 
 class Event(NamedTuple):
@@ -51,8 +52,8 @@ def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) ->
         seat.advance()
     step = 0
     while any(seat.open is not None for seat in seats):
-        moves = [(source, seat.open.to) for source, seat in enumerate(seats)
-                 if seat.to_send and seat.open is not None and _expects(seats, seat.open.to, source)]
+        moves = [(source, seat.to) for source, seat in enumerate(seats)
+                 if seat.to is not None and seats[seat.to].source == source]
         assert moves, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
         for source, destination in moves:
             hop, values = _move(seats, source, destination, step, parties[destination])
@@ -63,17 +64,14 @@ def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) ->
         step += 1
 
 
-def _expects(seats: list[Seat], destination: int, source: int) -> bool:
-    seat = seats[destination]
-    return seat.to_receive and seat.open is not None and seat.open.source == source
-
-
 def _move(seats: list[Seat], source: int, destination: int, step: int, receiver: Party) -> tuple[Hop, Array]:
     sender, taker = seats[source].open, seats[destination].open
-    assert sender is not None and taker is not None and len(sender.send) == len(taker.out)
-    receiver.kernels.cast_pack(sender.send, taker.out)
-    seats[source].to_send = seats[destination].to_receive = False
-    return Hop(step, source, destination, sender.chunks, sender.send.nbytes), taker.out
+    assert sender is not None and taker is not None
+    sent, out = sender.send, taker.out
+    assert sent is not None and out is not None and len(sent) == len(out)
+    receiver.kernels.cast_pack(sent, out)
+    seats[source].to = seats[destination].source = None
+    return Hop(step, source, destination, sender.chunks, sent.nbytes), out
 
 
 def expand(call: Call) -> list[Hop]:

@@ -75,7 +75,7 @@ class Rank:
         if send is not None:
             checks.vector(send, "send")
         if out is not None:
-            checks.output(out, np.shape(out), getattr(out, "dtype", None))
+            checks.writable(out, "out=")
         row = Message(self._global(to, "to"), self._global(source, "source"), purpose, self.trace.path)
         self.trace.rows.append(row)
         entry = ExchangeEntry(self._state.index, send, row.destination, out, row.source, self.communicator, row, self.trace)

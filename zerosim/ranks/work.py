@@ -33,7 +33,7 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 def checksum(x: np.ndarray) -> int:
     """CRC-32 of the array's bytes."""
-    return zlib.crc32(as_bytes(x))
+    return zlib.crc32(as_bytes(x).data)
 
 
 class Work:

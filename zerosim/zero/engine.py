@@ -7,6 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from zerosim.zero.layout import layout_of, unit_shapes
 from zerosim.zero.lending import Lender
 from zerosim.zero.passes import Passes, Tape
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage, redistribute, stage_of
-from zerosim.zero.states import States
+from zerosim.zero.states import FP32, States
 from zerosim.zero.update import StepResult, Update
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -66,8 +67,8 @@ class Engine:
         return result
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
-        """x (B, I), target (B, O) -> a tape with the loss, for one backward."""
-        return self._passes.forward(self._input(x), target)
+        """x (B, I), target (B, O) -> a tape with the loss, for one backward. Any floats; targets are rounded to fp32."""
+        return self._passes.forward(self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target"))
 
     def backward(self, tape: Tape) -> None:
         """Adds the gradients of S times the tape's loss to this step's; reduces them as it goes where they rest sharded."""
@@ -113,9 +114,11 @@ class Engine:
         """
         return inspection.state(self.states, name, self._update)
 
-    def _input(self, x: np.ndarray) -> np.ndarray:
-        """A micro-batch in the compute format, charged as input."""
-        x = np.asarray(x)
-        cast = self.rank.memory.alloc(x.shape, self.policy.compute_dtype, "input", "x")
-        self.rank.kernels.cast_pack(np.ascontiguousarray(x), cast)
+    def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
+        """A copy of one array of a micro-batch in the format that the step reads, charged as input."""
+        values = np.asarray(values)
+        if values.dtype.kind in "iub":
+            values = values.astype(np.float64)
+        cast = self.rank.memory.alloc(values.shape, dtype, "input", name)
+        self.rank.kernels.cast_pack(np.ascontiguousarray(values), cast)
         return cast

@@ -57,14 +57,13 @@ class Passes:
     def backward(self, tape: Tape, scale: float) -> None:
         """Goes back unit by unit, handing each one's gradients to ``absorb``; uses the tape up. ``scale`` is S."""
         with self.rank.trace.span("loss"):
-            dy = self.model.loss.backward(self.ctx, tape.kept_by_loss, scale)
+            dy: np.ndarray | None = self.model.loss.backward(self.ctx, tape.kept_by_loss, scale)
         tape.kept_by_loss = None
         segments = self.recompute.segments(len(self.model.units)) or [range(len(self.model.units))]
         for segment in reversed(segments):
             if segment.start in tape.inputs:
-                x = self._run_again(segment[:-1], tape)
-                dy = self._backward(segment[-1], tape, dy, x)
-                segment, x = segment[:-1], None
+                dy = self._backward(segment[-1], tape, dy, self._run_again(segment[:-1], tape))
+                segment = segment[:-1]
             for index in reversed(segment):
                 dy = self._backward(index, tape, dy, None)
 
@@ -85,8 +84,9 @@ class Passes:
         with self.rank.trace.span(span), self.rank.trace.span(unit.name), self.lend(unit) as w:
             return unit.forward(self.ctx, w, x)
 
-    def _backward(self, index: int, tape: Tape, dy: np.ndarray, x: np.ndarray | None) -> np.ndarray:
+    def _backward(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
         """One unit back; given its input ``x``, it first runs forward again under the same weights."""
+        assert dy is not None, "only the first unit has no gradient of its input"
         unit = self.model.units[index]
         kept, tape.kept[index] = tape.kept[index], None
         with self.rank.trace.span("backward"), self.rank.trace.span(unit.name), self.lend(unit) as w:

@@ -71,6 +71,7 @@ class Fold:
 
     @classmethod
     def of(cls, ranks: int) -> "Fold":
+        """The fold of N ranks; no pairs where N is a power of two."""
         active = 1 << (ranks.bit_length() - 1)
         return cls(active, ranks - active)
 
@@ -122,25 +123,32 @@ def rabenseifner(party: Party, x: Array, out: Array) -> Steps:
     party.copy_whole(x, out)
 
     def active_steps(fold: Fold, virtual: int) -> Steps:
-        cut = party.call.cut if fold.pairs == 0 else ceil_cut(party.call.length, fold.active)
-        inner = replace(party.call, group=tuple(range(fold.active)), cut=cut)
-        me = Party(inner, virtual, party.kernels, in_place=True)
-        me.buffers = carved(party.buffers[0], reduce_scatter.halving_buffers(me))
+        me = active_party(party, fold, virtual)
+        me.buffers = party.buffers[1:]
         own = me.chunk(out, virtual)
         for steps in (reduce_scatter.halving(me, out, own), all_gather.doubling(me, own, out)):
             for e in steps:
+                assert e.to is not None and e.source is not None
                 yield replace(e, to=fold.actual(e.to), source=fold.actual(e.source))
 
     yield from folded(party, out, active_steps)
 
 
-def carved(buffer: Array, wanted: list[Buffer]) -> list[Array]:
-    """Cuts consecutive pieces of the wanted lengths from one buffer."""
-    pieces, start = [], 0
-    for length, _ in wanted:
-        pieces.append(buffer[start:start + length])
-        start += length
-    return pieces
+def active_party(party: Party, fold: Fold, virtual: int) -> Party:
+    """The rank inside the smaller call of the 2^m active ranks, which cut the vector anew where some sit out."""
+    cut = party.call.cut if fold.pairs == 0 else ceil_cut(party.call.length, fold.active)
+    inner = replace(party.call, group=tuple(range(fold.active)), cut=cut)
+    return Party(inner, virtual, party.kernels, in_place=True)
+
+
+def rabenseifner_buffers(party: Party) -> list[Buffer]:
+    """A whole vector from the neighbor where ranks fold, then what halving needs; nothing for a rank that sits out."""
+    fold = Fold.of(party.size)
+    virtual = fold.virtual(party.index)
+    if virtual is None:
+        return [(0, party.dtype)]
+    landing = (party.call.length if virtual < fold.pairs else 0, party.dtype)
+    return [landing, *reduce_scatter.halving_buffers(active_party(party, fold, virtual))]
 
 
 def whole_buffer(party: Party) -> list[Buffer]:

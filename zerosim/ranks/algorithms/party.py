@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.null import NullKernels
 from zerosim.ranks.call import Call
 from zerosim.ranks.cuts import largest_chunk
 
@@ -40,7 +41,7 @@ class Party:
 
     call: Call
     index: int
-    kernels: NumpyKernels
+    kernels: NumpyKernels | NullKernels
     buffers: list[Array] = field(default_factory=list)
     in_place: bool = False
 

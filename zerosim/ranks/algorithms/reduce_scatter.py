@@ -15,11 +15,11 @@ def ring(party: Party, x: Array, out: Array) -> Steps:
     The order of the additions is x[c+1] + x[c+2] + ... + x[c], whatever the schedule: it depends on c alone. One
     addition per hop, rounded to the wire's format, is what hardware that adds in fp32 and rounds does.
     """
-    partial, other = _on_the_wire(party, party.chunk(x, party.index - 1)), 1
+    partial, other = party.chunk(x, party.index - 1), 1
     for step in range(party.size - 1):
         sent, arriving = party.neighbor(-1 - step), party.neighbor(-2 - step)
         own = party.chunk(x, arriving)
-        landing = party.buffers[other][:len(own)]
+        landing, partial = party.buffers[other][:len(own)], _on_the_wire(party, partial)
         yield Exchange(partial, party.neighbor(1), landing, party.neighbor(-1), (sent,))
         last = step == party.size - 2 and party.wire == party.dtype
         party.combine(landing, own, out if last else landing)
@@ -28,7 +28,8 @@ def ring(party: Party, x: Array, out: Array) -> Steps:
 
 
 def _on_the_wire(party: Party, chunk: Array) -> Array:
-    if party.wire == party.dtype:
+    """The first contribution, cast; every later partial sum is in the wire's format already."""
+    if chunk.dtype == party.wire:
         return chunk
     cast = party.buffers[0][:len(chunk)]
     party.copy(chunk, cast)

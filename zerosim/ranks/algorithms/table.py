@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
         "ring": Algorithm(all_reduce.ring, reduce_scatter.ring_buffers, wire=True),
         "doubling": Algorithm(all_reduce.doubling, all_reduce.whole_buffer, folds=True),
-        "rabenseifner": Algorithm(all_reduce.rabenseifner, all_reduce.whole_buffer, folds=True),
+        "rabenseifner": Algorithm(all_reduce.rabenseifner, all_reduce.rabenseifner_buffers, folds=True),
         "tree": Algorithm(all_reduce.tree, rooted.reduce_buffers),
         "naive": Algorithm(all_reduce.naive, rooted.reduce_buffers),
         "everyone": Algorithm(all_reduce.everyone, all_reduce.everyone_buffers, accumulate=True),
