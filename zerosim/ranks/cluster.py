@@ -6,6 +6,7 @@ Legend: N ranks.
 import functools
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -98,8 +99,7 @@ class Cluster:
         An exception of a rank stops all others and comes out with the rank named in a note; MismatchError and
         DeadlockError say who was where. After any of them the cluster works again.
         """
-        for _ in self.events(program, *args):
-            pass
+        deque(self.events(program, *args), maxlen=0)  # keeps no event, whose view would hold memory
         return self.runs[-1].results
 
     def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:

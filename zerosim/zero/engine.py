@@ -24,7 +24,7 @@ from zerosim.zero.lending import Lender
 from zerosim.zero.passes import Passes, Tape
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage, redistribute, stage_of
 from zerosim.zero.states import FP32, States
-from zerosim.zero.update import StepResult, Update
+from zerosim.zero.update import Reduced, StepResult, Update
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -113,6 +113,11 @@ class Engine:
         ValueError for a name that the model does not have.
         """
         return inspection.state(self.states, name, self._update)
+
+    @property
+    def reduced(self) -> Reduced | None:
+        """The gradient's sum over ranks, between reduce() and update()."""
+        return self._update.reduced
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
         """A copy of one array of a micro-batch in the format that the step reads, charged as input."""
