@@ -6,6 +6,7 @@ feeds the sum to the unsharded optimizer. It imports nothing of zerosim.zero and
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def regions(model: Model, layout: str) -> list[slice]:
     ends = np.cumsum([0] + [unit.parameter_count for unit in model.units])
     if layout == "contiguous":
         return [slice(0, int(ends[-1]))]
-    return [slice(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
 
 def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -132,7 +133,7 @@ class Twin:
         return float(np.sqrt(total))
 
     def step(self, batches: list[list[tuple[np.ndarray, np.ndarray]]], clip_norm: float | None = None) -> dict:
-        """One step on batches[r][j] = (x, target); returns the losses per rank, the norm, and whether it was skipped."""
+        """One step on batches[r][j] = (x, target); the losses per rank, the norm, and whether it was skipped."""
         pairs = [[self.gradient(x, t) for x, t in mine] for mine in batches]
         losses = [[loss for loss, _ in mine] for mine in pairs]
         total = self.reduced([[g for _, g in mine] for mine in pairs])

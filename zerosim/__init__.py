@@ -4,13 +4,58 @@ from zerosim import models, optim, planning, zero
 from zerosim.numerics.formats import FORMATS, Format, format_of, spacing
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
-from zerosim.ranks import (Cluster, DeadlockError, Hop, Memory, MismatchError, OutOfMemoryError, PendingWorkError, Rank,
-                           RankStopped, RankUseError, Results, Run, Trace, Work, step_through)
+from zerosim.ranks import (
+                           Cluster,
+                           DeadlockError,
+                           Hop,
+                           Memory,
+                           MismatchError,
+                           OutOfMemoryError,
+                           PendingWorkError,
+                           Rank,
+                           RankStopped,
+                           RankUseError,
+                           Results,
+                           Run,
+                           Trace,
+                           Work,
+                           step_through,
+)
 from zerosim.zero import STAGES, Engine, Layout, Placement, Stage, StepResult, redistribute
 
 __version__ = "0.1.0"
 
-__all__ = ["FORMATS", "STAGES", "Cluster", "DeadlockError", "Engine", "Format", "Hop", "Layout", "Memory", "MismatchError",
-           "OutOfMemoryError", "PendingWorkError", "Placement", "Policy", "Rank", "RankStopped", "RankUseError", "Results",
-           "Run", "Stage", "StepResult", "Trace", "Work", "format_of", "models", "optim", "planning", "redistribute",
-           "round_to", "spacing", "step_through", "zero"]
+__all__ = [
+    "FORMATS",
+    "STAGES",
+    "Cluster",
+    "DeadlockError",
+    "Engine",
+    "Format",
+    "Hop",
+    "Layout",
+    "Memory",
+    "MismatchError",
+    "OutOfMemoryError",
+    "PendingWorkError",
+    "Placement",
+    "Policy",
+    "Rank",
+    "RankStopped",
+    "RankUseError",
+    "Results",
+    "Run",
+    "Stage",
+    "StepResult",
+    "Trace",
+    "Work",
+    "format_of",
+    "models",
+    "optim",
+    "planning",
+    "redistribute",
+    "round_to",
+    "spacing",
+    "step_through",
+    "zero",
+]

@@ -95,7 +95,9 @@ def test_the_learning_rate_moves_every_weight_by_itself_in_adams_first_step():
 def test_bytes_equal_the_closed_forms_for_any_number_of_ranks(ranks, layout):
     for stage in zs.STAGES:
         found = replay(replace(EXAMPLE, ranks=ranks, layout=layout), stage)
-        job = pencil.Job((2, 2), ranks, pencil.STAGES[stage], layout=layout, policy=zs.Policy("fp16"), recompute_units=2)
+        job = pencil.Job(
+            (2, 2), ranks, pencil.STAGES[stage], layout=layout, policy=zs.Policy("fp16"), recompute_units=2
+        )
         sent = pencil.sent_nbytes(job)
         assert found.sent_nbytes == [sum(pair) for pair in zip(sent["gradients"], sent["parameters"], strict=True)]
         assert [sum(step.sent_nbytes[rank] for step in found.steps) for rank in range(ranks)] == found.sent_nbytes
@@ -138,10 +140,16 @@ def test_json_numbers_give_back_the_same_fp32():
     assert np.array(found.as_json()["v"], np.float32).tobytes() == exact.tobytes()
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"weights": (1.0,)}, "four weights w1, w2, w3, w4, found 1"), ({"ranks": 0}, "at least one rank, found ranks=0"),
-    ({"ranks": 3, "samples": (((1.0, 2.0), 3.0),)}, "found 1 samples for 3 ranks"), ({"recompute": "all"}, "names no policy"),
-    ({"compute": "fp12"}, "fp12")])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"weights": (1.0,)}, "four weights w1, w2, w3, w4, found 1"),
+        ({"ranks": 0}, "at least one rank, found ranks=0"),
+        ({"ranks": 3, "samples": (((1.0, 2.0), 3.0),)}, "found 1 samples for 3 ranks"),
+        ({"recompute": "all"}, "names no policy"),
+        ({"compute": "fp12"}, "fp12"),
+    ],
+)
 def test_settings_that_cannot_be_replayed_are_refused_with_what_to_do(change, text):
     with pytest.raises(ValueError, match=text):
         replace(EXAMPLE, **change)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.zero.training import MODELS, batches
 from zerosim.models import MLP
+from zerosim.models.recompute import Recompute
 from zerosim.planning import closed_forms as pencil
 
 WORLDS = (1, 2, 3, 4, 5, 8)
@@ -35,7 +36,7 @@ def assert_ledgers_equal_pencil(model, ranks, stage, policy, layout, micro_batch
     cluster = zs.Cluster(ranks)
     cluster.run(lambda rank: steps(rank, model, batches(model, ranks, micro_batches, 1), stage=stage, policy=policy,
                                    layout=layout, recompute=recompute))
-    units = {"none": None, "block": 1}.get(recompute, int(recompute.strip("segment()")) if "(" in recompute else None)
+    units = Recompute.parse(recompute).units_per_segment
     job = job_of(model, ranks, stage, policy, layout, micro_batches, units)
     assert [memory.now_nbytes_by_kind for memory in cluster.memory] == pencil.resting_nbytes(job)
     sent = pencil.sent_nbytes(job)
@@ -58,9 +59,16 @@ def test_every_stage_holds_and_sends_what_the_closed_forms_say(stage, micro_batc
                 assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy(compute), layout, micro_batches)
 
 
-@pytest.mark.parametrize("policy", [zs.Policy("bf16", accumulate="fp32"), zs.Policy("bf16", reduce="fp32"),
-                                    zs.Policy("fp16", wire="fp32"), zs.Policy("fp8_e5m2", reduce="bf16", accumulate="fp32")],
-                         ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        zs.Policy("bf16", accumulate="fp32"),
+        zs.Policy("bf16", reduce="fp32"),
+        zs.Policy("fp16", wire="fp32"),
+        zs.Policy("fp8_e5m2", reduce="bf16", accumulate="fp32"),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_mixed_formats_hold_and_send_what_the_closed_forms_say(stage, policy):
     for ranks in (1, 3, 4):
@@ -77,9 +85,14 @@ def test_recomputation_costs_the_gathers_that_the_closed_forms_say(recompute, la
             assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy("fp16"), layout, 2, recompute)
 
 
-@given(widths=st.lists(st.integers(1, 7), min_size=2, max_size=5), ranks=st.integers(1, 9), stage=st.sampled_from([0, 1, 2, 3]),
-       micro_batches=st.integers(1, 3), layout=st.sampled_from(["per_unit", "contiguous"]),
-       compute=st.sampled_from(["fp32", "fp16", "bf16"]))
+@given(
+    widths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
+    ranks=st.integers(1, 9),
+    stage=st.sampled_from([0, 1, 2, 3]),
+    micro_batches=st.integers(1, 3),
+    layout=st.sampled_from(["per_unit", "contiguous"]),
+    compute=st.sampled_from(["fp32", "fp16", "bf16"]),
+)
 def test_any_model_holds_and_sends_what_the_closed_forms_say(widths, ranks, stage, micro_batches, layout, compute):
     assert_ledgers_equal_pencil(MLP(widths, seed=1), ranks, stage, zs.Policy(compute), layout, micro_batches)
 
@@ -144,6 +157,8 @@ def test_a_capacity_one_byte_short_runs_out_and_one_that_fits_does_not():
     fits, short = zs.Cluster(3, capacity_nbytes=need), zs.Cluster(3, capacity_nbytes=need - 1)
     fits.run(lambda rank: steps(rank, model, data, stage=3) and None)
     for _ in range(2):
-        with pytest.raises(zs.OutOfMemoryError, match=r"rank \d asked for .* left of capacity_nbytes=.* it holds .*parameter"):
+        with pytest.raises(
+            zs.OutOfMemoryError, match=r"rank \d asked for .* left of capacity_nbytes=.* it holds .*parameter"
+        ):
             short.run(lambda rank: steps(rank, model, data, stage=3) and None)
         assert short.memory.now_nbytes == [0, 0, 0]

@@ -129,7 +129,9 @@ def test_clipping_equals_the_twin_and_matters():
     unclipped, _ = twin_of(model, ranks, data, policy, "per_unit", "local_first", sgd)
     assert bits(twin.master) != bits(unclipped.master)
     for stage in zs.STAGES:
-        assert_equals_twin(run(model, ranks, data, stage=stage, policy=policy, optimizer=sgd, clip_norm=0.5), twin, said)
+        assert_equals_twin(
+            run(model, ranks, data, stage=stage, policy=policy, optimizer=sgd, clip_norm=0.5), twin, said
+        )
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -177,7 +179,9 @@ def test_one_concatenated_batch_on_one_device_agrees_within_rounding():
     """
     model, policy, ranks = MODELS["odd"](), zs.Policy("fp32"), 4
     data = batches(model, ranks, 2, 1)
-    joined = [[[tuple(np.concatenate(parts) for parts in zip(*(pair for mine in data[0] for pair in mine), strict=True))]]]
+    joined = [
+        [[tuple(np.concatenate(parts) for parts in zip(*(pair for mine in data[0] for pair in mine), strict=True))]]
+    ]
     many, one = run(model, ranks, data, stage=3, policy=policy)[0], run(model, 1, joined, policy=policy)[0]
     assert np.abs(many["m"] - one["m"]).max() <= 1e-5 * np.abs(one["m"]).max()
 
@@ -215,7 +219,12 @@ def test_the_split_average_survives_a_sum_that_overflows():
     far = [[[(np.ones((1, 1), np.float32), np.full((1, 1), -3e4, np.float32))] for _ in range(3)]]
     skipped = {average: run(model, 3, far, stage=2, policy=zs.Policy("fp16", average=average))[0]["skipped"]
                for average in ("cast_then_divide", "sum_then_divide", "split", "divide_then_sum")}
-    assert skipped == {"cast_then_divide": [True], "sum_then_divide": [True], "split": [False], "divide_then_sum": [False]}
+    assert skipped == {
+        "cast_then_divide": [True],
+        "sum_then_divide": [True],
+        "split": [False],
+        "divide_then_sum": [False],
+    }
 
 
 def test_fp32_partial_sums_on_the_wire_change_bits_from_three_ranks_on():

@@ -6,8 +6,11 @@ import zerosim as zs
 from zerosim.models import MLP
 from zerosim.models.units import Model
 
-MODELS = {"odd": lambda: MLP((3, 5, 2), activation="gelu", seed=1), "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
-          "fewer_than_ranks": lambda: MLP((1, 1), seed=3)}
+MODELS = {
+    "odd": lambda: MLP((3, 5, 2), activation="gelu", seed=1),
+    "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
+    "fewer_than_ranks": lambda: MLP((1, 1), seed=3),
+}
 
 
 def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int = 2, seed: int = 0) -> list:
@@ -16,7 +19,10 @@ def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int 
     inputs, outputs = model.units[0].inputs, model.units[-1].outputs
 
     def one() -> tuple[np.ndarray, np.ndarray]:
-        return (rng.standard_normal((rows, inputs)).astype(np.float32), rng.standard_normal((rows, outputs)).astype(np.float32))
+        return (
+            rng.standard_normal((rows, inputs)).astype(np.float32),
+            rng.standard_normal((rows, outputs)).astype(np.float32),
+        )
 
     return [[[one() for _ in range(micro_batches)] for _ in range(ranks)] for _ in range(steps)]
 
@@ -33,8 +39,12 @@ def train(rank: zs.Rank, model: Model, data: list, **options: object) -> dict:
     optimizer = options.pop("optimizer", None) or zs.optim.Adam(lr=0.01)
     engine = zs.Engine(rank, model, optimizer, **options)
     results = [engine.step(step[rank.index]) for step in data]
-    return {"losses": [r.losses for r in results], "norms": [r.norm for r in results], "skipped": [r.skipped for r in results],
-            **flat_state(engine)}
+    return {
+        "losses": [r.losses for r in results],
+        "norms": [r.norm for r in results],
+        "skipped": [r.skipped for r in results],
+        **flat_state(engine),
+    }
 
 
 def bits(array: np.ndarray) -> bytes:

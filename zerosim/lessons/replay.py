@@ -4,7 +4,6 @@ Legend: N ranks, P = 4 weights; lists are per rank where they say so, else over 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any

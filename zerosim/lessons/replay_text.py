@@ -151,7 +151,9 @@ def results_table(found: Replay) -> Table:
 
 def memory_table(found: Replay) -> Table:
     """Bytes by kind on every rank: at the moments of the step, and at its peak."""
-    kinds = list(dict.fromkeys(kind for witness in found.witnesses for shot in witness.snapshots for kind in shot.held_nbytes))
+    kinds = list(
+        dict.fromkeys(kind for witness in found.witnesses for shot in witness.snapshots for kind in shot.held_nbytes)
+    )
     kinds += [kind for peak in found.peak_nbytes_by_kind for kind in peak if kind not in kinds]
     kinds = list(dict.fromkeys(kinds))
     table = plain_table("Bytes held", "rank", "kind", *MOMENTS.values(), "peak")
@@ -166,7 +168,9 @@ def memory_table(found: Replay) -> Table:
 
 def plain_table(title: str, *columns: str) -> Table:
     """A table without frames, numbers to the right where a column's name says bytes."""
-    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for column in columns:
         table.add_column(column, justify="right" if column.endswith(" B") else "left", overflow="fold")
     return table

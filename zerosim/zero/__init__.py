@@ -5,5 +5,16 @@ from zerosim.zero.layout import Layout, layout_of
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
 
-__all__ = ["PARTIAL", "REPLICATED", "SHARDED", "STAGES", "Engine", "Layout", "Placement", "Stage", "StepResult", "layout_of",
-           "redistribute"]
+__all__ = [
+    "PARTIAL",
+    "REPLICATED",
+    "SHARDED",
+    "STAGES",
+    "Engine",
+    "Layout",
+    "Placement",
+    "Stage",
+    "StepResult",
+    "layout_of",
+    "redistribute",
+]

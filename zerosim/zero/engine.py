@@ -34,11 +34,21 @@ class Engine:
 
     ``stage`` is a ZeRO stage's number or a Stage of placements, ``layout`` "per_unit" or "contiguous", ``recompute`` a
     policy or its text, ``clip_norm`` the most that the global gradient norm may be (None: no limit). ``step`` does all;
-    ``forward``, ``backward``, ``reduce``, ``update``, ``refresh`` are its parts, for programs that write the loop themselves.
+    ``forward``, ``backward``, ``reduce``, ``update``, ``refresh`` are its parts, for who writes the loop by hand.
     """
 
-    def __init__(self, rank: Rank, model: Model, optimizer: Optimizer, *, stage: int | Stage = 0, policy: Policy | None = None,
-                 layout: str = "per_unit", recompute: Recompute | str = "none", clip_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        stage: int | Stage = 0,
+        policy: Policy | None = None,
+        layout: str = "per_unit",
+        recompute: Recompute | str = "none",
+        clip_norm: float | None = None,
+    ) -> None:
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.stage, self.policy = stage_of(stage), policy or Policy()
         self.layout = layout_of(layout, unit_shapes(model.units), rank.size)
@@ -67,11 +77,13 @@ class Engine:
         return result
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
-        """x (B, I), target (B, O) -> a tape with the loss, for one backward. Any floats; targets are rounded to fp32."""
-        return self._passes.forward(self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target"))
+        """x (B, I), target (B, O), any floats -> a tape with the loss, for one backward. Targets become fp32."""
+        return self._passes.forward(
+            self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target")
+        )
 
     def backward(self, tape: Tape) -> None:
-        """Adds the gradients of S times the tape's loss to this step's; reduces them as it goes where they rest sharded."""
+        """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
         self._passes.backward(tape, self.policy.loss_scale)
         self.gradients.micro_batch += 1
 

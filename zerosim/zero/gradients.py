@@ -99,7 +99,9 @@ class Accumulator:
             vector = self.states.gradient[lies]
             vector = self._cast(vector) if have is PARTIAL else vector
             with self.rank.trace.span(region.name):
-                redistribute(self.rank, vector, have, want, self.layout.cut(low, high), policy=self.policy, out=out[goes])
+                redistribute(
+                    self.rank, vector, have, want, self.layout.cut(low, high), policy=self.policy, out=out[goes]
+                )
         return out, want
 
     def _target(self, want: Placement) -> np.ndarray:

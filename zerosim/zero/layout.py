@@ -120,12 +120,17 @@ class Layout:
         for region in self.regions:
             if region.low <= low <= high <= region.high:
                 return region
-        raise ValueError(f"the range [{low}, {high}) crosses regions of the {self.name} layout, inside which alone owners "
-                         f"follow each other once; the regions are {[(r.low, r.high) for r in self.regions]}")
+        raise ValueError(
+            f"the range [{low}, {high}) crosses regions of the {self.name} layout, inside which alone owners "
+            f"follow each other once; the regions are {[(r.low, r.high) for r in self.regions]}"
+        )
 
     def __str__(self) -> str:
         """One line per owner and region."""
-        lines = [f"{self.name}: {self.valid_length} parameters, {self.length - self.valid_length} padding, {self.ranks} ranks"]
+        lines = [
+            f"{self.name}: {self.valid_length} parameters, {self.length - self.valid_length} padding, "
+            f"{self.ranks} ranks"
+        ]
         for rank in range(self.ranks):
             owned = [describe(self, region.bounds[rank], region.bounds[rank + 1]) for region in self.regions]
             lines.append(f"  rank {rank}: " + (", ".join(text for text in owned if text) or "nothing"))

@@ -28,8 +28,16 @@ class Lender:
             return
         own = parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
         whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
-        redistribute(self.rank, own, SHARDED, REPLICATED, self.layout.cut(lies.start, lies.stop), policy=self.states.policy,
-                     out=whole, purpose="parameters")
+        redistribute(
+            self.rank,
+            own,
+            SHARDED,
+            REPLICATED,
+            self.layout.cut(lies.start, lies.stop),
+            policy=self.states.policy,
+            out=whole,
+            purpose="parameters",
+        )
         try:
             yield self._views(unit, whole)
         finally:

@@ -39,8 +39,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         if PARTIAL in (self.parameters, self.optimizer):
-            raise ValueError("only gradients can be partial, because only they are sums over ranks; place parameters and "
-                             f"optimizer state replicated or sharded, found {self}")
+            raise ValueError(
+                "only gradients can be partial, because only they are sums over ranks; place parameters and "
+                f"optimizer state replicated or sharded, found {self}"
+            )
 
     def __str__(self) -> str:
         return f"Stage({self.parameters.name}, {self.gradients.name}, {self.optimizer.name})"
@@ -58,8 +60,10 @@ def stage_of(stage: int | Stage) -> Stage:
     if isinstance(stage, Stage):
         return stage
     if isinstance(stage, bool) or stage not in STAGES:
-        raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {stage!r}; for another combination pass "
-                         "Stage(parameters, gradients, optimizer) with placements")
+        raise ValueError(
+            f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {stage!r}; for another combination pass "
+            "Stage(parameters, gradients, optimizer) with placements"
+        )
     return STAGES[stage]
 
 
@@ -76,12 +80,16 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
         case (Placement.PARTIAL, Placement.REPLICATED):
             return rank.all_reduce(vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction)
         case (Placement.PARTIAL, Placement.SHARDED):
-            return rank.reduce_scatter(vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction)
+            return rank.reduce_scatter(
+                vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction
+            )
         case (Placement.SHARDED, Placement.REPLICATED):
             return rank.all_gather(vector, splits=cut, out=out, async_op=async_op, purpose=purpose)
     if want is Placement.PARTIAL and have is not want:
-        raise ValueError(f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; keep the addends, "
-                         "or work with the sum")
+        raise ValueError(
+            f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; keep the addends, "
+            "or work with the sum"
+        )
     if async_op:
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
     found = vector if have is want else vector[own]

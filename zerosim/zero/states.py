@@ -23,7 +23,9 @@ FP32 = np.dtype(np.float32)
 class States:
     """The arrays at rest, each under its placement, and the views of them that a step works on."""
 
-    def __init__(self, rank: Rank, model: Model, optimizer: Optimizer, layout: Layout, stage: Stage, policy: Policy) -> None:
+    def __init__(
+        self, rank: Rank, model: Model, optimizer: Optimizer, layout: Layout, stage: Stage, policy: Policy
+    ) -> None:
         self.rank, self.model, self.layout, self.stage, self.policy = rank, model, layout, stage, policy
         self.parameter = self._alloc(stage.parameters, policy.compute_dtype, "parameter")
         self.gradient = self._alloc(stage.gradients, policy.accumulate_dtype, "gradient")

@@ -108,7 +108,9 @@ class Update:
         for here in spans(len(w)):
             g = g32[:here.stop - here.start]
             self.kernels.gradient_block(s[here], reduced.divisor, factor, g)
-            self.optimizer.update(self.kernels, w[here], g, {name: slot[here] for name, slot in slots.items()}, self.taken)
+            self.optimizer.update(
+                self.kernels, w[here], g, {name: slot[here] for name, slot in slots.items()}, self.taken
+            )
 
     def _cast_to_compute(self) -> None:
         """Rounds the updated master to the compute format, as far as this rank has both."""
