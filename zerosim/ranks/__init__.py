@@ -1,7 +1,14 @@
 """Ranks, the collectives between them, and the ledgers of what they hold and send."""
 
 from zerosim.ranks.cluster import Cluster, Results, Run
-from zerosim.ranks.errors import (DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError, RankStopped, RankUseError)
+from zerosim.ranks.errors import (
+           DeadlockError,
+           MismatchError,
+           OutOfMemoryError,
+           PendingWorkError,
+           RankStopped,
+           RankUseError,
+)
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.stepping import step_through

@@ -71,7 +71,8 @@ def scaling(rule: str, ranks: int, dtype: np.dtype) -> Scaling:
             before, after = split_factors(ranks)
             return Scaling(divide_before=before, divide_after=after)
         case "premultiply":
-            return Scaling(multiply_before=float(round_to(np.float32(1 / ranks), format_of(dtype))))
+            inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
+            return Scaling(multiply_before=inverse)
     near = get_close_matches(str(rule), AVERAGES, 1)
     raise ValueError(f"no averaging rule {rule!r}; choose one of {', '.join(AVERAGES)}"
                      + (f"; did you mean {near[0]!r}?" if near else ""))

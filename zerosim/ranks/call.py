@@ -11,6 +11,7 @@ import numpy as np
 from zerosim.ranks.cuts import Cut
 
 OPS = ("sum", "mean", "max", "min")
+Group = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Call:
         return len(self.group)
 
     @property
+    def key(self) -> Group:
+        """What identifies the group."""
+        return self.group, self.communicator
+
+    @property
     def length(self) -> int:
         """n, the elements of the whole vector."""
         return self.cut[-1]
@@ -61,6 +67,6 @@ class Call:
 
     def in_full(self) -> str:
         """Like ``str``, with everything that ranks must agree on, for when the short form shows no difference."""
-        return (f"{self.operation}(call {self.number}, {self.shape}, {self.dtype}, op={self.op}, average={self.average}, "
-                f"algorithm={self.algorithm}, wire={self.wire}, accumulate={self.accumulate}, root={self.root}, "
-                f"splits={self.cut}, purpose={self.purpose}, group={self.group})")
+        return (f"{self.operation}(call {self.number}, {self.shape}, {self.dtype}, op={self.op}, "
+                f"average={self.average}, algorithm={self.algorithm}, wire={self.wire}, accumulate={self.accumulate}, "
+                f"root={self.root}, splits={self.cut}, purpose={self.purpose}, group={self.group})")

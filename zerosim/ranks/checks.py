@@ -1,5 +1,7 @@
 """Checks of what a program hands to a collective; every text says what was asked, what was found and what to do."""
 
+from difflib import get_close_matches
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -8,21 +10,27 @@ from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.ranks.algorithms import Algorithm
 from zerosim.ranks.averaging import AVERAGES
 from zerosim.ranks.call import OPS
+from zerosim.ranks.trace import PURPOSES
 
+Part = slice | EllipsisType
+Same = tuple[Part, Part]
+WHOLE: Same = (..., ...)
 FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
 
 
 def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
     """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too."""
     if not isinstance(x, np.ndarray):
-        raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; wrap numbers as np.array([...], np.float32)")
+        raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; "
+                         "wrap numbers as np.array([...], np.float32)")
     if not x.flags.c_contiguous:
         raise ValueError(f"{what} of shape {x.shape} is not contiguous, and a collective makes no hidden copies; "
                          "pass np.ascontiguousarray(...)")
     if x.dtype.hasobject:
         raise ValueError(f"{what} holds Python objects ({x.dtype}); only numbers travel")
     if flat and x.ndim != 1:
-        raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; pass x.reshape(-1)")
+        raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; "
+                         "pass x.reshape(-1)")
     return x
 
 
@@ -56,10 +64,11 @@ def reduction(op: str, average: str | None, dtype: np.dtype[Any]) -> str | None:
         raise ValueError(f"no reduction op={op!r}; choose one of {', '.join(OPS)}")
     if average is not None and op != "mean":
         raise ValueError(f"average={average!r} says how to take a mean, but op={op!r}; pass op='mean'")
-    if op == "mean" and dtype not in FLOATS:
-        raise ValueError(f"op='mean' of {dtype} would need rounding rules that integers do not have; sum, or cast to a float")
-    if dtype.kind in "bc":
+    if dtype.kind not in "iu" and dtype not in FLOATS:
         raise ValueError(f"{dtype} cannot be reduced; cast to an integer or a float first")
+    if op == "mean" and dtype not in FLOATS:
+        raise ValueError(f"op='mean' of {dtype} would need rounding rules that integers do not have; "
+                         "sum, or cast to a float")
     return (average or AVERAGES[0]) if op == "mean" else None
 
 
@@ -69,30 +78,51 @@ def wire_options(row: Algorithm, operation: str, algorithm: str, dtype: np.dtype
     if (wire or accumulate) and (dtype not in FLOATS or op not in ("sum", "mean")):
         raise ValueError(f"wire= and accumulate= are about rounding sums of floats; found op={op!r} of {dtype}")
     if wire and not row.wire:
-        raise ValueError(f"wire={wire!r} is served by algorithm='ring' of reduce_scatter and all_reduce, where partial sums "
-                         f"travel; found {operation} by {algorithm!r}")
+        raise ValueError(f"wire={wire!r} is served by algorithm='ring' of reduce_scatter and all_reduce, where partial "
+                         f"sums travel; found {operation} by {algorithm!r}")
     if accumulate and not row.accumulate:
-        raise ValueError(f"accumulate={accumulate!r} would change nothing in {operation} by {algorithm!r}: it makes one addition "
-                         "per hop, and one addition rounded to the wire's format is the addition in fp32, rounded. "
-                         "Use wire='fp32', or algorithm='pairwise' (reduce_scatter) or 'everyone' (all_reduce)")
+        raise ValueError(f"accumulate={accumulate!r} would change nothing in {operation} by {algorithm!r}: it makes "
+                         "one addition per hop, and one addition rounded to the wire's format is the addition in fp32, "
+                         "rounded. Use wire='fp32', or algorithm='pairwise' (reduce_scatter) or 'everyone' "
+                         "(all_reduce)")
     dtypes = [format_of(name).dtype if name else None for name in (wire, accumulate)]
     return (None if dtypes[0] == dtype else dtypes[0]), (None if dtypes[1] == dtype else dtypes[1])
 
 
-def overlap(x: np.ndarray, out: np.ndarray, own: np.ndarray | None) -> bool:
-    """True when the operation is in place: ``out`` and ``x`` are the same memory where they should be.
+def overlap(x: np.ndarray, out: np.ndarray, same: Same | None) -> bool:
+    """True when the operation is in place; both arrays are contiguous.
 
-    ``own`` is the part of the longer array that the shorter one may be; None for arrays of equal length.
+    ``same`` names the parts of ``x`` and ``out`` that may be the same memory, None where none may.
     """
     if not np.may_share_memory(x, out):
         return False
-    short, expected = (x, out) if own is None else (x if x.size < out.size else out, own)
-    if start(short) == start(expected) and short.nbytes == expected.nbytes:
+    if same is None:
+        raise ValueError("out= overlaps the input, which is still sent from when the first elements arrive; "
+                         "pass memory of its own")
+    mine, its = x[same[0]], out[same[1]]
+    if start(mine) == start(its) and mine.nbytes == its.nbytes:
         return True
-    if not np.shares_memory(x, out):
-        return False
-    raise ValueError("out= overlaps the input without being the same elements; pass the input itself (or, for the "
-                     "longer array, a view of the rank's own chunk), or memory of its own")
+    raise ValueError("out= overlaps the input without being the same elements; pass the input itself (or, where one of "
+                     "them is the rank's chunk of the other, a view of that chunk), or memory of its own")
+
+
+def purpose(name: str) -> str:
+    """The purpose that a message is counted under, if there is such a one."""
+    if name not in PURPOSES:
+        near = get_close_matches(str(name), PURPOSES, 1)
+        raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
+                         + (f"; did you mean {near[0]!r}?" if near else ""))
+    return name
+
+
+def cutting(row: Algorithm, operation: str, algorithm: str, ranks: int) -> None:
+    """Raises ValueError where ``splits=`` would change nothing."""
+    if not row.cuts:
+        raise ValueError(f"splits= would change nothing in {operation} by {algorithm!r}, which cuts nothing; "
+                         "leave it out")
+    if row.folds and ranks & (ranks - 1):
+        raise ValueError(f"splits= would change nothing in {operation} by {algorithm!r} on {ranks} ranks, of which "
+                         "only a power of two take chunks, by a cut of their own; leave it out, or take algorithm='ring'")
 
 
 def start(x: np.ndarray) -> int:

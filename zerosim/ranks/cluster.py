@@ -5,13 +5,12 @@ Legend: N ranks.
 
 import functools
 import threading
-import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.cuts import is_count
 from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.memory import Memories, Memory
@@ -21,11 +20,6 @@ from zerosim.ranks.threads import one_blas_thread
 from zerosim.ranks.trace import Traces
 
 Program = Callable[..., Any]
-
-
-def is_count(value: object) -> bool:
-    """True for a whole number, which True and 2.0 are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Results(Sequence[Any]):
@@ -72,8 +66,10 @@ class Cluster:
             raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must not be negative; pass None for no limit")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self.kernels = NumpyKernels()
-        states = [RankState(i, Memory(f"rank {i}", self.kernels, capacity_nbytes, debug), self.kernels) for i in range(ranks)]
-        self.ranks = [Rank(state, tuple(range(ranks))) for state in states]
+        states = [RankState(index, Memory(f"rank {index}", self.kernels, capacity_nbytes, debug), self.kernels)
+                  for index in range(ranks)]
+        group = tuple(range(ranks))
+        self.ranks = [Rank(state, group) for state in states]
         self.runs: list[Run] = []
         self._states = states
         self._running: int | None = None
@@ -99,15 +95,20 @@ class Cluster:
         An exception of a rank stops all others and comes out with the rank named in a note; MismatchError and
         DeadlockError say who was where. After any of them the cluster works again.
         """
-        deque(self.events(program, *args), maxlen=0)  # keeps no event, whose view would hold memory
+        for _ in self._drive(program, args, hop_by_hop=False, watched=False):
+            pass
         return self.runs[-1].results
 
     def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:
-        """Like ``run``, but yields an Event after every hop that is made; ``run`` and ``step_through`` drive it."""
+        """Like ``run``, but yields an Event after every hop made; ``hop_by_hop`` makes those of the ring too."""
+        return self._drive(program, args, hop_by_hop=hop_by_hop, watched=True)
+
+    def _drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool,
+               watched: bool) -> Generator[Event, None, None]:
         from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
 
         self._enter()
-        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug)
+        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched)
         try:
             for state in self._states:
                 state.begin(hub)
@@ -115,9 +116,7 @@ class Cluster:
                 yield from hub.drive([functools.partial(_body, rank, program, args) for rank in self.ranks])
             self.runs.append(Run(Results(hub.results), self.trace))
         except BaseException as error:
-            if hub.failure is not None and hub.failure[1] is error:
-                error.add_note(f"raised by rank {hub.failure[0]} of {self.size}")
-                traceback.clear_frames(error.__traceback__)
+            hub.let_go(error)
             raise
         finally:
             for state in self._states:
@@ -126,7 +125,8 @@ class Cluster:
 
     def _enter(self) -> None:
         if self._running is not None:
-            here = "from one of its own ranks" if self._running == threading.get_ident() else "from another thread"
+            here = ("by one of its ranks, or in the midst of a step_through," if self._running == threading.get_ident()
+                    else "by another thread")
             raise RankUseError(f"this cluster is running a program already, and was asked {here} to run another; "
                                "make a second Cluster for nested runs, or wait until the first has ended")
         self._running = threading.get_ident()

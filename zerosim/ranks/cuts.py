@@ -6,6 +6,9 @@ Legend: n elements, N ranks. A cut is a tuple of N+1 boundaries; chunk i is ``ve
 import operator
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
 
 Cut = tuple[int, ...]
 
@@ -28,17 +31,41 @@ def checked_cut(splits: Iterable[int] | None, length: int, ranks: int) -> Cut:
     """
     if splits is None:
         return ceil_cut(length, ranks)
-    try:
-        cut = tuple(operator.index(boundary) for boundary in splits)
-    except TypeError as error:
-        raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
-                         f"{ceil_cut(length, ranks)}") from error
-    if len(cut) != ranks + 1 or cut[0] != 0 or cut[-1] != length or any(a > b for a, b in zip(cut, cut[1:])):
+    cut = whole_numbers(splits, length, ranks)
+    if len(cut) != ranks + 1 or cut[0] != 0 or cut[-1] != length or any(a > b for a, b in pairwise(cut)):
         raise ValueError(f"splits={cut} does not cut {length} elements among {ranks} ranks; pass {ranks + 1} rising "
                          f"boundaries from 0 to {length}, e.g. {ceil_cut(length, ranks)}")
     return cut
 
 
+def gathered_cut(splits: Iterable[int] | None, length: int | None, own: int, ranks: int) -> Cut:
+    """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one.
+
+    Raises ValueError for a length that is no count, and like ``checked_cut``.
+    """
+    if length is not None and (not is_count(length) or length < 0):
+        raise ValueError(f"length={length!r} must be the number of elements of the whole vector, 0 or more")
+    whole = own * ranks if length is None else int(length)
+    if splits is None:
+        return ceil_cut(whole, ranks)
+    boundaries = whole_numbers(splits, whole, ranks)
+    return checked_cut(boundaries, max(boundaries, default=0) if length is None else whole, ranks)
+
+
+def whole_numbers(splits: Iterable[int], length: int, ranks: int) -> Cut:
+    """The boundaries as integers; raises ValueError where they are none."""
+    try:
+        return tuple(operator.index(boundary) for boundary in splits)
+    except TypeError as error:
+        raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
+                         f"{ceil_cut(length, ranks)}") from error
+
+
+def is_count(value: object) -> bool:
+    """True for a whole number, which True and 2.0 are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def largest_chunk(cut: Cut) -> int:
     """Elements of the longest chunk."""
-    return max(b - a for a, b in zip(cut, cut[1:]))
+    return max(b - a for a, b in pairwise(cut))

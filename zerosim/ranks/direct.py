@@ -11,8 +11,8 @@ import numpy as np
 from zerosim.numerics.blocks import BLOCK, spans
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call
-from zerosim.ranks.entry import CollectiveEntry
 from zerosim.ranks.cuts import Cut, largest_chunk
+from zerosim.ranks.entry import CollectiveEntry
 
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
@@ -32,6 +32,17 @@ def sent_nbytes(call: Call, index: int) -> int:
     scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
     elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
     return elements[call.operation] * call.dtype.itemsize
+
+
+def scratch_nbytes(call: Call) -> int:
+    """The most bytes that this way of computing takes for itself: no rank's, as hardware would not need them."""
+    if call.operation == "all_gather":
+        return 0
+    longest, itemsize = largest_chunk(call.cut), call.dtype.itemsize
+    if not worth_stacking(call.cut, call.ranks):
+        return min(BLOCK, longest) * itemsize
+    totals, indices = call.ranks * longest * itemsize, 2 * call.ranks * longest * np.dtype(np.intp).itemsize
+    return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
 
 
 def run(call: Call, kernels: NumpyKernels, entries: Sequence[CollectiveEntry]) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from zerosim.ranks.call import Call
+from zerosim.ranks.call import Call, Group
 from zerosim.ranks.trace import Collective, Message, Trace
 
 
@@ -32,6 +32,11 @@ class CollectiveEntry:
         self.trace.sent(self.row, nbytes)
         self.done = True
 
+    def let_go(self) -> None:
+        """The rank has fetched its result: nothing is held through this entry any more."""
+        self.x = self.out = np.empty(0, self.x.dtype)
+        self.buffers = []
+
     def describe(self) -> str:
         """The call as an error text shows it."""
         return str(self.call)
@@ -46,7 +51,7 @@ class ExchangeEntry:
     to: int | None
     out: np.ndarray | None
     source: int | None
-    communicator: tuple[int, ...]
+    key: Group
     row: Message
     trace: Trace
     to_send: bool = field(init=False)

@@ -1,5 +1,6 @@
 """Turns the hub's state into sentences: who is in which call, who waits for whom, and where in the source."""
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -9,7 +10,7 @@ from types import FrameType
 from zerosim.ranks.call import Call
 from zerosim.ranks.entry import CollectiveEntry, Entry
 
-PACKAGE = str(Path(__file__).parent.parent)
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
 def where(frame: FrameType | None) -> str:
@@ -34,29 +35,29 @@ def mismatch(calls: Mapping[int, Call]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, call in calls.items():
         groups.setdefault(show(call), []).append(rank)
-    said = "; ".join(f"ranks {ranks} are in {text}" for text, ranks in groups.items())
+    said = "; ".join(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {text}"
+                     for text, ranks in groups.items())
     return (f"the ranks of a group must make the same collective calls in the same order, but {said}. "
             "Look for a branch that depends on the rank, or for shapes, dtypes or options that differ.")
 
 
 def deadlock(waiting: Sequence[tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> str:
-    """Who waits for whom. ``waiting``: per rank its open entry (None: finished) and place; ``missing``: rank -> ranks."""
+    """Who waits for whom. ``waiting``: each rank's open entry (None: finished) and place; ``missing``: who is absent."""
     lines = []
-    for (text, place), members in groupby(enumerate(waiting), key=lambda item: _state(item, missing)):
+    for text, members in groupby(enumerate(waiting), key=lambda item: _state(item, missing)):
         ranks = [rank for rank, _ in members]
-        subject = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        lines.append(f"  {subject} {text}{' at ' + place if place else ''}")
-    return ("no rank can go on:\n" + "\n".join(lines) + "\nEvery send needs a receive of the same size that is waiting for it "
-            "(exchange() does both at once), and every rank of a group must enter each collective.")
+        lines.append(f"  rank {ranks[0]}: {text}" if len(ranks) == 1 else f"  ranks {ranks[0]}-{ranks[-1]}: {text}")
+    return ("no rank can go on:\n" + "\n".join(lines) + "\nEvery send needs a receive of the same size that is waiting "
+            "for it (exchange() does both at once), and every rank of a group must enter each collective.")
 
 
-def _state(item: tuple[int, tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> tuple[str, str]:
+def _state(item: tuple[int, tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> str:
     rank, (entry, place) = item
     if entry is None:
-        return "finished its program", ""
+        return "finished"
     if isinstance(entry, CollectiveEntry):
-        return f"waits in {entry.describe()} for {ranks_text(missing[rank])}", place
-    return f"waits in {entry.describe()}", place
+        return f"in {entry.describe()} at {place}, waiting for {ranks_text(missing[rank])}"
+    return f"in {entry.describe()} at {place}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -7,6 +7,7 @@ issued it and agree, and moves a message when both its halves are there. Same pr
 import contextvars
 import random
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 from types import FrameType
@@ -17,7 +18,7 @@ from greenlet import getcurrent, greenlet
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks import direct, explain
 from zerosim.ranks.algorithms import Party
-from zerosim.ranks.call import Call
+from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
 from zerosim.ranks.lockstep import Event, lockstep
@@ -28,18 +29,19 @@ MISSING = object()
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 
-    def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool) -> None:
-        self.kernels, self.hop_by_hop = kernels, hop_by_hop
+    def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool, watched: bool) -> None:
+        self.kernels, self.hop_by_hop, self.watched = kernels, hop_by_hop, watched
         self.chance = random.Random(seed) if seed else None
         self.thread = threading.get_ident()
         self.greenlets: list[greenlet] = []
         self.results: list[Any] = [MISSING] * size
         self.waiting: list[Entry | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
-        self.gathering: dict[tuple[tuple[int, ...], int], dict[int, CollectiveEntry]] = {}
+        self.gathering: dict[tuple[Group, int], dict[int, CollectiveEntry]] = {}
         self.complete: deque[list[CollectiveEntry]] = deque()
         self.mailbox: dict[int, ExchangeEntry] = {}
         self.failure: tuple[int, BaseException] | None = None
+        self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
 
     # -- called by ranks, inside their greenlets ------------------------------------------------------------------
@@ -62,10 +64,11 @@ class Hub:
             self._move_messages(entry)
         else:
             call = entry.call
-            group = self.gathering.setdefault((call.communicator, call.number), {})
+            key = call.key, call.number
+            group = self.gathering.setdefault(key, {})
             group[entry.index] = entry
             if len(group) == call.ranks:
-                del self.gathering[call.communicator, call.number]
+                del self.gathering[key]
                 self.complete.append([group[i] for i in range(call.ranks)])
         if self.chance is not None and self.chance.random() < 0.5:
             self.ready.append(rank)
@@ -89,7 +92,7 @@ class Hub:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def drive(self, programs: list[Callable[[], Any]]) -> Generator[Event, None, None]:
-        """Runs the programs to their end, yielding every hop of every collective that is made hop by hop.
+        """Runs the programs to their end; a watched hub yields every hop of every collective made hop by hop.
 
         Raises what a rank raised, MismatchError or DeadlockError; whatever happens, no rank is left running.
         """
@@ -111,12 +114,22 @@ class Hub:
                 self.results[rank] = program()
             except RankStopped:
                 pass
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is re-raised by _resume
-                self.failure = self.failure or (rank, error)
+            except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
+                self._failed(rank, RuntimeError("the program let a StopIteration out; catch it where next() is called"),
+                             error)
+            except BaseException as error:  # whatever it is, _resume raises it again
+                self._failed(rank, error)
 
         g = greenlet(body)
         g.gr_context = contextvars.copy_context()
         return g
+
+    def _failed(self, rank: int, error: BaseException, cause: BaseException | None = None) -> None:
+        error.__cause__ = cause or error.__cause__
+        if self.stopping:
+            self.aftermath.append((rank, error))
+        else:
+            self.failure = (rank, error)
 
     def _carries_out_now(self) -> bool:
         """Always, unless a seeded schedule lets ready ranks run first."""
@@ -150,9 +163,10 @@ class Hub:
         sent = [0] * len(entries)
         if self.hop_by_hop or not direct.serves(call):
             parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]
-            for event in lockstep(parties, [(e.x, e.out) for e in entries]):
-                sent[event.hop.source] += event.hop.nbytes
-                yield event
+            for hop, values in lockstep(parties, [(e.x, e.out) for e in entries]):
+                sent[hop.source] += hop.nbytes
+                if self.watched:  # a copy, since who keeps a view keeps a buffer in the ledger
+                    yield Event(call, hop, values.copy())
         else:
             sent = [direct.sent_nbytes(call, entry.index) for entry in entries]
             direct.run(call, self.kernels, entries)
@@ -162,20 +176,21 @@ class Hub:
 
     def _move_messages(self, entry: ExchangeEntry) -> None:
         """Moves what the new entry makes possible: its send to a rank that receives from it, and the reverse."""
-        for source, destination in {(entry.me, entry.to), (entry.source, entry.me)}:
+        for source, destination in dict.fromkeys([(entry.me, entry.to), (entry.source, entry.me)]):
             if source is None or destination is None:
                 continue
             sender, receiver = self.mailbox.get(source), self.mailbox.get(destination)
             if (sender and receiver and sender.to_send and sender.to == destination and receiver.to_receive
-                    and receiver.source == source and sender.communicator == receiver.communicator):
+                    and receiver.source == source and sender.key == receiver.key):
                 self._move(sender, receiver)
 
     def _move(self, sender: ExchangeEntry, receiver: ExchangeEntry) -> None:
         send, out = sender.send, receiver.out
-        assert send is not None and out is not None
+        assert send is not None
+        assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
-            raise MismatchError(f"rank {sender.me} sends ({send.shape}, {send.dtype}) to rank {receiver.me}, which expects "
-                                f"({out.shape}, {out.dtype}); both sides must name the same shape and dtype")
+            raise MismatchError(f"rank {sender.me} sends ({send.shape}, {send.dtype}) to rank {receiver.me}, which "
+                                f"expects ({out.shape}, {out.dtype}); both sides must name the same shape and dtype")
         out[...] = send
         sender.to_send = receiver.to_receive = False
         sender.count(send.nbytes)
@@ -194,7 +209,7 @@ class Hub:
 
     def _absent(self, call: Call) -> list[int]:
         """The ranks of the call's group that have not issued it."""
-        there = self.gathering[call.communicator, call.number]
+        there = self.gathering[call.key, call.number]
         return [rank for i, rank in enumerate(call.group) if i not in there]
 
     def _frame(self, rank: int) -> FrameType | None:
@@ -204,11 +219,29 @@ class Hub:
     def _unwind(self) -> None:
         """Stops every rank that still runs; its ``finally`` blocks run, and any further call stops it again."""
         self.stopping = True
-        for g in self.greenlets:
-            g.parent = getcurrent()
-            if not g.dead:
+        for g in self.greenlets if threading.get_ident() == self.thread else ():
+            if g:  # begun and not ended: one that has not begun has nothing to unwind, and would raise out of here
+                g.parent = getcurrent()
                 g.throw(RankStopped)
         self.gathering.clear()
         self.complete.clear()
+        self.ready.clear()
         self.mailbox.clear()
         self.waiting = [None] * len(self.waiting)
+
+    def let_go(self, error: BaseException) -> None:
+        """After a failure: names the ranks in notes, and clears what the error's frames would keep in the ledgers."""
+        if self.failure is not None and self.failure[1] is error:
+            error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")
+        for rank, later in self.aftermath:
+            error.add_note(f"rank {rank} raised {later!r} when it was stopped")
+        raised: BaseException | None = error
+        seen: set[int] = set()
+        while raised is not None and id(raised) not in seen:
+            seen.add(id(raised))
+            traceback.clear_frames(raised.__traceback__)
+            # A rank's own error has only that rank's errors behind it; the hub's may have the caller's.
+            raised = (raised.__cause__ or raised.__context__) if self.failure is not None else None
+        self.results.clear()
+        self.aftermath.clear()
+        self.failure = None

@@ -5,6 +5,7 @@ that can move in one round make one step.
 """
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,15 +37,16 @@ class Seat:
 
 
 class Event(NamedTuple):
-    """A hop that has just been made: its call, the hop, and a view of the values where they arrived."""
+    """A hop that has just been made: its call, the hop, and a copy of the values that arrived."""
 
     call: Call
     hop: Hop
     values: Array
 
 
-def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) -> Generator[Event, None, None]:
-    """Runs the call of all ``parties`` on their (x, out) arrays and yields every hop after it was made."""
+def lockstep(parties: Sequence[Party],
+             arrays: Sequence[tuple[Array, Array]]) -> Generator[tuple[Hop, Array], None, None]:
+    """Runs the call of all ``parties`` on their (x, out) arrays; yields every hop made, with a view of what arrived."""
     call = parties[0].call
     steps = ALGORITHMS[call.operation][call.algorithm].steps
     seats = [Seat(steps(party, x, out)) for party, (x, out) in zip(parties, arrays, strict=True)]
@@ -56,8 +58,7 @@ def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) ->
                  if seat.to is not None and seats[seat.to].source == source]
         assert moves, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
         for source, destination in moves:
-            hop, values = _move(seats, source, destination, step, parties[destination])
-            yield Event(call, hop, values)
+            yield _move(seats, source, destination, step, parties[destination])
         for seat in seats:
             if seat.open is not None and seat.settled:
                 seat.advance()
@@ -66,9 +67,12 @@ def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]]) ->
 
 def _move(seats: list[Seat], source: int, destination: int, step: int, receiver: Party) -> tuple[Hop, Array]:
     sender, taker = seats[source].open, seats[destination].open
-    assert sender is not None and taker is not None
+    assert sender is not None
+    assert taker is not None
     sent, out = sender.send, taker.out
-    assert sent is not None and out is not None and len(sent) == len(out)
+    assert sent is not None
+    assert out is not None
+    assert len(sent) == len(out)
     receiver.kernels.cast_pack(sent, out)
     seats[source].to = seats[destination].source = None
     return Hop(step, source, destination, sender.chunks, sent.nbytes), out
@@ -76,16 +80,18 @@ def _move(seats: list[Seat], source: int, destination: int, step: int, receiver:
 
 def expand(call: Call) -> list[Hop]:
     """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
-    return list(_expand(call))
+    # The n-th call of a loop makes the first one's hops. Few are kept: 512 ranks in a ring make half a million.
+    anywhere = replace(call, number=0, communicator=(), group=tuple(range(call.ranks)), purpose="unspecified")
+    return list(_expand(anywhere))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _expand(call: Call) -> tuple[Hop, ...]:
     algorithm = ALGORITHMS[call.operation][call.algorithm]
     parties = [Party(call, index, NullKernels()) for index in range(call.ranks)]
     for party in parties:
         party.buffers = [NullArray((length,), dtype) for length, dtype in algorithm.buffers(party)]
-    return tuple(event.hop for event in lockstep(parties, [null_arrays(party) for party in parties]))
+    return tuple(hop for hop, _ in lockstep(parties, [null_arrays(party) for party in parties]))
 
 
 def null_arrays(party: Party) -> tuple[Any, Any]:

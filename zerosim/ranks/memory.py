@@ -4,6 +4,7 @@ Legend: nbytes are those of the values (2 for each 16-bit value). An array of 4 
 the up to 64 bytes more that its base takes for that are ``slack_nbytes``, and no part of any kind.
 """
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.trace import Held, Trace
@@ -39,11 +41,10 @@ def base_of(array: np.ndarray) -> np.ndarray:
 
 
 def poison(array: np.ndarray) -> None:
-    """Fills an array with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
-    if array.dtype.kind in "fV":
-        array.fill(array.dtype.type(np.nan))
-    else:
-        array.view(np.uint8).fill(0xA5)
+    """Fills an array of any strides with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
+    dtype = array.dtype
+    has_nan = dtype.kind in "fc" or any(dtype == row.dtype for row in FORMATS.values())
+    array[...] = np.array(np.nan, dtype) if has_nan else np.frombuffer(b"\xa5" * dtype.itemsize, dtype)[0]
 
 
 class Memory:
@@ -78,7 +79,10 @@ class Memory:
         Raises OutOfMemoryError when the capacity does not leave the bytes, and ValueError for an unknown kind.
         """
         dtype = np.dtype(dtype)
-        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        lengths = (shape,) if isinstance(shape, int | np.integer) else shape
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
+        nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)
         array = self.kernels.empty(shape, dtype)
         if self.debug:
@@ -100,20 +104,25 @@ class Memory:
         Raises ValueError when the ledger does not hold it.
         """
         base = base_of(array)
-        if id(base) not in self._holdings:
-            raise ValueError(f"{self.owner} asked to free an array of {array.nbytes} bytes that its ledger does not hold; "
-                             "only what alloc() or hold() charged can be freed, and only once")
-        if self.debug:
+        self._holding(array, "free")
+        if self.debug and array.flags.writeable:
             poison(array)
         self._leave(id(base))
 
     def reclassify(self, array: np.ndarray, kind: str) -> None:
         """Moves a held array to another kind (a layer's input that is now kept for recomputation, say)."""
         self._check_kind(kind)
-        holding = self._holdings[id(base_of(array))]
+        holding = self._holding(array, "reclassify")
         self._move(holding, -1)
         holding.kind = kind
         self._move(holding, +1)
+
+    def _holding(self, array: np.ndarray, asked: str) -> Holding:
+        holding = self._holdings.get(id(base_of(array)))
+        if holding is None:
+            raise ValueError(f"{self.owner} asked to {asked} an array of {array.nbytes} bytes that its ledger does not "
+                             "hold; only what alloc() or hold() charged is there, and only until free() or its death")
+        return holding
 
     def kind_of(self, array: np.ndarray) -> str | None:
         """The kind under which the array's memory is held; None when it is not in this ledger."""
@@ -126,8 +135,13 @@ class Memory:
         self._peak_by_kind = self.now_nbytes_by_kind
 
     def peak_nbytes_of(self, kinds: Iterable[str]) -> int:
-        """The most bytes that these kinds held together at one moment of the current trace."""
-        kinds = frozenset(kinds)
+        """The most bytes that these kinds held together at one moment of the current trace.
+
+        Raises ValueError for a kind that there is not.
+        """
+        kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
+        for kind in kinds:
+            self._check_kind(kind)
         held = self._held_at_start(kinds)
         peak = held
         for row in self.trace.rows:

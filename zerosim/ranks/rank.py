@@ -3,19 +3,19 @@
 Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 1]].
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from zerosim.ranks import checks
-from zerosim.ranks.cuts import checked_cut
+from zerosim.ranks.algorithms import algorithm_of
+from zerosim.ranks.cuts import Cut, checked_cut, gathered_cut, is_count
 from zerosim.ranks.entry import ExchangeEntry
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.request import Request, perform
 from zerosim.ranks.state import RankState
 from zerosim.ranks.trace import Message, Trace
-from zerosim.ranks.work import Work
 
 Array = np.ndarray
 Splits = Iterable[int] | None
@@ -34,6 +34,7 @@ class Rank:
 
     def __init__(self, state: RankState, group: tuple[int, ...], communicator: tuple[int, ...] = ()) -> None:
         self._state, self.group, self.communicator = state, group, communicator
+        self.key = group, communicator
         self.index = group.index(state.index)
         self.size = len(group)
 
@@ -71,14 +72,18 @@ class Rank:
         """
         transport = self._state.in_use()
         if (send is None) != (to is None) or (out is None) != (source is None):
-            raise ValueError("exchange takes send and to together, and out and source together; pass both or None for both")
+            raise ValueError("exchange takes send and to together, and out and source together; "
+                             "pass both or None for both")
         if send is not None:
             checks.vector(send, "send")
         if out is not None:
             checks.writable(out, "out=")
-        row = Message(self._global(to, "to"), self._global(source, "source"), purpose, self.trace.path)
+        if send is not None and out is not None and np.may_share_memory(send, out):
+            raise ValueError("out= overlaps send, which may not have left when the first elements arrive; "
+                             "pass memory of its own")
+        row = Message(self._global(to, "to"), self._global(source, "source"), checks.purpose(purpose), self.trace.path)
         self.trace.rows.append(row)
-        entry = ExchangeEntry(self._state.index, send, row.destination, out, row.source, self.communicator, row, self.trace)
+        entry = ExchangeEntry(self._state.index, send, row.destination, out, row.source, self.key, row, self.trace)
         transport.issue(self._state.index, entry)
         transport.wait(self._state.index, entry)
         return out
@@ -104,8 +109,8 @@ class Rank:
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
         return perform(self._state, Request(
-            self, "reduce_scatter", algorithm, x, x.shape, cut, out, x[own].shape, x[own], op=op, average=average, wire=wire,
-            accumulate=accumulate, async_op=async_op, purpose=purpose))
+            self, "reduce_scatter", algorithm, x, x.shape, cut, out, x[own].shape, (own, ...), op=op, average=average,
+            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose))
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -114,30 +119,27 @@ class Rank:
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
         """
         checks.vector(x, "the input of all_gather", flat=True)
-        cut = gathered_cut(splits, length, len(x), self.size)
+        cut = self._gathered_cut("all_gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
-        if len(x) != own.stop - own.start:
-            raise ValueError(f"rank {self.index} brings {len(x)} elements to all_gather, but its chunk of the cut {cut} has "
-                             f"{own.stop - own.start}; pass the chunk, or the splits= that it was cut by")
-        expected = out[own] if isinstance(out, np.ndarray) and out.shape == (cut[-1],) else None
         return perform(self._state, Request(
-            self, "all_gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), expected, async_op=async_op, purpose=purpose))
+            self, "all_gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), (..., own), async_op=async_op,
+            purpose=purpose))
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
-                   wire: str | None = None, accumulate: str | None = None, splits: Splits = None, out: Array | None = None,
-                   async_op: bool = False, purpose: str = "unspecified") -> Any:
+                   wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checks.vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
-        if splits is not None and algorithm not in ("ring", "rabenseifner"):
-            raise ValueError(f"splits= would change nothing in all_reduce by {algorithm!r}, which cuts nothing; leave it out")
+        if splits is not None:
+            checks.cutting(algorithm_of("all_reduce", algorithm, self.size), "all_reduce", algorithm, self.size)
         return perform(self._state, Request(
-            self, "all_reduce", algorithm, x, x.shape, cut, out, x.shape, None, op=op, average=average, wire=wire,
-            accumulate=accumulate, async_op=async_op, purpose=purpose))
+            self, "all_reduce", algorithm, x, x.shape, cut, out, x.shape, checks.WHOLE, op=op, average=average,
+            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose))
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
-        """x (n,) -> (N * len(chunk r),): chunk r of every rank, in rank order."""
+        """x (n,) -> (N * len(chunk r),): chunk r of every rank, in rank order. It does not work in place."""
         checks.vector(x, "the input of all_to_all", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         length = self.size * (cut[self.index + 1] - cut[self.index])
@@ -148,17 +150,17 @@ class Rank:
         """Returns when every rank of the group has called it."""
         nothing = np.empty(0, np.uint8)
         cut = (0,) * (self.size + 1)
-        perform(self._state, Request(self, "barrier", "dissemination", nothing, (0,), cut, np.empty(0, np.uint8), (0,), None,
-                                     purpose="control"))
+        perform(self._state, Request(self, "barrier", "dissemination", nothing, (0,), cut, np.empty(0, np.uint8), (0,),
+                                     checks.WHOLE, purpose="control"))
 
     # -- collectives with a root ----------------------------------------------------------------------------------
 
-    def broadcast(self, x: Array, root: int = 0, *, algorithm: str = "tree", out: Array | None = None, async_op: bool = False,
-                  purpose: str = "unspecified") -> Any:
+    def broadcast(self, x: Array, root: int = 0, *, algorithm: str = "tree", out: Array | None = None,
+                  async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) of the root -> the same on every rank; elsewhere ``x`` gives shape and dtype only."""
         checks.vector(x, "the input of broadcast")
         return perform(self._state, Request(
-            self, "broadcast", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, None,
+            self, "broadcast", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, checks.WHOLE,
             root=checks.member(root, self.size, "root"), async_op=async_op, purpose=purpose))
 
     def reduce(self, x: Array, root: int = 0, *, op: str = "sum", algorithm: str = "tree", average: str | None = None,
@@ -166,20 +168,28 @@ class Rank:
         """x (any shape) -> the sum over ranks at the root; None elsewhere (there ``out`` is refused)."""
         checks.vector(x, "the input of reduce")
         return perform(self._state, Request(
-            self, "reduce", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, None, op=op,
-            average=average, root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op, purpose=purpose))
+            self, "reduce", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, checks.WHOLE,
+            op=op, average=average, root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op,
+            purpose=purpose))
 
     def gather(self, x: Array, root: int = 0, *, algorithm: str = "pairwise", length: int | None = None,
-               splits: Splits = None, out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+               splits: Splits = None, out: Array | None = None, async_op: bool = False,
+               purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,) at the root, None elsewhere."""
         checks.vector(x, "the input of gather", flat=True)
-        cut = gathered_cut(splits, length, len(x), self.size)
-        if len(x) != cut[self.index + 1] - cut[self.index]:
-            raise ValueError(f"rank {self.index} brings {len(x)} elements to gather, but its chunk of the cut {cut} has "
-                             f"{cut[self.index + 1] - cut[self.index]}; pass the chunk, or the splits= that it was cut by")
+        cut = self._gathered_cut("gather", x, splits, length)
+        own = slice(cut[self.index], cut[self.index + 1])
         return perform(self._state, Request(
-            self, "gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), None, root=checks.member(root, self.size, "root"),
-            only_root=True, async_op=async_op, purpose=purpose))
+            self, "gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), (..., own),
+            root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op, purpose=purpose))
+
+    def _gathered_cut(self, operation: str, x: Array, splits: Splits, length: int | None) -> Cut:
+        cut = gathered_cut(splits, length, len(x), self.size)
+        expected = cut[self.index + 1] - cut[self.index]
+        if len(x) != expected:
+            raise ValueError(f"rank {self.index} brings {len(x)} elements to {operation}, but its chunk of the cut "
+                             f"{cut} has {expected}; pass the chunk, or the splits= that it was cut by")
+        return cut
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -188,20 +198,15 @@ class Rank:
 
         Memory and trace are shared with this rank. With color None the rank joins no group and gets None.
         """
-        if color is not None and color < 0:
-            raise ValueError(f"color={color!r} must not be negative; pass None to join no group")
-        number = self._state.calls[self.communicator]
+        if color is not None and (not is_count(color) or color < 0):
+            raise ValueError(f"color={color!r} must be a whole number from 0 on; pass None to join no group")
+        if not is_count(key):
+            raise ValueError(f"key={key!r} must be a whole number; ranks of a group are ordered by it")
+        number = self._state.calls[self.key]
         mine = np.array([-1 if color is None else color, key], np.int64)
         table = self.all_gather(mine, purpose="control").reshape(self.size, 2)
         if color is None:
             return None
         members = sorted((int(k), index) for index, (c, k) in enumerate(table) if c == color)
-        return Rank(self._state, tuple(self.group[index] for _, index in members), (*self.communicator, number, color))
-
-
-def gathered_cut(splits: Splits, length: int | None, own: int, ranks: int) -> tuple[int, ...]:
-    """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one."""
-    if splits is None:
-        return checked_cut(None, own * ranks if length is None else length, ranks)
-    boundaries: Sequence[int] = tuple(splits)
-    return checked_cut(boundaries, length if length is not None else (boundaries[-1] if boundaries else 0), ranks)
+        return Rank(self._state, tuple(self.group[index] for _, index in members),
+                    (*self.communicator, number, int(color)))

@@ -4,6 +4,7 @@ Legend: n elements, N ranks.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ BUFFER = "communication_buffer"
 class Request:
     """What a program asked for, before anything is charged or sent.
 
-    ``own`` is the part of the longer array that the shorter one may share memory with; None where both are equal.
+    ``same`` names the parts of ``x`` and ``out`` that may be the same memory; None where none may.
     """
 
     rank: "Rank"
@@ -41,7 +42,7 @@ class Request:
     cut: Cut
     out: np.ndarray | None
     out_shape: tuple[int, ...]
-    own: np.ndarray | None
+    same: checks.Same | None
     op: str = "sum"
     average: str | None = None
     wire: str | None = None
@@ -54,10 +55,10 @@ class Request:
     def call(self, row: Algorithm, number: int) -> Call:
         """The part on which all ranks must agree."""
         average = checks.reduction(self.op, self.average, self.x.dtype) if "reduce" in self.operation else None
-        wire, accumulate = checks.wire_options(row, self.operation, self.algorithm, self.x.dtype, self.op, wire=self.wire,
-                                               accumulate=self.accumulate)
-        return Call(number, self.rank.communicator, self.rank.group, self.operation, self.algorithm, self.shape, self.x.dtype,
-                    self.cut, self.op, average, wire, accumulate, self.root, self.purpose)
+        wire, accumulate = checks.wire_options(row, self.operation, self.algorithm, self.x.dtype, self.op,
+                                               wire=self.wire, accumulate=self.accumulate)
+        return Call(number, self.rank.communicator, self.rank.group, self.operation, self.algorithm, self.shape,
+                    self.x.dtype, self.cut, self.op, average, wire, accumulate, self.root, checks.purpose(self.purpose))
 
     @property
     def gets_result(self) -> bool:
@@ -68,13 +69,13 @@ def perform(state: RankState, request: Request) -> Any:
     """Carries a request out: returns its result, or a Work when it is asynchronous."""
     transport = state.in_use()
     row = algorithm_of(request.operation, request.algorithm, request.rank.size)
-    call = request.call(row, state.calls[request.rank.communicator])
+    call = request.call(row, state.calls[request.rank.key])
     in_place = _check_output(request)
     rule = scaling(call.average, call.ranks, call.dtype) if call.average else Scaling()
     x, borrowed = _captured(state, request, rule, in_place)
     landing = _landing(state, request, in_place)
     entry = _entry(state, request, call, row, x, landing, in_place and x is request.x)
-    state.next_call(request.rank.communicator)
+    state.calls[request.rank.key] += 1
     state.trace.rows.append(entry.row)
     if request.async_op:
         state.trace.rows.append(Issue(call))
@@ -90,9 +91,7 @@ def perform(state: RankState, request: Request) -> Any:
 
     if not request.async_op:
         return finish()
-    work = Work(str(call), where_called(), finish, borrowed)
-    state.works.append(work)
-    return work
+    return Work(str(call), where_called(), partial(state.check_same_run, transport), finish, borrowed, state.pending)
 
 
 def _check_output(request: Request) -> bool:
@@ -103,7 +102,7 @@ def _check_output(request: Request) -> bool:
         raise ValueError(f"out= was given to {request.operation} on rank {request.rank.index}, but only the root, rank "
                          f"{request.root}, receives a result; pass out= there alone")
     checks.output(request.out, request.out_shape, request.x.dtype)
-    return checks.overlap(request.x, request.out, request.own)
+    return checks.overlap(request.x, request.out, request.same)
 
 
 def _captured(state: RankState, request: Request, rule: Scaling, in_place: bool) -> tuple[np.ndarray, Borrowed | None]:
@@ -125,10 +124,10 @@ def _landing(state: RankState, request: Request, in_place: bool) -> np.ndarray:
     """Where the algorithm writes: ``out=`` itself, unless it must stay hidden until ``wait()``; or a new array."""
     if request.out is not None and not request.async_op:
         return request.out
-    if request.operation == "gather" and not request.gets_result:
+    if not request.gets_result:
         return np.empty(0, request.x.dtype)
-    hidden = request.async_op or not request.gets_result
-    return state.memory.alloc(request.out_shape, request.x.dtype, BUFFER if hidden else "workspace", request.operation)
+    kind = BUFFER if request.async_op else "workspace"
+    return state.memory.alloc(request.out_shape, request.x.dtype, kind, request.operation)
 
 
 def _entry(state: RankState, request: Request, call: Call, row: Algorithm, x: np.ndarray, landing: np.ndarray,
@@ -142,7 +141,7 @@ def _entry(state: RankState, request: Request, call: Call, row: Algorithm, x: np
 def _result(state: RankState, request: Request, rule: Scaling, entry: CollectiveEntry) -> np.ndarray | None:
     """After the transport is done: the mean's last division, and the result where the caller wants it."""
     landing = entry.out
-    entry.x, entry.out, entry.buffers = entry.out[:0], entry.out[:0], []
+    entry.let_go()
     if not request.gets_result:
         return None
     rule.after(state.kernels, landing)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import Group
 from zerosim.ranks.entry import Transport
 from zerosim.ranks.errors import PendingWorkError, RankUseError
 from zerosim.ranks.memory import Memory
@@ -24,20 +25,20 @@ class RankState:
     xp: Any = np
     trace: Trace = field(default_factory=Trace)
     transport: Transport | None = None
-    calls: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    works: list[Work] = field(default_factory=list)
+    calls: Counter[Group] = field(default_factory=Counter)
+    pending: list[Work] = field(default_factory=list)
 
     def begin(self, transport: Transport) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
         self.transport, self.trace = transport, Trace()
         self.memory.trace = self.trace
         self.calls.clear()
-        self.works.clear()
+        self.pending.clear()
 
     def end(self) -> None:
         """The run is over."""
         self.transport = None
-        self.works.clear()
+        self.pending.clear()
 
     def in_use(self) -> Transport:
         """The transport, if it is this rank's own program that asks.
@@ -45,20 +46,20 @@ class RankState:
         Raises RankUseError otherwise.
         """
         if self.transport is None:
-            raise RankUseError(f"rank {self.index} is in no run; call it inside the program that Cluster.run(program) runs")
+            raise RankUseError(f"rank {self.index} is in no run; "
+                               "call it inside the program that Cluster.run(program) runs")
         self.transport.check_use(self.index)
         return self.transport
 
-    def next_call(self, communicator: tuple[int, ...]) -> int:
-        """The number of the next collective of a group."""
-        number = self.calls[communicator]
-        self.calls[communicator] += 1
-        return number
+    def check_same_run(self, transport: Transport, title: str) -> None:
+        """Raises RankUseError unless it is the program that issued a work, in the same run, that waits for it."""
+        if self.in_use() is not transport:
+            raise RankUseError(f"rank {self.index} waited for {title}, which was issued in an earlier run and ended "
+                               "with it; wait in the run that issues")
 
     def check_all_waited(self) -> None:
         """Raises PendingWorkError when the program ended with works that nobody waited for."""
-        pending = [work for work in self.works if not work.waited]
-        if pending:
-            listed = "; ".join(f"{work.title}, issued at {work.where}" for work in pending)
-            raise PendingWorkError(f"rank {self.index} ended its program with {len(pending)} asynchronous collective(s) that "
-                                   f"were never waited for: {listed}. Call work.wait() on each")
+        if self.pending:
+            listed = "; ".join(f"{work.title}, issued at {work.where}" for work in self.pending)
+            raise PendingWorkError(f"rank {self.index} ended its program with {len(self.pending)} asynchronous "
+                                   f"collective(s) that were never waited for: {listed}. Call work.wait() on each")

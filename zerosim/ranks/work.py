@@ -39,11 +39,15 @@ def checksum(x: np.ndarray) -> int:
 class Work:
     """The handle that ``async_op=True`` returns."""
 
-    def __init__(self, title: str, where: str, finish: Callable[[], np.ndarray | None], borrowed: Borrowed | None) -> None:
+    def __init__(self, title: str, where: str, check_use: Callable[[str], None],
+                 finish: Callable[[], np.ndarray | None], borrowed: Borrowed | None, pending: "list[Work]") -> None:
         self.title, self.where = title, where
+        self._check_use = check_use
         self._finish: Callable[[], np.ndarray | None] | None = finish
         self._borrowed = borrowed
         self._result: np.ndarray | None = None
+        self._pending = pending
+        pending.append(self)
 
     @property
     def waited(self) -> bool:
@@ -61,15 +65,17 @@ class Work:
     def wait(self) -> np.ndarray | None:
         """Blocks until the collective is done and returns its result; a second wait returns it again.
 
-        Raises PendingWorkError when the input was changed since the issue.
+        Raises PendingWorkError when the input was changed since the issue, and RankUseError outside the run and the
+        program that issued it.
         """
         if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish()
+            self._check_use(self.title)
             if self._borrowed is not None and self._borrowed.changed():
                 raise PendingWorkError(f"the input of {self.title}, issued at {self.where}, was changed before wait(); "
                                        "it is only borrowed until then: wait first, or hand over a copy")
-            self._borrowed = None
+            self._result = self._finish()
+            self._finish = self._borrowed = None
+            self._pending.remove(self)
         return self._result
 
     def __repr__(self) -> str:

@@ -19,7 +19,8 @@ def ring(party: Party, x: Array, out: Array) -> Steps:
     place_own(party, x, out)
     for step in range(party.size - 1):
         sent, arriving = party.neighbor(-step), party.neighbor(-1 - step)
-        yield Exchange(party.chunk(out, sent), party.neighbor(1), party.chunk(out, arriving), party.neighbor(-1), (sent,))
+        landing = party.chunk(out, arriving)
+        yield Exchange(party.chunk(out, sent), party.neighbor(1), landing, party.neighbor(-1), (sent,))
 
 
 def doubling(party: Party, x: Array, out: Array) -> Steps:
@@ -40,8 +41,7 @@ def bruck(party: Party, x: Array, out: Array) -> Steps:
     order = [party.neighbor(i) for i in range(party.size)]
     ends = [0]
     for chunk in order:
-        bounds = party.bounds(chunk)
-        ends.append(ends[-1] + bounds.stop - bounds.start)
+        ends.append(ends[-1] + party.length(chunk))
     party.copy(x, rotated[:ends[1]])
     have = 1
     while have < party.size:

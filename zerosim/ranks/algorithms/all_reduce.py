@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from zerosim.ranks.algorithms import all_gather, reduce_scatter
 from zerosim.ranks.algorithms.party import Array, Buffer, Exchange, Party, Steps
-from zerosim.ranks.algorithms.rooted import broadcast_tree, reduce_naive, reduce_tree
+from zerosim.ranks.algorithms.rooted import broadcast_tree, reduce_naive, tree_sum
 from zerosim.ranks.cuts import ceil_cut
 
 
@@ -23,15 +23,13 @@ def ring(party: Party, x: Array, out: Array) -> Steps:
 
 def tree(party: Party, x: Array, out: Array) -> Steps:
     """A binomial-tree reduce to the root, then a binomial-tree broadcast from it: 2 ceil(log2 N) steps."""
-    party.copy_whole(x, out)
-    yield from reduce_tree(party, out, out)
+    yield from tree_sum(party, x, out)
     yield from broadcast_tree(party, out, out)
 
 
 def naive(party: Party, x: Array, out: Array) -> Steps:
     """All send to the root, which adds in rank order and sends the sum back to each: 2(N-1) steps at the root."""
-    party.copy_whole(x, out)
-    yield from reduce_naive(party, out, out)
+    yield from reduce_naive(party, x, out)
     if party.index == party.root:
         for step in range(1, party.size):
             yield Exchange(out, party.neighbor(step), None, None)
@@ -128,7 +126,8 @@ def rabenseifner(party: Party, x: Array, out: Array) -> Steps:
         own = me.chunk(out, virtual)
         for steps in (reduce_scatter.halving(me, out, own), all_gather.doubling(me, own, out)):
             for e in steps:
-                assert e.to is not None and e.source is not None
+                assert e.to is not None
+                assert e.source is not None
                 yield replace(e, to=fold.actual(e.to), source=fold.actual(e.source))
 
     yield from folded(party, out, active_steps)
@@ -152,5 +151,6 @@ def rabenseifner_buffers(party: Party) -> list[Buffer]:
 
 
 def whole_buffer(party: Party) -> list[Buffer]:
-    """One whole vector that arrives."""
-    return [(party.call.length if party.size > 1 else 0, party.dtype)]
+    """One whole vector that arrives; nothing for a rank that is alone, or sits out."""
+    arrives = party.size > 1 and Fold.of(party.size).virtual(party.index) is not None
+    return [(party.call.length if arrives else 0, party.dtype)]

@@ -12,7 +12,6 @@ import numpy as np
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.null import NullKernels
 from zerosim.ranks.call import Call
-from zerosim.ranks.cuts import largest_chunk
 
 Array = Any  # numpy's, or an array without data when a call is only expanded
 
@@ -61,11 +60,6 @@ class Party:
     def wire(self) -> np.dtype[Any]:
         return self.call.wire_dtype
 
-    @property
-    def largest(self) -> int:
-        """Elements of the longest chunk."""
-        return largest_chunk(self.call.cut)
-
     def neighbor(self, distance: int) -> int:
         """The rank ``distance`` places further on the ring."""
         return (self.index + distance) % self.size
@@ -73,6 +67,11 @@ class Party:
     def bounds(self, chunk: int, count: int = 1) -> slice:
         """Where ``count`` consecutive chunks from ``chunk`` on lie in the whole vector."""
         return slice(self.call.cut[chunk], self.call.cut[chunk + count])
+
+    def length(self, chunk: int) -> int:
+        """Elements of one chunk; ``chunk`` counts modulo N."""
+        low, high = self.call.cut[chunk % self.size:chunk % self.size + 2]
+        return high - low
 
     def chunk(self, vector: Array, chunk: int) -> Array:
         """A view of one chunk of the whole vector; ``chunk`` counts modulo N."""

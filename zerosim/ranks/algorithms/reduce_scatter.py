@@ -37,8 +37,14 @@ def _on_the_wire(party: Party, chunk: Array) -> Array:
 
 
 def ring_buffers(party: Party) -> list[Buffer]:
-    """Two chunks in the wire's format, one that travels and one that arrives."""
-    return [(party.largest if party.size > 1 else 0, party.wire)] * 2
+    """Two chunks in the wire's format, where partial sums arrive in turn: one leaves while the next comes.
+
+    The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
+    into the first.
+    """
+    arriving = [party.length(party.index - 2 - step) for step in range(party.size - 1)]
+    leaving = [party.length(party.index - 1)] if arriving and party.wire != party.dtype else []
+    return [(max(leaving + arriving[1::2], default=0), party.wire), (max(arriving[::2], default=0), party.wire)]
 
 
 def pairwise(party: Party, x: Array, out: Array) -> Steps:
@@ -63,8 +69,8 @@ def pairwise(party: Party, x: Array, out: Array) -> Steps:
 
 def pairwise_buffers(party: Party) -> list[Buffer]:
     """The sum so far, in the format that accumulates, and one contribution that arrives."""
-    length = party.bounds(party.index).stop - party.bounds(party.index).start
-    return [(length, party.call.accumulate or party.dtype), (length, party.dtype)] if party.size > 1 else [(0, party.dtype)] * 2
+    length = party.length(party.index) if party.size > 1 else 0
+    return [(length, party.call.accumulate or party.dtype), (length, party.dtype)]
 
 
 def halving(party: Party, x: Array, out: Array) -> Steps:
@@ -72,7 +78,7 @@ def halving(party: Party, x: Array, out: Array) -> Steps:
     partial, start = x, 0
     for (low, count), landing in zip(kept_ranges(party), party.buffers, strict=True):
         partner = party.index ^ count
-        gone = (low ^ count)
+        gone = low ^ count
         kept_bounds, gone_bounds = party.bounds(low, count), party.bounds(gone, count)
         kept = partial[kept_bounds.start - start:kept_bounds.stop - start]
         leaving = partial[gone_bounds.start - start:gone_bounds.stop - start]

@@ -9,11 +9,12 @@ from zerosim.ranks.algorithms.party import Array, Buffer, Exchange, Party, Steps
 def broadcast_tree(party: Party, x: Array, out: Array) -> Steps:
     """ceil(log2 N) steps on a binomial tree: who has the vector doubles its number each step. ``x``, ``out`` (n,)."""
     v = party.neighbor(-party.root)
-    party.copy_whole(x, out)
-    reach = 1 << max(0, (party.size - 1).bit_length())
     if v:
         reach = v & -v
         yield Exchange(None, None, out, party.neighbor(-reach))
+    else:
+        reach = 1 << (party.size - 1).bit_length()
+        party.copy_whole(x, out)
     while reach > 1:
         reach //= 2
         if v + reach < party.size:
@@ -31,22 +32,29 @@ def broadcast_naive(party: Party, x: Array, out: Array) -> Steps:
 
 
 def reduce_tree(party: Party, x: Array, out: Array) -> Steps:
-    """ceil(log2 N) steps on a binomial tree, each rank sending its sum once. ``x``, ``out`` (n,): a rank's own scratch."""
-    v, landing = party.neighbor(-party.root), party.buffers[0]
-    party.copy_whole(x, out)
+    """ceil(log2 N) steps on a binomial tree, each rank sending its sum once. ``x`` (n,), ``out`` (n,) at the root."""
+    yield from tree_sum(party, x, out if party.index == party.root else party.buffers[1])
+
+
+def tree_sum(party: Party, x: Array, total: Array) -> Steps:
+    """The tree's sum in the root's ``total`` (n,); the other ranks that hear from someone add in theirs."""
+    v, partial, landing = party.neighbor(-party.root), x, party.buffers[0]
+    if v == 0 or receives_in_reduce(party):
+        party.copy_whole(x, total)
+        partial = total
     reach = 1
     while reach < party.size:
         if v & reach:
-            yield Exchange(out, party.neighbor(-reach), None, None)
+            yield Exchange(partial, party.neighbor(-reach), None, None)
             return
         if v + reach < party.size:
             yield Exchange(None, None, landing, party.neighbor(reach))
-            party.combine(out, landing, out)
+            party.combine(total, landing, total)
         reach *= 2
 
 
 def reduce_naive(party: Party, x: Array, out: Array) -> Steps:
-    """All send to the root, which adds them one by one in the order root, root+1, ... (rank order for root 0)."""
+    """All send to the root, which adds in the order root, root+1, ... ``x`` (n,), ``out`` (n,) at the root."""
     if party.index != party.root:
         yield Exchange(x, party.root, None, None)
         return
@@ -85,7 +93,13 @@ def barrier_dissemination(party: Party, x: Array, out: Array) -> Steps:
 
 
 def reduce_buffers(party: Party) -> list[Buffer]:
-    """One whole vector that arrives; nothing where the rank never receives."""
+    """A whole vector that arrives and, but for the root, one to add it to; nothing where a rank only sends."""
+    [(length, dtype)] = landing_buffer(party)
+    return [(length, dtype), (0 if party.index == party.root else length, dtype)]
+
+
+def landing_buffer(party: Party) -> list[Buffer]:
+    """A whole vector that arrives; nothing where a rank only sends."""
     return [(party.call.length if receives_in_reduce(party) else 0, party.dtype)]
 
 

@@ -13,14 +13,16 @@ from zerosim.ranks.algorithms.party import Buffer, Party, Steps
 class Algorithm:
     """A row: the generator that one rank runs, the buffers it declares, and which options it takes.
 
-    ``power_of_two``: refuses other N. ``folds``: takes any N, and makes its own cut where N is no power of two.
-    ``wire``: partial sums may travel in another format. ``accumulate``: additions may be made in a wider format.
+    ``power_of_two``: refuses other N. ``folds``: takes any N, but where N is no power of two some ranks sit out.
+    ``cuts``: works on the chunks of the cut that it is given, unless ranks sit out. ``wire``: partial sums may travel
+    in another format. ``accumulate``: additions may be made in a wider format.
     """
 
     steps: Callable[..., Steps]
     buffers: Callable[[Party], list[Buffer]] = no_buffers
     power_of_two: bool = False
     folds: bool = False
+    cuts: bool = True
     wire: bool = False
     accumulate: bool = False
 
@@ -38,16 +40,16 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     },
     "all_reduce": {
         "ring": Algorithm(all_reduce.ring, reduce_scatter.ring_buffers, wire=True),
-        "doubling": Algorithm(all_reduce.doubling, all_reduce.whole_buffer, folds=True),
+        "doubling": Algorithm(all_reduce.doubling, all_reduce.whole_buffer, folds=True, cuts=False),
         "rabenseifner": Algorithm(all_reduce.rabenseifner, all_reduce.rabenseifner_buffers, folds=True),
-        "tree": Algorithm(all_reduce.tree, rooted.reduce_buffers),
-        "naive": Algorithm(all_reduce.naive, rooted.reduce_buffers),
-        "everyone": Algorithm(all_reduce.everyone, all_reduce.everyone_buffers, accumulate=True),
+        "tree": Algorithm(all_reduce.tree, rooted.landing_buffer, cuts=False),
+        "naive": Algorithm(all_reduce.naive, rooted.landing_buffer, cuts=False),
+        "everyone": Algorithm(all_reduce.everyone, all_reduce.everyone_buffers, cuts=False, accumulate=True),
     },
     "broadcast": {"tree": Algorithm(rooted.broadcast_tree), "naive": Algorithm(rooted.broadcast_naive)},
     "reduce": {
         "tree": Algorithm(rooted.reduce_tree, rooted.reduce_buffers),
-        "naive": Algorithm(rooted.reduce_naive, rooted.reduce_buffers),
+        "naive": Algorithm(rooted.reduce_naive, rooted.landing_buffer),
     },
     "gather": {"pairwise": Algorithm(rooted.gather_pairwise)},
     "all_to_all": {"pairwise": Algorithm(rooted.all_to_all_pairwise)},
