@@ -15,6 +15,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
+# Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
+SMALL = 256  # elements
 ALIGNMENT_NBYTES = 64  # a cache line
 ALIGNED_FROM_NBYTES = 4096  # smaller arrays are not worth a cache line of slack
 

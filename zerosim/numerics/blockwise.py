@@ -5,7 +5,7 @@ The scratch memory is an argument; all arrays here are contiguous rows (n,), unl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,28 @@ def run_blocks(
     put_back(row, out)
 
 
+def sum_blocks(addends: Sequence[Array], out: Array, scratch: Scratch) -> None:
+    """out = ((addends[0] + addends[1]) + addends[2]) + ..., every sum rounded to out's type; arrays of one shape and of
+    out's type, any strides.
+
+    The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing and
+    unpacking it.
+    """
+    work, row = work_type(out), row_of(out)
+    rows = [flat(x, row) for x in addends]
+    for span in spans(row.size):
+        total = widened("total", rows[0][span], work, scratch)
+        for place, x in enumerate(rows[1:], start=2):
+            addend = widened("input 0", x[span], work, scratch)
+            # Not over the first addend, which is the caller's, nor into `out`, which may be the last one's memory.
+            result = scratch.array("total", total.size, work)
+            total = np.add(total, addend, out=result)
+            if place < len(rows) and out.dtype != work:
+                nearest_block(total, total, format_of(out.dtype), scratch)
+        cast_block(total, row[span], scratch)
+    put_back(row, out)
+
+
 def widened(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
     """x in the type `work`: itself where it has that type, else a copy in the scratch memory of that name."""
     if x.dtype == work:
@@ -78,7 +100,7 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
     elif x.dtype == FP32:
         pack_block(x, out, scratch)
     elif out.dtype == FP32:
-        unpack_block(x, out)
+        unpack_block(x, out, scratch)
     else:
         middle = scratch.array("cast fp32", x.size, FP32)
         cast_block(x, middle, scratch)

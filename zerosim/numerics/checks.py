@@ -36,9 +36,7 @@ def check_floating(call: str, **arrays: Array) -> None:
     for name, x in arrays.items():
         if x.dtype not in _FLOATING:
             known = ", ".join(sorted(dtype.name for dtype in _FLOATING))
-            raise ValueError(
-                f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}"
-            )
+            raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
 
 
 def check_same_type(call: str, a: Array, out: Array) -> None:
@@ -55,9 +53,7 @@ def check_state(call: str, **arrays: Array) -> None:
     check_shapes(call, **arrays)
     for name, x in arrays.items():
         if x.dtype != FP32 or x.ndim != 1:
-            raise ValueError(
-                f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}"
-            )
+            raise ValueError(f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}")
 
 
 def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:

@@ -7,7 +7,7 @@ largest normal number. The values of a format are the *grid*: |y| = k·2^(e-p) w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from types import MappingProxyType
 from typing import Any
@@ -19,14 +19,9 @@ import numpy.typing as npt
 from zerosim.numerics.blocks import Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a row equals itself only: comparing all fields costs microseconds
 class Format:
-    """A binary floating-point format, and the array type whose elements have it.
-
-    `overflow_from` is the midpoint between the largest number and the one that would come next. Rounding to
-    nearest even overflows above it, and at it too where the largest number's last bit is odd: so it is wherever
-    all mantissa bits of the largest number are set, which are the formats with infinities.
-    """
+    """A binary floating-point format, and the array type whose elements have it."""
 
     name: str
     dtype: np.dtype[Any]
@@ -36,22 +31,29 @@ class Format:
     max_exponent: int
     largest: float
     has_infinity: bool = True
-    bits: int = field(init=False)
-    nbytes: int = field(init=False)
-    smallest_normal: float = field(init=False)
-    smallest_subnormal: float = field(init=False)
-    overflow_from: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        derived = {
-            "bits": 8 * self.dtype.itemsize,
-            "nbytes": self.dtype.itemsize,
-            "smallest_normal": 2.0**self.min_exponent,
-            "smallest_subnormal": 2.0 ** (self.min_exponent - self.mantissa_bits),
-            "overflow_from": self.largest + 2.0 ** (self.max_exponent - self.mantissa_bits - 1),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.nbytes
+
+    @property
+    def smallest_normal(self) -> float:
+        return 2.0**self.min_exponent
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def overflow_from(self) -> float:
+        """The midpoint between the largest number and the one that would come next. Rounding to nearest even
+        overflows above it, and at it too where the largest number's last bit is odd: in the formats with
+        infinities, whose largest number has all its mantissa bits set, so not in e4m3."""
+        return self.largest + 2.0 ** (self.max_exponent - self.mantissa_bits - 1)
 
     @property
     def overflow_value(self) -> float:
@@ -119,6 +121,8 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
 
     fmt = format_of(fmt)
     y = round_to(x, fmt)
-    _, exponent = np.frexp(y)  # |y| = m·2^exponent with 1/2 <= m < 1
-    gap = np.ldexp(y.dtype.type(1), np.maximum(exponent - 1, fmt.min_exponent) - fmt.mantissa_bits)
-    return np.where(np.isfinite(y), gap, np.asarray(np.nan, y.dtype))
+    magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
+    _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
+    gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)
+    result: Array = np.where(np.isfinite(y), gap, y.dtype.type(np.nan))
+    return result

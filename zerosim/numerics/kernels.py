@@ -9,13 +9,26 @@ Shapes: n elements; m rows, k inner, n columns in a product of matrices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import BLOCK, Array, Scratch, empty, flat, put_back, row_of, slack_nbytes, spans
-from zerosim.numerics.blockwise import Operation, cast_block, run_blocks, widened, widened_matrix
+from zerosim.numerics.blocks import (
+    BLOCK,
+    SMALL,
+    Array,
+    Scratch,
+    empty,
+    flat,
+    put_back,
+    row_of,
+    slack_nbytes,
+    spans,
+)
+from zerosim.numerics.blockwise import Operation, cast_block, run_blocks, sum_blocks, widened, widened_matrix
 from zerosim.numerics.checks import (
     FP32,
     FP64,
@@ -27,11 +40,12 @@ from zerosim.numerics.checks import (
     is_floating,
     work_type,
 )
+from zerosim.numerics.extrema import maximum, minimum
 from zerosim.numerics.optimizer_steps import adam_block, sgd_block
 from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
 
-# Up to here one cast by the array type costs less than the dozen calls of a packed block, even on subnormals.
-SMALL = 128  # elements
+# Up to here the array types' own addition costs less than a block's two dozen calls.
+SMALL_SUM = 4096  # elements
 
 # A user's errstate decides about warnings of the user's own arithmetic. In here infinities and NaN are results.
 _quiet = np.errstate(all="ignore")
@@ -90,26 +104,37 @@ class NumpyKernels:
         check_shapes("add_rounded", a=a, b=b, out=out)
         check_same_type("add_rounded", a, out)
         b = self._recast(b, out.dtype)
-        if out.size <= SMALL or out.dtype in (FP32, FP64) or not is_floating(out.dtype):
-            np.add(
-                a, b, out=out
-            )  # the array types' own addition is one in float32, rounded: slower, not other bits
+        # In low precision too, the array types' own addition adds in float32 and rounds: slower, not other bits.
+        if out.size <= SMALL_SUM or out.dtype in (FP32, FP64) or not is_floating(out.dtype):
+            np.add(a, b, out=out)
         else:
             run_blocks(np.add, (a, b), out, self._scratch, in_place=True)
 
     @_quiet
+    def sum_rounded(self, addends: Sequence[Array], out: Array) -> None:
+        """out = ((first + second) + third) + ..., each sum as `add_rounded` makes it, in half its time; at least one
+        addend, all of out's type and shape, `out` among them or not."""
+        if not addends:
+            raise ValueError("sum_rounded needs at least one addend, got none")
+        check_shapes("sum_rounded", out=out, **{f"addend {i}": x for i, x in enumerate(addends)})
+        for x in addends:
+            check_same_type("sum_rounded", x, out)
+        if out.size > SMALL_SUM and is_floating(out.dtype):
+            sum_blocks(addends, out, self._scratch)
+        else:
+            out[...] = reduce(np.add, addends)
+
+    @_quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the larger of a and b; NaN if either is; +0 is larger than -0. Types as in `add_rounded`."""
-        self._extremum("maximum_rounded", np.maximum, _maximum, a, b, out)
+        self._extremum("maximum_rounded", np.maximum, maximum, a, b, out)
 
     @_quiet
     def minimum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the smaller of a and b; NaN if either is; -0 is smaller than +0. Types as in `add_rounded`."""
-        self._extremum("minimum_rounded", np.minimum, _minimum, a, b, out)
+        self._extremum("minimum_rounded", np.minimum, minimum, a, b, out)
 
-    def _extremum(
-        self, name: str, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array
-    ) -> None:
+    def _extremum(self, name: str, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
         check_shapes(name, a=a, b=b, out=out)
         check_same_type(name, a, out)
         b = self._recast(b, out.dtype)
@@ -132,9 +157,7 @@ class NumpyKernels:
         check_shapes(name, x=x, out=out)
         check_floating(name, x=x, out=out)
         operand = np.array(scalar, work_type(x, out))
-        run_blocks(
-            lambda block, result: ufunc(block, operand, out=result), (x,), out, self._scratch, in_place=True
-        )
+        run_blocks(lambda block, result: ufunc(block, operand, out=result), (x,), out, self._scratch, in_place=True)
 
     @_quiet
     def accumulate(self, total: Array, x: Array) -> None:
@@ -193,14 +216,10 @@ class NumpyKernels:
         rounded once; zeros where m is 0."""
         check_floating("column_sum", x=x, out=out)
         if x.ndim != 2 or out.shape != x.shape[1:]:
-            raise ValueError(
-                f"column_sum adds the rows of x (m, n) into out (n,), got {x.shape} and {out.shape}"
-            )
+            raise ValueError(f"column_sum adds the rows of x (m, n) into out (n,), got {x.shape} and {out.shape}")
         work = work_type(x, out)
         total = self._scratch.array("column total", out.size, work)
-        sum_rows(
-            x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape)
-        )
+        sum_rows(x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape))
         self.cast_pack(total, out)
 
     @_quiet
@@ -237,20 +256,8 @@ class NumpyKernels:
             sgd_block(w[span], g[span], self._scratch, lr=lr)
 
     @_quiet
-    def adam_step(
-        self,
-        w: Array,
-        m: Array,
-        v: Array,
-        g: Array,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        weight_decay: float = 0.0,
-    ) -> None:
+    def adam_step(self, w: Array, m: Array, v: Array, g: Array, *, lr: float, beta1: float, beta2: float,
+                  epsilon: float, step: int, weight_decay: float = 0.0) -> None:  # fmt: skip
         """One step of Adam (Kingma and Ba 2015, algorithm 1), or of AdamW (Loshchilov and Hutter 2019, algorithm 2)
         where there is weight decay; w, m, v in place; w, m, v, g (n,) in float32; `step` counts from 1."""
         check_state("adam_step", w=w, m=m, v=v, g=g)
@@ -267,21 +274,3 @@ def _is_small_cast(x: Array, out: Array) -> bool:
     """Whether the array types' own cast does, which rounds float32 once to each format."""
     floating = is_floating(x.dtype) and is_floating(out.dtype)
     return out.size <= SMALL and floating and FP32 in (x.dtype, out.dtype)
-
-
-def _maximum(a: Array, b: Array, out: Array) -> None:
-    """np.maximum, which of +0 and -0 returns the one or the other; the larger is +0."""
-    np.maximum(a, b, out=out)
-    _settle_zeros(np.bitwise_and, a, b, out)
-
-
-def _minimum(a: Array, b: Array, out: Array) -> None:
-    """np.minimum, which of +0 and -0 returns the one or the other; the smaller is -0."""
-    np.minimum(a, b, out=out)
-    _settle_zeros(np.bitwise_or, a, b, out)
-
-
-def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """Where a equals b their bits are equal too, but for the signs of zeros: `ufunc` of the bits decides."""
-    word = np.dtype(f"u{out.dtype.itemsize}")
-    ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import slack_nbytes
+from zerosim.numerics.blocks import BLOCK, slack_nbytes
 
 _Index = int | slice | EllipsisType | None
 
@@ -22,9 +22,7 @@ class NullArray:
 
     __slots__ = ("__weakref__", "base", "dtype", "shape")
 
-    def __init__(
-        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, base: NullArray | None = None
-    ) -> None:
+    def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, base: NullArray | None = None) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = np.dtype(dtype)
         self.base = base
@@ -60,9 +58,7 @@ class NullArray:
         """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
         be data."""
         keys = key if isinstance(key, tuple) else (key,)
-        if not all(
-            part is None or isinstance(part, int | slice | EllipsisType | np.integer) for part in keys
-        ):
+        if not all(part is None or isinstance(part, int | slice | EllipsisType | np.integer) for part in keys):
             raise TypeError(f"a null array is indexed by integers, slices, ... and None, got {key!r}")
         # One element, repeated by strides of zero: NumPy's own rules for shapes, at no cost.
         shape = np.broadcast_to(np.empty((), np.bool_), self.shape)[keys].shape
@@ -79,9 +75,7 @@ class NullArray:
         if lengths.count(-1) == 1 and known and self.size % known == 0:
             lengths[lengths.index(-1)] = self.size // known
         if -1 in lengths or math.prod(lengths) != self.size:
-            raise ValueError(
-                f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}"
-            )
+            raise ValueError(f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}")
         return self._view(tuple(int(length) for length in lengths), self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> NullArray:
@@ -91,9 +85,7 @@ class NullArray:
             return self._view(self.shape, dtype)
         row_nbytes = self.shape[-1] * self.itemsize if self.shape else 0
         if not self.shape or row_nbytes % dtype.itemsize:
-            raise ValueError(
-                f"an array of shape {self.shape} and type {self.dtype.name} has no view as {dtype.name}"
-            )
+            raise ValueError(f"an array of shape {self.shape} and type {self.dtype.name} has no view as {dtype.name}")
         return self._view((*self.shape[:-1], row_nbytes // dtype.itemsize), dtype)
 
     def astype(self, dtype: npt.DTypeLike, copy: bool = True) -> NullArray:
@@ -125,6 +117,7 @@ class NullKernels:
     """The kernels of a run without numbers: allocation gives null arrays, arithmetic does nothing, and everything
     is finite, by declaration."""
 
+    BLOCK = BLOCK
     scratch_nbytes = 0
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NullArray:
@@ -136,6 +129,7 @@ class NullKernels:
 
     def cast_pack(self, x: Any, out: Any) -> None: ...
     def add_rounded(self, a: Any, b: Any, out: Any) -> None: ...
+    def sum_rounded(self, addends: Any, out: Any) -> None: ...
     def maximum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
     def minimum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
     def multiply_rounded(self, x: Any, factor: float, out: Any) -> None: ...

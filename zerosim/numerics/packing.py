@@ -59,13 +59,11 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
     np.copyto(code, total, casting="unsafe")
     np.subtract(code, packer.bias, out=code)
     np.bitwise_or(code, sign, out=code)
-    if (
-        beyond is not None
-    ):  # few, or the step is lost anyway: the array type's own cast knows NaN and infinity
+    if beyond is not None:  # few, or the step is lost anyway: the array type's own cast knows NaN and infinity
         out[beyond] = x[beyond].astype(out.dtype)
 
 
-def unpack_block(x: Array, out: npt.NDArray[np.float32]) -> None:
+def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> None:
     """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included.
 
     A format of 16 bits has 65,536 values: looking them up is faster than computing them.
@@ -74,8 +72,10 @@ def unpack_block(x: Array, out: npt.NDArray[np.float32]) -> None:
     if fmt.name in CAST_FORMATS:
         np.copyto(out, x, casting="unsafe")
     else:
-        # "clip" means no check: every code is an index of the table.
-        _values(fmt).take(x.view(f"u{fmt.nbytes}"), out=out, mode="clip")
+        # NumPy would make these indices itself, in memory that nobody counts.
+        index = scratch.array("unpack index", x.size, np.intp)
+        np.copyto(index, x.view(f"u{fmt.nbytes}"))
+        _values(fmt).take(index, out=out, mode="clip")  # every code is an index of the table: nothing to check
 
 
 @cache
@@ -108,7 +108,6 @@ def _packer(fmt: Format) -> _Packer | None:
     code = np.dtype(f"u{fmt.nbytes}")
     # The sum's exponent field holds e + (23 - p) + 127, where the code wants e - emin, modulo what the code can hold.
     bias = ((23 - p + 127 + fmt.min_exponent) << p) % 2**fmt.bits
-    midpoint = int(np.float32(fmt.overflow_from).view(np.uint32))
     return _Packer(
         code,
         np.array(fmt.smallest_normal, np.float32),
@@ -117,5 +116,5 @@ def _packer(fmt: Format) -> _Packer | None:
         np.array(32 - fmt.bits, np.uint32),
         np.array(1 << (fmt.bits - 1), code),
         np.array(bias, code),
-        midpoint if fmt.has_infinity else midpoint + 1,
+        int(np.float32(fmt.overflow_from).view(np.uint32)),
     )

@@ -16,11 +16,11 @@ from zerosim.numerics.formats import FORMATS
 
 
 def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
-    """total (n,) = ((row 0 + row 1) + row 2) + ... of x (m, n), in total's type; zeros where m is 0.
+    """total (n,) = ((0 + row 0) + row 1) + ... of x (m, n), in total's type; zeros where m is 0.
 
-    `widened` gives some rows in total's type, in memory that may be changed if x has another type.
+    `widened` gives some rows contiguous and in total's type, in memory that may be changed if x has another type:
+    NumPy adds the rows of contiguous rows in order, those of contiguous columns pairwise.
     """
-    x = np.ascontiguousarray(x)  # NumPy adds along rows of contiguous columns in another order
     m, n = x.shape
     rows_at_once = max(1, BLOCK // max(1, n)) if x.dtype != total.dtype else max(1, m)
     total[...] = 0
@@ -32,6 +32,7 @@ def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
             total[...] = np.add.accumulate(rows[:, 0])[-1]
         else:
             np.add.reduce(rows, axis=0, out=total)
+    np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
 
 
 def square_sum(x: Array, divisor: Array, scratch: Scratch) -> float:
@@ -58,9 +59,7 @@ def has_nonfinite(x: Array, scratch: Scratch) -> bool:
 @cache
 def _nonfinite_codes(dtype: np.dtype[Any]) -> tuple[Array, int] | None:
     """The mask that takes the sign away and the smallest code of what is not finite; None for integers."""
-    overflow_values = {fmt.dtype: fmt.overflow_value for fmt in FORMATS.values()} | {
-        np.dtype(np.float64): np.inf
-    }
+    overflow_values = {fmt.dtype: fmt.overflow_value for fmt in FORMATS.values()} | {np.dtype(np.float64): np.inf}
     if dtype not in overflow_values:
         return None
     code = np.dtype(f"u{dtype.itemsize}")

@@ -13,8 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.blocks import SMALL, Array, Scratch, flat, put_back, row_of, spans
 from zerosim.numerics.formats import FORMATS, Format, format_of
+
+_FORMAT_DTYPES = frozenset(fmt.dtype for fmt in FORMATS.values())
 
 Mode = Literal["nearest", "toward_zero", "stochastic"]
 MODES: tuple[Mode, ...] = ("nearest", "toward_zero", "stochastic")
@@ -73,14 +75,14 @@ def _round_row(
 def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
     """Rounds one block x (n,) to nearest even into y (n,), of x's type; y may be x.
 
-    With c = 1.5·2^t·q the sum x + c lies where the container's own spacing is q, so that the processor's own
-    rounding is the rounding that is wanted, ties and subnormals included; x + c - c is exact after that (Dekker
-    1971, section 4, describes the trick). What leaves the format is replaced afterwards.
+    With c = 1.5·2^t·q the sum x + c lies where the container's own spacing is q, so the processor rounds x just as
+    it is wanted, ties and subnormals included, and to subtract c again is exact (Sterbenz 1974). What leaves the
+    format is replaced afterwards.
     """
-    rounder = _rounder(fmt, y.dtype)
-    if rounder.constant is None:
+    if x.dtype == np.float32 and (x.size <= SMALL or fmt.exponent_bits == FORMATS["fp32"].exponent_bits):
         _cast_block(x, y, fmt, scratch, saturate)
         return
+    rounder = _rounder(fmt, x.dtype)
     c = scratch.array("rounding constant", x.size, x.dtype)
     sign = scratch.array("rounding sign", x.size, rounder.word)
     word = x.view(rounder.word)
@@ -100,8 +102,8 @@ def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: b
 
 
 def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool) -> None:
-    """Nearest even for a float32 block in the formats that have float32's exponents, where c would overflow: the
-    array type's own cast, which is fast for these."""
+    """Nearest even for a float32 block by the array type's own cast: fast where the format has float32's exponents,
+    for which c would overflow, and where there are few elements."""
     beyond = _beyond(x, fmt) if saturate else None
     instead = None if beyond is None else _overflowed(x[beyond], fmt, saturate)
     if fmt.dtype != y.dtype:
@@ -114,9 +116,7 @@ def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: boo
         y[beyond] = instead
 
 
-def _directed_block(
-    x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool
-) -> None:
+def _directed_block(x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool) -> None:
     """Rounds one block toward zero, or stochastically where there are bits. In float64 all of this is exact: x/q
     has at most 53 bits whatever x, and its fraction and (bits + 1/2)/2^32 are compared as they are."""
     wide = x.astype(np.float64)
@@ -129,7 +129,7 @@ def _directed_block(
         steps += (bits + 0.5) * 2.0**-32 < ratio - steps
     rounded = np.ldexp(steps, shift)
     finite = np.isfinite(magnitude)
-    if bits is None or saturate:
+    if bits is None:
         rounded[finite] = np.minimum(rounded[finite], fmt.largest)
     over = ~finite | (rounded > fmt.largest)
     rounded[over] = _overflowed(magnitude[over], fmt, saturate)
@@ -160,7 +160,7 @@ class _Rounder:
     sign_mask: Array
     smallest_normal: Array
     largest_power: float
-    constant: Array | None
+    constant: Array
 
 
 @cache
@@ -169,14 +169,13 @@ def _rounder(fmt: Format, container: np.dtype[Any]) -> _Rounder:
         np.dtype(np.float32): (np.uint32, 0x7F80_0000, 23),
         np.dtype(np.float64): (np.uint64, 0x7FF0_0000_0000_0000, 52),
     }[container]
-    wide_exponents = container == np.float32 and fmt.exponent_bits == FORMATS["fp32"].exponent_bits
     return _Rounder(
         np.dtype(word),
         np.array(exponent_mask, word),
         np.array(1 << (8 * container.itemsize - 1), word),
         np.array(fmt.smallest_normal, container),
         2.0**fmt.max_exponent,
-        None if wide_exponents else np.array(1.5 * 2.0 ** (container_bits - fmt.mantissa_bits), container),
+        np.array(1.5 * 2.0 ** (container_bits - fmt.mantissa_bits), container),
     )
 
 
@@ -184,7 +183,7 @@ def _container(x: npt.ArrayLike) -> Array:
     values = np.asarray(x)
     if values.dtype in (np.float32, np.float64):
         return values
-    if values.dtype in [fmt.dtype for fmt in FORMATS.values()]:
+    if values.dtype in _FORMAT_DTYPES:
         return values.astype(np.float32)
     raise ValueError(
         f"round_to was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "

@@ -1,0 +1,91 @@
+"""Random words as a function of key and index."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.random import bits, normal, uniform
+
+KEY = (0, "init", 0, "layer0.weight")
+
+
+def test_the_words_of_a_key_never_change() -> None:
+    # Frozen: a change would change every initialization and every stochastic rounding.
+    assert bits(KEY, 0, 4).tolist() == [1659959328, 677029399, 3503973107, 4055742417]
+    assert bits(KEY, 10**15, 2).tolist() == [3050724329, 3880108]
+    assert normal(KEY, 0, 2).tolist() == pytest.approx([0.7560701966285706, 0.5993631482124329], rel=1e-6)
+
+
+@given(start=st.integers(0, 2**40), cuts=st.lists(st.integers(0, 40), max_size=5), count=st.integers(0, 40))
+def test_any_split_of_a_range_gives_the_same_words(start: int, cuts: list[int], count: int) -> None:
+    edges = [0, *sorted(min(cut, count) for cut in cuts), count]
+    for draw in (bits, uniform, normal):
+        whole = draw(KEY, start, count)
+        pieces = [draw(KEY, start + a, b - a) for a, b in pairwise(edges)]
+        assert whole.shape == (count,)
+        assert (whole == np.concatenate(pieces)).all()
+
+
+def test_normal_numbers_do_not_depend_on_blocks() -> None:
+    whole = normal(KEY, 3, 2 * BLOCK + 5)
+    assert (whole[BLOCK - 7 :] == normal(KEY, 3 + BLOCK - 7, BLOCK + 12)).all()
+
+
+def test_every_part_of_the_key_changes_the_words() -> None:
+    keys = [
+        KEY,
+        (1, "init", 0, "layer0.weight"),
+        (-1, "init", 0, "layer0.weight"),
+        (0, "dropout", 0, "layer0.weight"),
+        (0, "init", 1, "layer0.weight"),
+        (0, "init", 0, "layer0.bias"),
+        (0, "init", 0, 1),
+        (0, "init", 0, "1"),
+        (0, "init', 0, '1", 0, "1"),
+    ]
+    words = {tuple(bits(key, 0, 4).tolist()) for key in keys}
+    assert len(words) == len(keys)
+
+
+def test_numpys_integers_and_pythons_name_the_same_key() -> None:
+    assert (bits((np.int64(3), "init", np.int32(1), np.int64(2)), 0, 9) == bits((3, "init", 1, 2), 0, 9)).all()
+
+
+def test_a_key_needs_whole_numbers() -> None:
+    with pytest.raises(TypeError):
+        bits((0.5, "init", 0, "w"), 0, 1)  # type: ignore[arg-type]
+
+
+def test_words_are_uint32_and_all_their_bits_are_fair() -> None:
+    words = bits(KEY, 0, 100_000)
+    assert words.dtype == np.uint32
+    ones = [(words >> np.uint32(bit) & np.uint32(1)).mean() for bit in range(32)]
+    assert np.abs(np.array(ones) - 0.5).max() < 6 * 0.5 / np.sqrt(words.size)
+
+
+def test_uniform_numbers_lie_in_the_unit_interval_without_its_end() -> None:
+    u = uniform(KEY, 0, 100_000)
+    assert u.dtype == np.float32
+    assert 0 <= u.min() < 1e-3
+    assert 1 - 1e-3 < u.max() < 1
+    assert abs(u.mean(dtype=np.float64) - 0.5) < 0.01
+
+
+def test_normal_numbers_have_the_moments_of_the_normal_distribution() -> None:
+    z = normal(KEY, 0, 200_000).astype(np.float64)
+    assert abs(z.mean()) < 6 / np.sqrt(z.size)
+    assert abs(z.var() - 1) < 6 * np.sqrt(2 / z.size)
+    assert abs((np.abs(z) < 1).mean() - 0.6827) < 0.01
+    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.02
+
+
+def test_a_range_begins_and_ends_somewhere() -> None:
+    with pytest.raises(ValueError, match="need start >= 0 and count >= 0, got start -1, count 3"):
+        bits(KEY, -1, 3)
+    with pytest.raises(ValueError, match="got start 0, count -3"):
+        normal(KEY, 0, -3)
+    assert bits(KEY, 5, 0).shape == (0,)
