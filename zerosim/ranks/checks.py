@@ -122,7 +122,7 @@ def cutting(row: Algorithm, operation: str, algorithm: str, ranks: int) -> None:
                          "leave it out")
     if row.folds and ranks & (ranks - 1):
         raise ValueError(f"splits= would change nothing in {operation} by {algorithm!r} on {ranks} ranks, of which "
-                         "only a power of two take chunks, by a cut of their own; leave it out, or take algorithm='ring'")
+                         "only a power of two take chunks, by a cut of their own; leave it out, or take 'ring'")
 
 
 def start(x: np.ndarray) -> int:

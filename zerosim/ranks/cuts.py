@@ -66,6 +66,14 @@ def is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+@lru_cache(maxsize=4096)
+def chunk_lengths(cut: Cut) -> np.ndarray:
+    """(N,): the elements of each chunk; read-only."""
+    lengths = np.diff(cut)
+    lengths.flags.writeable = False
+    return lengths
+
+
 def largest_chunk(cut: Cut) -> int:
     """Elements of the longest chunk."""
-    return max(b - a for a, b in pairwise(cut))
+    return int(chunk_lengths(cut).max())

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerosim.numerics.blocks import BLOCK, spans
+from zerosim.numerics.blocks import spans
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call
-from zerosim.ranks.cuts import Cut, largest_chunk
+from zerosim.ranks.cuts import Cut, chunk_lengths, largest_chunk
 from zerosim.ranks.entry import CollectiveEntry
 
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
@@ -28,7 +28,7 @@ def sent_nbytes(call: Call, index: int) -> int:
 
     Source: Patarasuk & Yuan 2009, section 3.
     """
-    chunks = np.diff(call.cut)
+    chunks = chunk_lengths(call.cut)
     scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
     elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
     return elements[call.operation] * call.dtype.itemsize
@@ -91,15 +91,11 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], in_pl
 
 def ring_sum(kernels: NumpyKernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """Adds the addends from left to right, block by block, so that the partial sum stays in cache; writes all outs."""
-    scratch = np.empty(min(BLOCK, len(addends[0])), addends[0].dtype)
     for here in spans(len(addends[0])):
-        pieces = [x[here] for x in addends]
-        total, partial = scratch[:len(pieces[0])], pieces[0]
-        for piece in pieces[1:]:
-            kernels.add_rounded(partial, piece, total)
-            partial = total
-        for out in outs:
-            out[here] = partial
+        total = outs[0][here]
+        kernels.sum_rounded([x[here] for x in addends], total)
+        for out in outs[1:]:
+            out[here] = total
 
 
 def worth_stacking(cut: Cut, ranks: int) -> bool:

@@ -42,7 +42,7 @@ def mismatch(calls: Mapping[int, Call]) -> str:
 
 
 def deadlock(waiting: Sequence[tuple[Entry | None, str]], missing: Mapping[int, list[int]]) -> str:
-    """Who waits for whom. ``waiting``: each rank's open entry (None: finished) and place; ``missing``: who is absent."""
+    """Who waits for whom. ``waiting``: each rank's open entry (None: finished), place; ``missing``: who is absent."""
     lines = []
     for text, members in groupby(enumerate(waiting), key=lambda item: _state(item, missing)):
         ranks = [rank for rank, _ in members]

@@ -7,6 +7,7 @@ Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, sections 4.2 and 4
 import numpy as np
 
 from zerosim.ranks.algorithms.party import Array, Buffer, Exchange, Party, Steps
+from zerosim.ranks.cuts import chunk_lengths
 
 
 def ring(party: Party, x: Array, out: Array) -> Steps:
@@ -42,9 +43,10 @@ def ring_buffers(party: Party) -> list[Buffer]:
     The first to arrive lies in the second buffer; where the wire has a format of its own, the first to leave is cast
     into the first.
     """
-    arriving = [party.length(party.index - 2 - step) for step in range(party.size - 1)]
-    leaving = [party.length(party.index - 1)] if arriving and party.wire != party.dtype else []
-    return [(max(leaving + arriving[1::2], default=0), party.wire), (max(arriving[::2], default=0), party.wire)]
+    lengths = chunk_lengths(party.call.cut)
+    arriving = lengths[(party.index - 2 - np.arange(party.size - 1)) % party.size]
+    cast = int(lengths[party.index - 1]) if party.size > 1 and party.wire != party.dtype else 0
+    return [(int(arriving[1::2].max(initial=cast)), party.wire), (int(arriving[::2].max(initial=0)), party.wire)]
 
 
 def pairwise(party: Party, x: Array, out: Array) -> Steps:
