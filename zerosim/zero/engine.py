@@ -49,6 +49,7 @@ class Engine:
         recompute: Recompute | str = "none",
         clip_norm: float | None = None,
     ) -> None:
+        check_parts(model, optimizer, policy)
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.stage, self.policy = stage_of(stage), policy or Policy()
         self.layout = layout_of(layout, unit_shapes(model.units), rank.size)
@@ -63,18 +64,29 @@ class Engine:
     # -- a step and its parts -------------------------------------------------------------------------------------
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
-        """One training step on k micro-batches (x (B, I), target (B, O)) of this rank; k is the same on all ranks."""
-        if not batches:
-            raise ValueError("a step needs at least one micro-batch (x, target), found none; pass [(x, target), ...]")
+        """One training step on k micro-batches (x (B, I), target (B, O)) of this rank; k is the same on all ranks.
+
+        A step that raises leaves no gradients behind: the next one begins anew.
+        """
+        check_batches(batches)
         losses = []
-        for x, target in batches:
-            tape = self.forward(x, target)
-            losses.append(tape.loss)
-            self.backward(tape)
-        self.reduce()
-        result = self.update(losses)
+        try:
+            for x, target in batches:
+                tape = self.forward(x, target)
+                losses.append(tape.loss)
+                self.backward(tape)
+            self.reduce()
+            result = self.update(losses)
+        except BaseException:
+            self.abandon()
+            raise
         self.refresh()
         return result
+
+    def abandon(self) -> None:
+        """Drops the gradients of a step that will not be finished."""
+        self.gradients.micro_batch = 0
+        self._update.reduced = None
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O), any floats -> a tape with the loss, for one backward. Targets become fp32."""
@@ -84,6 +96,11 @@ class Engine:
 
     def backward(self, tape: Tape) -> None:
         """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
+        if self.reduced is not None:
+            raise ValueError(
+                "backward() was called between reduce() and update(), and would overwrite the reduced gradient; "
+                "call update() first, or abandon()"
+            )
         self._passes.backward(tape, self.policy.loss_scale)
         self.gradients.micro_batch += 1
 
@@ -139,3 +156,32 @@ class Engine:
         cast = self.rank.memory.alloc(values.shape, dtype, "input", name)
         self.rank.kernels.cast_pack(np.ascontiguousarray(values), cast)
         return cast
+
+
+def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
+    """Raises ValueError for what is no model, no policy, or no optimizer that may be cut anywhere."""
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model must be a zerosim model, found {type(model).__name__}; build one from units with Model([...])"
+        )
+    if policy is not None and not isinstance(policy, Policy):
+        raise ValueError(
+            f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r}) to compute in that format"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer must be an optimizer with its settings, found {optimizer!r}; write zs.optim.Adam(lr=...)"
+        )
+    if optimizer.cut != "anywhere":
+        raise ValueError(
+            f"{type(optimizer).__name__} may only be cut by {optimizer.cut}, and both layouts cut inside tensors, "
+            "where it would update parts; take an elementwise optimizer"
+        )
+
+
+def check_batches(batches: Sequence[Batch]) -> None:
+    """Raises ValueError unless there is at least one micro-batch, and each is a pair."""
+    found = [len(batch) if isinstance(batch, tuple | list) else None for batch in batches]
+    if not found or any(length != 2 for length in found):
+        raise ValueError(f"a step takes a list of micro-batches (x, target), at least one; found {len(found)} items, "
+                         f"{sum(length == 2 for length in found)} of them pairs. Pass [(x, target), ...]")

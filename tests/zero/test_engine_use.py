@@ -1,0 +1,236 @@
+"""The engine used rightly and wrongly: its pieces, its errors, what debug mode shows, and that it goes on afterwards."""
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.zero.training import MODELS, batches, bits, flat_state, train
+from zerosim.models.units import LinearUnit, Model
+from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
+from zerosim.zero.layout import unit_shapes
+
+SGD = zs.optim.SGD(lr=0.1)
+
+
+def alone(program, *args):
+    """Runs a program on one rank."""
+    return zs.Cluster(1).run(program, *args)[0]
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_the_pieces_written_out_are_the_step(stage):
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 2, 2)
+
+    def by_hand(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=stage)
+        for step in data:
+            for x, target in step[rank.index]:
+                engine.backward(engine.forward(x, target))
+            engine.reduce()
+            engine.update()
+            engine.refresh()
+        return flat_state(engine)
+
+    hand, whole = zs.Cluster(3).run(by_hand), zs.Cluster(3).run(lambda rank: train(rank, model, data, stage=stage))
+    assert all(bits(a[key]) == bits(b[key]) for a, b in zip(hand, whole, strict=True) for key in a)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 1)
+    name = next(iter(model.shapes))
+
+    def program(rank):
+        engine = zs.Engine(rank, model, SGD, stage=stage)
+        seen = [engine.state(name)["gradient"]]
+        engine.backward(engine.forward(*data[0][rank.index][0]))
+        engine.reduce()
+        before = engine.state(name)
+        engine.update()
+        engine.refresh()
+        after = engine.state(name)
+        return [*seen, after["gradient"]], before, after
+
+    for absent, before, after in zs.Cluster(3).run(program):
+        assert absent == [None, None]
+        moved = before["master"] - np.float32(0.1) * before["gradient"]
+        assert bits(after["master"]) == bits(moved)
+        assert before["gradient"].shape == model.shapes[name]
+
+
+def test_state_of_an_unknown_parameter_names_the_nearest():
+    with pytest.raises(ValueError, match=r"no parameter 'layer0.wait'; it has .*did you mean 'layer0.weight'\?"):
+        alone(lambda rank: zs.Engine(rank, MODELS["odd"](), SGD).state("layer0.wait"))
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, stage=4), r"stages 0, 1, 2, 3, found 4; .*pass Stage\("),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, stage=True), "found True"),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, layout="per_units"), "did you mean 'per_unit'"),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, recompute="every"), "names no policy"),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, clip_norm=0.0), "clip_norm=0.0 must be positive"),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), SGD, policy="bf16"), r"write zs.Policy\('bf16'\)"),
+    (lambda rank: zs.Engine(rank, MODELS["odd"](), zs.optim.Adam), r"write zs.optim.Adam\(lr=...\)"),
+    (lambda rank: zs.Engine(rank, None, SGD), r"found NoneType; build one from units with Model\("),
+])
+def test_wrong_parts_are_refused_with_what_to_do(make, text):
+    with pytest.raises(ValueError, match=text):
+        alone(make)
+
+
+def test_an_optimizer_that_needs_whole_tensors_is_refused_because_layouts_cut_inside_them():
+    class Tensorwise(zs.optim.SGD):
+        cut = "tensor"
+
+    with pytest.raises(ValueError, match="Tensorwise may only be cut by tensor"):
+        alone(lambda rank: zs.Engine(rank, MODELS["odd"](), Tensorwise(lr=0.1)))
+
+
+X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ([], "at least one; found 0 items"), ((X, T), "found 2 items, 0 of them pairs"), ([(X, T, T)], "found 2 items, 1 of them pairs"),
+    ([(X[:, :2], T)], "a row for each column of x"), ([(X, T[:1])], r"\(1, 2\)"), ([(X, T[:, 0])], r"\(2,\)")], ids=str)
+def test_wrong_batches_are_refused_and_the_engine_goes_on_as_if_nothing_had_happened(given, text):
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 2)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=2)
+        engine.step(data[0][rank.index])
+        with pytest.raises(ValueError, match=text):
+            engine.step([data[1][rank.index][0], *given] if len(given) == 1 else given)
+        engine.step(data[1][rank.index])
+        return flat_state(engine)
+
+    undisturbed = zs.Cluster(3).run(lambda rank: train(rank, model, data, stage=2))
+    for found, expected in zip(zs.Cluster(3).run(program), undisturbed, strict=True):
+        assert bits(found["master"]) == bits(expected["master"])
+
+
+@pytest.mark.parametrize(("misuse", "text"), [
+    (lambda engine: engine.reduce(), r"without a gradient; call backward\(forward"),
+    (lambda engine: engine.update(), r"without a reduced gradient; call reduce\(\) first"),
+    (lambda engine: (engine.backward(engine.forward(X, T)), engine.reduce(), engine.backward(engine.forward(X, T))),
+     r"between reduce\(\) and update\(\)")])
+def test_pieces_called_in_the_wrong_order_say_what_to_call(misuse, text):
+    with pytest.raises(ValueError, match=text):
+        alone(lambda rank: misuse(zs.Engine(rank, MODELS["odd"](), SGD)))
+
+
+def test_an_engine_lives_on_in_the_next_run_of_its_cluster():
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 2)
+    cluster = zs.Cluster(3)
+    engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=3))
+    for step in data:
+        cluster.run(lambda rank, step=step: engines[rank.index].step(step[rank.index]))
+    found = cluster.run(lambda rank: flat_state(engines[rank.index]))
+    expected = zs.Cluster(3).run(lambda rank: train(rank, model, data, stage=3))
+    assert bits(found[0]["master"]) == bits(expected[0]["master"])
+
+
+def test_ranks_that_take_different_numbers_of_micro_batches_are_told_who_is_where():
+    model = MODELS["odd"]()
+
+    def program(rank):
+        mine = batches(model, 2, 1 + rank.index, 1)[0][rank.index]
+        zs.Engine(rank, model, SGD, stage=2).step(mine)
+
+    with pytest.raises((zs.MismatchError, zs.DeadlockError), match="rank"):
+        zs.Cluster(2).run(program)
+
+
+def test_weights_read_after_their_block_are_nan_in_debug_mode_at_stage_3():
+    model = MODELS["odd"]()
+
+    def program(rank):
+        engine = zs.Engine(rank, model, SGD, stage=3)
+        with engine.weights(model.units[0]) as w:
+            inside = w["layer0.weight"].copy()
+        return inside, w["layer0.weight"]
+
+    for inside, late in zs.Cluster(3, debug=True).run(program):
+        assert np.isfinite(inside).all()
+        assert np.isnan(late).all()
+
+
+def test_padding_is_nan_in_debug_mode_and_zero_otherwise():
+    model = MODELS["fewer_than_ranks"]()  # 2 parameters on 5 ranks: three ranks own padding alone
+
+    def padding(rank):
+        engine = zs.Engine(rank, model, SGD, stage=0)
+        return engine.states.parameter[engine.layout.padding(0, 5)].copy()
+
+    assert all(np.isnan(found).all() and found.size == 3 for found in zs.Cluster(5, debug=True).run(padding))
+    assert all((found == 0).all() for found in zs.Cluster(5).run(padding))
+
+
+@pytest.mark.parametrize(("have", "want"), [(REPLICATED, PARTIAL), (SHARDED, PARTIAL)])
+def test_a_sum_cannot_be_unsummed(have, want):
+    with pytest.raises(ValueError, match="a sum cannot be unsummed"):
+        alone(lambda rank: zs.redistribute(rank, np.zeros(1, np.float32), have, want, (0, 1), policy=zs.Policy()))
+
+
+def test_redistribute_is_an_all_reduce_a_reduce_scatter_an_all_gather_a_slice_or_nothing():
+    cut = (0, 2, 3, 3)
+
+    def program(rank):
+        mine = np.arange(3, dtype=np.float32) + 10 * rank.index
+        own = slice(cut[rank.index], cut[rank.index + 1])
+        policy = zs.Policy()
+        return (zs.redistribute(rank, mine, PARTIAL, REPLICATED, cut, policy=policy),
+                zs.redistribute(rank, mine, PARTIAL, SHARDED, cut, policy=policy),
+                zs.redistribute(rank, mine[own], SHARDED, REPLICATED, cut, policy=policy),
+                zs.redistribute(rank, mine, REPLICATED, SHARDED, cut, policy=policy),
+                zs.redistribute(rank, mine, PARTIAL, PARTIAL, cut, policy=policy) is mine)
+
+    cluster = zs.Cluster(3)
+    for index, (total, shard, gathered, sliced, nothing) in enumerate(cluster.run(program)):
+        own = slice(cut[index], cut[index + 1])
+        assert total.tolist() == [30, 33, 36]
+        assert shard.tolist() == total[own].tolist()
+        assert gathered.tolist() == [0, 1, 12]
+        assert sliced.tolist() == (np.arange(3) + 10 * index)[own].tolist()
+        assert nothing
+    assert [row.call.operation for row in cluster.trace[0].collectives()] == ["all_reduce", "reduce_scatter", "all_gather"]
+
+
+def test_parameters_and_optimizer_state_cannot_be_partial():
+    with pytest.raises(ValueError, match="only gradients can be partial"):
+        zs.Stage(PARTIAL, PARTIAL, SHARDED)
+
+
+@pytest.mark.parametrize("name", ["per_unit", "contiguous"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 40])
+def test_every_element_has_exactly_one_owner(ranks, name):
+    model = Model([LinearUnit("a", 3, 5), LinearUnit("b", 5, 1, bias=False), LinearUnit("c", 1, 2)])
+    layout = layout_of(name, unit_shapes(model.units), ranks)
+    owners = np.zeros(layout.length, int)
+    for rank in range(ranks):
+        pieces = layout.valid(rank)
+        for piece in pieces:
+            owners[piece.vector] += 1
+            assert piece.vector.stop - piece.vector.start == piece.shard.stop - piece.shard.start
+        assert layout.shard_length(rank) == layout.length // ranks
+    valid = np.zeros(layout.length, int)
+    for entry in layout.entries:
+        valid[entry.low:entry.high] += 1
+    assert (owners == valid).all()
+    assert valid.sum() == model.parameter_count == layout.valid_length
+    for unit, lies in layout.units.items():
+        cut = layout.cut(lies.start, lies.stop)
+        assert (cut[0], cut[-1], len(cut)) == (0, lies.stop - lies.start, ranks + 1)
+        assert [layout.owned(r, lies.start, lies.stop).stop - layout.owned(r, lies.start, lies.stop).start
+                for r in range(ranks)] == list(np.diff(cut)), unit
+
+
+def test_a_layout_prints_who_owns_what():
+    layout = layout_of("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    assert str(layout) == ("contiguous: 5 parameters, 1 padding, 2 ranks\n"
+                           "  rank 0: a.w[0:3]\n  rank 1: b.w[0:2], 1 padding")
+
+
+def test_a_cut_across_regions_is_refused():
+    layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
+        layout.cut(0, 6)
