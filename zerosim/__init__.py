@@ -1,9 +1,9 @@
 """zerosim: ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop."""
 
 from zerosim import models, optim, planning, zero
-from zerosim.numerics.formats import FORMATS, Format, format_of, spacing
+from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.policy import Policy
-from zerosim.numerics.rounding import round_to
+from zerosim.numerics.rounding import round_to, spacing
 from zerosim.ranks import (
                            Cluster,
                            DeadlockError,

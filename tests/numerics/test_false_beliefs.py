@@ -4,9 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.numerics.formats import spacing
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.rounding import round_to
+from zerosim.numerics.rounding import round_to, spacing
 
 bf16 = ml_dtypes.bfloat16
 

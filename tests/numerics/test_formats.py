@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, magnitudes
-from zerosim.numerics.formats import FORMATS, format_of, spacing
+from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.numerics.rounding import spacing
 
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 

@@ -16,8 +16,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import Array
-
 
 @dataclass(frozen=True, slots=True, eq=False)  # a row equals itself only: comparing all fields costs microseconds
 class Format:
@@ -105,24 +103,3 @@ def _nearest_first(asked: str) -> str:
         return SequenceMatcher(None, asked.lower(), name).ratio()
 
     return ", ".join(sorted(FORMATS, key=likeness, reverse=True))
-
-
-def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
-    """The gap from |x|, rounded to the format, to the next larger magnitude of the grid.
-
-    Any shape; float32, or float64 where x is float64 (a Python float is). Below the smallest normal number the
-    gap is the smallest subnormal; at the largest number it is the gap that its binade has; NaN where x is NaN or
-    overflows.
-
-    >>> float(spacing(1.0, "fp16")) == 2.0**-10
-    True
-    """
-    from zerosim.numerics.rounding import round_to  # rounding needs the table above
-
-    fmt = format_of(fmt)
-    y = round_to(x, fmt)
-    magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
-    _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
-    gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)
-    result: Array = np.where(np.isfinite(y), gap, y.dtype.type(np.nan))
-    return result

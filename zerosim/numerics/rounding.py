@@ -217,3 +217,22 @@ def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: Array) 
             f"stochastic rounding needs bits of shape {values.shape} and type uint32, "
             f"got {bits.shape} and {bits.dtype.name}"
         )
+
+
+def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
+    """The gap from |x|, rounded to the format, to the next larger magnitude of the grid.
+
+    Any shape; float32, or float64 where x is float64 (a Python float is). Below the smallest normal number the
+    gap is the smallest subnormal; at the largest number it is the gap that its binade has; NaN where x is NaN or
+    overflows.
+
+    >>> float(spacing(1.0, "fp16")) == 2.0**-10
+    True
+    """
+    fmt = format_of(fmt)
+    y = round_to(x, fmt)
+    magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
+    _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
+    gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)
+    result: Array = np.where(np.isfinite(y), gap, y.dtype.type(np.nan))
+    return result

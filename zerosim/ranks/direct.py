@@ -31,16 +31,15 @@ def sent_nbytes(call: Call, index: int) -> int:
     chunks = chunk_lengths(call.cut)
     scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
     elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
-    return elements[call.operation] * call.dtype.itemsize
+    nbytes: int = elements[call.operation] * call.dtype.itemsize
+    return nbytes
 
 
 def scratch_nbytes(call: Call) -> int:
     """The most bytes that this way of computing takes for itself: no rank's, as hardware would not need them."""
-    if call.operation == "all_gather":
+    if call.operation == "all_gather" or not worth_stacking(call.cut, call.ranks):
         return 0
     longest, itemsize = largest_chunk(call.cut), call.dtype.itemsize
-    if not worth_stacking(call.cut, call.ranks):
-        return min(BLOCK, longest) * itemsize
     totals, indices = call.ranks * longest * itemsize, 2 * call.ranks * longest * np.dtype(np.intp).itemsize
     return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
 

@@ -179,7 +179,7 @@ def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> No
         )
 
 
-def check_batches(batches: Sequence[Batch]) -> None:
+def check_batches(batches: Sequence[object]) -> None:
     """Raises ValueError unless there is at least one micro-batch, and each is a pair."""
     found = [len(batch) if isinstance(batch, tuple | list) else None for batch in batches]
     if not found or any(length != 2 for length in found):
