@@ -1,0 +1,112 @@
+"""One way to ask for any collective, so that a test can go through the whole table.
+
+Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]]. A rank's *vector* (n,) is its input, or the vector
+whose own chunk is its input where chunks are gathered.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import zerosim as zs
+
+WORLDS = (1, 2, 3, 4, 5, 8)
+MANY = 16
+# What the project promises to have; the package's own table must say the same.
+TABLE = {
+    "reduce_scatter": ("ring", "pairwise", "halving"),
+    "all_gather": ("ring", "doubling", "bruck"),
+    "all_reduce": ("ring", "doubling", "rabenseifner", "tree", "naive", "everyone"),
+    "broadcast": ("tree", "naive"),
+    "reduce": ("tree", "naive"),
+    "gather": ("pairwise",),
+    "all_to_all": ("pairwise",),
+}
+ROWS = [(operation, algorithm) for operation, algorithms in TABLE.items() for algorithm in algorithms]
+REDUCTIONS = [row for row in ROWS if "reduce" in row[0]]
+ROOTED = ("broadcast", "reduce", "gather")
+GATHERS = ("all_gather", "gather")
+POWERS_ONLY = {("reduce_scatter", "halving"), ("all_gather", "doubling")}
+TAKES_SPLITS = ("reduce_scatter", "all_gather", "gather", "all_to_all")
+# Ordinary; every collective hop by hop, with memory full of NaN; ranks in other legal orders.
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "debug": {"debug": True}, "seeded": {"seed": 7},
+                                    "seeded debug": {"seed": 12, "debug": True}}
+
+
+def allowed(operation: str, algorithm: str, ranks: int) -> bool:
+    """Whether this many ranks can be served."""
+    return (operation, algorithm) not in POWERS_ONLY or ranks & (ranks - 1) == 0
+
+
+def takes_splits(operation: str, algorithm: str, ranks: int) -> bool:
+    """Whether a cut of one's own makes sense."""
+    cuts = algorithm == "ring" or (algorithm == "rabenseifner" and ranks & (ranks - 1) == 0)
+    return operation in TAKES_SPLITS or (operation == "all_reduce" and cuts)
+
+
+def ask(rank: zs.Rank, operation: str, algorithm: str, vector: np.ndarray, cut: tuple[int, ...] | None = None, *,
+        root: int = 0, **options: Any) -> Any:
+    """Calls the collective on this rank's vector (n,); with a cut, by its splits."""
+    if operation in ROOTED:
+        options["root"] = root
+    mine = vector
+    if operation in GATHERS:
+        bounds = cut or ceil_cut(len(vector), rank.size)
+        mine = vector[bounds[rank.index]:bounds[rank.index + 1]]
+        options |= {"length": len(vector)} if cut is None else {"splits": cut}
+    elif cut is not None:
+        options["splits"] = cut
+    return getattr(rank, operation)(mine, algorithm=algorithm, **options)
+
+
+def expected(operation: str, vectors: list[np.ndarray], cut: tuple[int, ...], root: int = 0, *,
+             add: Any = np.add) -> list[np.ndarray | None]:
+    """What each rank receives, for exact types: any order of additions gives the same."""
+    ranks = len(vectors)
+    own = [slice(cut[r], cut[r + 1]) for r in range(ranks)]
+    total = vectors[0].copy()
+    for vector in vectors[1:]:
+        total = add(total, vector) if "reduce" in operation else total
+    gathered = np.concatenate([vector[own[r]] for r, vector in enumerate(vectors)])
+    nowhere: list[np.ndarray | None] = [None] * ranks
+    match operation:
+        case "reduce_scatter":
+            return [total[own[r]] for r in range(ranks)]
+        case "all_gather":
+            return [gathered] * ranks
+        case "all_reduce":
+            return [total] * ranks
+        case "broadcast":
+            return [vectors[root]] * ranks
+        case "reduce" | "gather":
+            nowhere[root] = total if operation == "reduce" else gathered
+            return nowhere
+    return [np.concatenate([vector[own[r]] for vector in vectors]) for r in range(ranks)]
+
+
+def ceil_cut(length: int, ranks: int) -> tuple[int, ...]:
+    """The default cut, by its definition: equal chunks, the last ones short or empty."""
+    chunk = (length + ranks - 1) // ranks
+    return tuple(min(length, index * chunk) for index in range(ranks + 1))
+
+
+def cuts_of(length: int, ranks: int) -> Iterator[tuple[int, ...]]:
+    """Uneven cuts: all on one rank, empty chunks in between, and one that rises at random."""
+    rng = np.random.default_rng(1000 * length + ranks)
+    for owner in {0, ranks // 2, ranks - 1}:
+        yield tuple(0 if index <= owner else length for index in range(ranks + 1))
+    inner = np.sort(rng.integers(0, length + 1, ranks - 1))
+    yield (0, *(int(boundary) for boundary in inner), length)
+
+
+def same(found: Any, wanted: np.ndarray | None) -> bool:
+    """Equal bits, equal shape, equal dtype; or None for None."""
+    if found is None or wanted is None:
+        return found is wanted
+    return found.dtype == wanted.dtype and found.shape == wanted.shape and bits(found) == bits(wanted)
+
+
+def bits(array: np.ndarray) -> bytes:
+    """The array's bytes: equal means equal bits."""
+    return np.ascontiguousarray(array).tobytes()
