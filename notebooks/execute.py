@@ -1,6 +1,7 @@
 """Executes each notebook's text (``NN_name.py``) and writes the executed copy (``NN_name.ipynb``) beside it.
 
-Two executions give the same file: cells are named by their number, and no times are recorded.
+Two executions give the same file: cells are named by their number; no times, no versions of Python and no accidents of
+how output arrived in pieces are recorded.
 Usage: ``python notebooks/execute.py [TEXT ...]``; without arguments, all of them.
 """
 
@@ -12,22 +13,37 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
+METADATA = {
+    "jupytext": {"formats": "ipynb,py:percent"},
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 
 def executed(text: Path) -> nbformat.NotebookNode:
     """The notebook of one text, run from top to bottom; raises CellExecutionError where a cell fails."""
     notebook = jupytext.read(text)
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number:02d}"
+        cell["id"], cell["metadata"] = f"cell-{number:02d}", nbformat.NotebookNode()
     folder = {"metadata": {"path": str(HERE)}}
-    return NotebookClient(notebook, timeout=300, record_timing=False, resources=folder).execute()
+    # A kernel sends what a cell prints in pieces, as they come; the pieces are put together.
+    client = NotebookClient(notebook, timeout=300, record_timing=False, coalesce_streams=True, resources=folder)
+    notebook = client.execute()
+    notebook.metadata = nbformat.from_dict(METADATA)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def written(text: Path) -> str:
+    """The executed copy of one text, as the file has it."""
+    return nbformat.writes(executed(text)) + "\n"
 
 
 def main(names: list[str]) -> None:
     """Executes the texts named, or all whose name begins with a digit."""
     for text in [Path(name) for name in names] or sorted(HERE.glob("[0-9]*.py")):
         copy = text.with_suffix(".ipynb")
-        nbformat.write(executed(text), copy)
+        copy.write_text(written(text), encoding="utf-8", newline="\n")
         print(f"{text} -> {copy}")
 
 

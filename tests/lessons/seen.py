@@ -1,0 +1,72 @@
+"""How colors look to whom, and what a drawing shows: the instruments of the tests of figures."""
+
+import itertools
+import re
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from zerosim.lessons.figures import Drawing
+
+# Linear RGB as people with full color vision see it, and as those without one kind of cone do.
+# Source: Machado, Oliveira & Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency".
+VISIONS = {
+    "full": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+WHITE = np.array([0.9505, 1.0, 1.089])
+
+
+def lab(color: str, vision: str) -> np.ndarray:
+    """CIELAB of ``#RRGGBB`` as it is seen, (3,)."""
+    c = np.array([int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(VISIONS[vision] @ linear, 0, 1) / WHITE
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def difference(one: str, other: str, vision: str) -> float:
+    """CIE76 difference of two colors; about 2 is just noticeable side by side, 10 is plain at a glance."""
+    return float(np.linalg.norm(lab(one, vision) - lab(other, vision)))
+
+
+def texts(drawing: Drawing) -> list[Text]:
+    """The visible texts of a drawing."""
+    return [text for text in drawing.figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+
+
+def boxes(drawing: Drawing) -> list[tuple[str, Bbox]]:
+    """Every text of a drawing and where it lies, in pixels, shrunk by half a pixel on each side."""
+    with drawing.style.in_force():
+        canvas = FigureCanvasAgg(drawing.figure)
+        canvas.draw()
+        renderer = canvas.get_renderer()
+        return [(text.get_text(), Text.get_window_extent(text, renderer).padded(-0.5)) for text in texts(drawing)]
+
+
+def overlapping(drawing: Drawing) -> list[tuple[str, str]]:
+    """Pairs of texts that lie on each other."""
+    return [(one, other) for (one, a), (other, b) in itertools.combinations(boxes(drawing), 2) if a.overlaps(b)]
+
+
+def cut_off(drawing: Drawing) -> list[str]:
+    """Texts that leave the page."""
+    page = drawing.figure.bbox
+    return [text for text, box in boxes(drawing)
+            if box.x0 < page.x0 or box.y0 < page.y0 or box.x1 > page.x1 or box.y1 > page.y1]
+
+
+def drawn_by(svg: str) -> str:
+    """The version of Matplotlib that wrote an SVG."""
+    match = re.search(r"Matplotlib v([\w.+]+?), ", svg)
+    assert match, "the SVG does not say which Matplotlib drew it"
+    return match[1]

@@ -1,0 +1,223 @@
+"""Figures are pure functions of data that are measured anew here, drawn in one style, the same bytes every time."""
+
+import itertools
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.container import BarContainer
+
+from tests.architecture.source import ROOT
+from tests.lessons import seen
+from zerosim.lessons import figures
+from zerosim.lessons.figures import DARK, FIGURES, LIGHT, Drawing, Style, draw, memory, memory_data, ring, ring_data
+from zerosim.lessons.figures.style import KIND_COLORS, RANK_COLORS, RESTING_KINDS, ink_on, luminance, rank_color
+from zerosim.ranks.memory import KINDS
+
+SVG = "{http://www.w3.org/2000/svg}"
+STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)
+NAMES = pytest.mark.parametrize("name", FIGURES)
+
+
+DATA = {"memory": cache(memory_data), "ring": cache(ring_data)}
+SMALL = {"memory": lambda style=LIGHT: memory(memory_data((2,), (4, 4), rows=1), style),
+         "ring": lambda style=LIGHT: ring(ring_data(2, 2), style)}
+
+
+@cache
+def drawing(name: str, style: Style = LIGHT) -> Drawing:
+    return {"memory": memory, "ring": ring}[name](DATA[name](), style)
+
+
+# -- bytes --------------------------------------------------------------------------------------------------------
+
+def test_every_figure_by_name_is_tested_here():
+    assert set(DATA) == set(SMALL) == set(FIGURES)
+
+
+@STYLES
+@NAMES
+def test_two_draws_give_the_same_bytes(name, style, tmp_path):
+    again = FIGURES[name](style)
+    assert again.svg() == drawing(name, style).svg()
+    assert again.save(tmp_path / "a.svg").read_text(encoding="utf-8") == again.svg()
+    assert SMALL[name](style).png() == SMALL[name](style).png()
+
+
+@NAMES
+def test_a_readers_settings_change_no_picture_and_are_left_as_they_were(name):
+    expected = SMALL[name]().svg()
+    with mpl.rc_context({"font.size": 31, "svg.hashsalt": "mine", "axes.facecolor": "red", "svg.fonttype": "path"}):
+        before = dict(mpl.rcParams)
+        assert SMALL[name]().svg() == expected
+        assert dict(mpl.rcParams) == before
+
+
+def test_the_variants_differ_in_page_and_ink_only():
+    light, dark = (drawing("ring", style).figure for style in (LIGHT, DARK))
+    assert to_hex(light.get_facecolor()).upper() != to_hex(dark.get_facecolor()).upper() == DARK.background
+    words = [[text.get_text() for text in seen.texts(drawing("ring", style))] for style in (LIGHT, DARK)]
+    assert words[0] == words[1]
+
+
+@STYLES
+@NAMES
+def test_the_committed_figures_are_drawn_from_what_the_package_does_now(name, style):
+    path = ROOT / "figures" / f"{name}{'-dark' * (style is DARK)}.svg"
+    committed = path.read_text(encoding="utf-8")
+    if seen.drawn_by(committed) != mpl.__version__:
+        pytest.skip(f"{path.name} was drawn by Matplotlib {seen.drawn_by(committed)}, here is {mpl.__version__}, whose "
+                    "coordinates may differ in their last digits")
+    assert committed == drawing(name, style).svg(), "it has changed: look at it, then commit what `make figures` drew"
+
+
+def test_no_committed_figure_is_an_orphan():
+    expected = {f"{name}{variant}.svg" for name in FIGURES for variant in ("", "-dark")}
+    assert {path.name for path in (ROOT / "figures").iterdir()} == expected
+
+
+def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
+    program = ("import sys; from zerosim.lessons import figures; assert 'matplotlib' not in sys.modules; "
+               "figures.ring(figures.ring_data(2, 2)).svg(); assert 'matplotlib' in sys.modules; "
+               "assert 'matplotlib.pyplot' not in sys.modules")
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+@STYLES
+@NAMES
+def test_every_svg_has_a_title_and_a_description_that_it_points_to(name, style):
+    root = ET.fromstring(drawing(name, style).svg())
+    title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert root.get("role") == "img"
+    assert root.get("aria-labelledby").split() == [title.get("id"), description.get("id")]
+    assert title.text == drawing(name).title
+    assert description.text == drawing(name).description
+    assert len(description.text) > 200
+    assert repr(drawing(name)) == f"{title.text}. {description.text}"
+    assert drawing(name)._repr_svg_() == drawing(name).svg()
+
+
+@NAMES
+def test_no_svg_has_a_date_and_its_ids_are_unique(name):
+    root = ET.fromstring(drawing(name).svg())
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    assert "<dc:date>" not in drawing(name).svg()
+
+
+@NAMES
+def test_every_axis_that_is_shown_has_a_unit(name):
+    for axes in drawing(name).figure.axes:
+        if axes.axison:
+            shared = [other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
+            for label in (axes.get_xlabel(), *shared):
+                assert label.endswith("(bytes per parameter)"), f"no unit in {label!r}"
+            assert len(shared) == 1
+        else:  # a sheet without axes counts in words: bytes in every message
+            assert all(" B" in text.get_text() for text in axes.texts if text.get_text().startswith("c0:"))
+
+
+# -- what the eye meets -------------------------------------------------------------------------------------------
+
+@NAMES
+def test_no_words_lie_on_others_or_leave_the_page(name):
+    assert seen.overlapping(drawing(name)) == []
+    assert seen.cut_off(drawing(name)) == []
+
+
+@pytest.mark.parametrize("worlds", [(1,), (3,), (2, 4, 8)], ids=str)
+def test_memory_of_other_worlds_keeps_its_words_apart(worlds):
+    found = memory(memory_data(worlds, widths=(12, 12, 12), rows=2))
+    assert seen.overlapping(found) == []
+    assert seen.cut_off(found) == []
+
+
+def test_the_instrument_sees_an_overlap_and_a_cut_label():
+    found = FIGURES["ring"](LIGHT)
+    found.figure.axes[0].text(0.25, 0.34, "over the last line")
+    found.figure.axes[0].text(-0.3, 5, "out of the page")
+    assert any("over the last line" in pair for pair in seen.overlapping(found))
+    assert seen.cut_off(found) == ["out of the page"]
+
+
+@NAMES
+def test_no_text_is_small(name):
+    """11 points on a page of at most 15 inches: as large as a footnote when the page is a slide."""
+    assert min(text.get_fontsize() for text in seen.texts(drawing(name))) >= 11
+    assert drawing(name).figure.get_figwidth() <= 15
+
+
+def test_every_kind_of_memory_and_every_rank_has_its_own_color():
+    assert set(KIND_COLORS) == set(KINDS)
+    assert len(set(KIND_COLORS.values())) == len(KINDS)
+    assert len(set(RANK_COLORS)) == len(RANK_COLORS) == 8
+    assert [rank_color(rank) for rank in range(10)] == [*RANK_COLORS, RANK_COLORS[0], RANK_COLORS[1]]
+
+
+@pytest.mark.parametrize("vision", seen.VISIONS)
+def test_colors_stay_apart_for_every_kind_of_color_vision(vision):
+    for colors in (tuple(KIND_COLORS.values()), RANK_COLORS):
+        for one, other in itertools.combinations(colors, 2):
+            assert seen.difference(one, other, vision) > 15
+    for color in {*KIND_COLORS.values(), *RANK_COLORS}:
+        for page in (LIGHT.background, DARK.background):
+            assert seen.difference(color, page, vision) > 15
+
+
+def test_the_instrument_sees_that_red_and_green_look_alike_to_some():
+    assert seen.difference("#C05A5A", "#7D7D3C", "full") > 30
+    assert seen.difference("#C05A5A", "#7D7D3C", "deuteranopia") < 15
+
+
+def test_words_contrast_with_what_they_stand_on():
+    """At least 4.5 to 1. Source: WCAG 2.1, success criterion 1.4.3."""
+    pairs = [(ink_on(color), color) for color in RANK_COLORS]
+    pairs += [(ink, style.background) for style in (LIGHT, DARK) for ink in (style.ink, style.muted)]
+    for one, other in pairs:
+        low, high = sorted((luminance(one), luminance(other)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (one, other)
+
+
+def test_kinds_that_live_inside_a_step_are_hatched_and_those_at_rest_are_not():
+    hatched = {}
+    for axes in drawing("memory").figure.axes:
+        for bar in itertools.chain.from_iterable(c for c in axes.containers if isinstance(c, BarContainer)):
+            hatched.setdefault(to_hex(bar.get_facecolor()).upper(), set()).add(bool(bar.get_hatch()))
+    assert len(hatched) > 8
+    for kind, color in KIND_COLORS.items():
+        assert hatched.get(color, {kind not in RESTING_KINDS}) == {kind not in RESTING_KINDS}
+
+
+# -- by name ------------------------------------------------------------------------------------------------------
+
+def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FIGURES", SMALL)
+    assert draw(["ring"], tmp_path / "new" / "folder") == [tmp_path / "new" / "folder" / "ring.svg"]
+    assert draw(["ring"], tmp_path, dark=True) == [tmp_path / "ring-dark.svg"]
+    assert draw(["ring"], str(tmp_path), format="png") == [tmp_path / "ring.png"]
+    assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
+    assert draw(out=tmp_path) == [tmp_path / "memory.svg", tmp_path / "ring.svg"]
+    assert (tmp_path / "ring.svg").read_text(encoding="utf-8") == SMALL["ring"]().svg()
+
+
+def test_an_unknown_figure_is_refused_with_the_nearest_name_before_anything_is_drawn(tmp_path):
+    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are memory, ring; did you mean 'ring'\?"):
+        draw(["memory", "rings"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_format_and_a_file_in_the_folders_place_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no figure can be saved as 'pdf'; choose one of svg, png"):
+        draw(["ring"], tmp_path, format="pdf")
+    Path(tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="which is a file; name a folder"):
+        draw(["ring"], tmp_path / "file")
+    with pytest.raises(ValueError, match=r"asked to save a figure as 'ring.gif'; end the name in .svg or .png"):
+        drawing("ring").save(tmp_path / "ring.gif")

@@ -1,0 +1,79 @@
+"""A notebook without Jupyter: the cells of a percent text, executed one after the other in this process."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MARK = re.compile(r"^# %%(?P<markdown> \[markdown\])?\s*$", re.M)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: ``markdown`` or ``code``, and its text."""
+
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a code cell printed, and the value that its last line displays (None: none)."""
+
+    printed: str
+    displayed: Any = None
+
+
+def cells(text: str) -> list[Cell]:
+    """The cells of a percent text; what stands before the first mark is Jupytext's header."""
+    marks = list(MARK.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    found = []
+    for mark, end in zip(marks, ends, strict=True):
+        body = text[mark.end():end].strip("\n")
+        if mark["markdown"]:
+            lines = [line.removeprefix("#").removeprefix(" ") for line in body.split("\n")]
+            found.append(Cell("markdown", "\n".join(lines)))
+        else:
+            found.append(Cell("code", body))
+    return found
+
+
+def executed(text: str) -> Iterator[Shown]:
+    """Runs the code cells in one namespace, and yields what each shows."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells(text)):
+        if cell.kind == "code":
+            yield _run(cell.source, f"cell {number}", namespace)
+
+
+def _run(source: str, name: str, namespace: dict[str, Any]) -> Shown:
+    body = ast.parse(source, name).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(ast.Module(body, []), name, "exec"), namespace)
+        value = eval(compile(ast.Expression(last.value), name, "eval"), namespace) if last else None
+    return Shown(printed.getvalue(), value)
+
+
+def committed(copy: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:
+    """The cells of an executed copy, each with its outputs."""
+    notebook = json.loads(copy.read_text(encoding="utf-8"))
+    return [(Cell(cell["cell_type"], "".join(cell["source"])), cell.get("outputs", [])) for cell in notebook["cells"]]
+
+
+def printed_in(outputs: list[dict[str, Any]]) -> str:
+    """What the outputs of a committed cell say on standard output."""
+    return "".join("".join(one["text"]) for one in outputs if one.get("name") == "stdout")
+
+
+def displayed_in(outputs: list[dict[str, Any]]) -> dict[str, str]:
+    """The value that a committed cell displays, by MIME type."""
+    found = [one["data"] for one in outputs if one["output_type"] == "execute_result"]
+    return {kind: "".join(value) for data in found for kind, value in data.items()}

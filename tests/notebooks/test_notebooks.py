@@ -1,0 +1,127 @@
+"""Every notebook runs from top to bottom, and its executed copy is what it does today."""
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+from tests.architecture.source import ROOT
+from tests.lessons.seen import drawn_by
+from tests.notebooks.cells import Shown, cells, committed, displayed_in, executed, printed_in
+
+TEXTS = sorted((ROOT / "notebooks").glob("[0-9]*.py"))
+EVERY = pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.stem)
+FIRST = ROOT / "notebooks/01_the_worked_example.py"
+
+
+@cache
+def shown(text: Path) -> list[Shown]:
+    """What each code cell of a notebook shows when it is run now."""
+    return list(executed(text.read_text(encoding="utf-8")))
+
+
+def skip_if_drawn_elsewhere(svg: str) -> None:
+    """Another version's coordinates may differ in their last digits."""
+    if drawn_by(svg) != mpl.__version__:
+        pytest.skip(f"the picture was drawn by Matplotlib {drawn_by(svg)}, here is {mpl.__version__}")
+
+
+def test_every_text_has_its_copy_and_every_copy_its_text():
+    assert FIRST in TEXTS
+    assert sorted((ROOT / "notebooks").glob("*.ipynb")) == [text.with_suffix(".ipynb") for text in TEXTS]
+
+
+@EVERY
+def test_a_copy_has_the_cells_of_its_text(text):
+    assert [cell for cell, _ in committed(text.with_suffix(".ipynb"))] == cells(text.read_text(encoding="utf-8"))
+
+
+@EVERY
+def test_a_copy_shows_what_the_cells_show_now(text):
+    outputs = [outputs for cell, outputs in committed(text.with_suffix(".ipynb")) if cell.kind == "code"]
+    assert [one for cell in outputs for one in cell if one["output_type"] == "error"] == []
+    assert [printed_in(cell) for cell in outputs] == [cell.printed for cell in shown(text)]
+    displayed = [displayed_in(cell).get("text/plain") for cell in outputs]
+    assert displayed == [None if cell.displayed is None else repr(cell.displayed) for cell in shown(text)]
+
+
+@EVERY
+def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
+    pictures = 0
+    for (_, outputs), cell in zip([both for both in committed(text.with_suffix(".ipynb")) if both[0].kind == "code"],
+                                  shown(text), strict=True):
+        svg = displayed_in(outputs).get("image/svg+xml")
+        assert (svg is None) == (not hasattr(cell.displayed, "_repr_svg_"))
+        if svg is not None:
+            skip_if_drawn_elsewhere(svg)
+            assert svg == cell.displayed.svg()
+            pictures += 1
+    assert pictures >= 1, "a notebook has a picture"
+
+
+@EVERY
+def test_a_notebook_asks_first_and_proves_last(text):
+    found = cells(text.read_text(encoding="utf-8"))
+    words = "\n".join(cell.source for cell in found if cell.kind == "markdown")
+    assert words.index("## Predict first") < words.index("## Try it") < words.index("## Proof")
+    assert found[-1].kind == "code"
+    assert "tobytes() ==" in found[-1].source
+
+
+@EVERY
+def test_a_copy_records_no_times_and_no_versions(text):
+    notebook = json.loads(text.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    assert notebook["metadata"]["language_info"] == {"name": "python"}
+    assert {json.dumps(cell["metadata"]) for cell in notebook["cells"]} == {"{}"}
+    assert [cell["id"] for cell in notebook["cells"]] == [f"cell-{i:02d}" for i in range(len(notebook["cells"]))]
+
+
+@EVERY
+def test_jupyter_executes_the_text_into_the_same_file(text):
+    for module in ("jupytext", "nbclient", "ipykernel"):
+        pytest.importorskip(module, reason=f"{module} is not installed; pip install 'zerosim[notebook]'")
+    spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks/execute.py")
+    execute = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(execute)
+    copy = text.with_suffix(".ipynb")
+    for (_, outputs) in committed(copy):
+        svg = displayed_in(outputs).get("image/svg+xml")
+        if svg is not None:
+            skip_if_drawn_elsewhere(svg)
+    assert execute.written(text) == copy.read_text(encoding="utf-8"), "it has changed: read it, then `make notebooks`"
+
+
+# -- the first notebook's own promises ----------------------------------------------------------------------------
+
+def first(*changes: tuple[str, str]) -> list[Shown]:
+    """The first notebook, run with its text changed."""
+    text = FIRST.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return list(executed(text))
+
+
+@pytest.mark.parametrize("change", [
+    ("/ 2  # the sum", "# the sum"), ("(1 - 0.999) *", "(1 - np.float32(0.999)) *"),
+    ("LEARNING_RATE * (m", "0.10001 * (m")], ids=["no mean", "fp32 factor", "other rate"])
+def test_the_proof_notices_a_wrong_step(change):
+    with pytest.raises(AssertionError):
+        first(change)
+
+
+@pytest.mark.parametrize("weights", ["(0.1, 0.3, 0.7, 0.2)", "(-1.5, 0.25, 3e-5, 1000)", "(2, -0.5, 1, 0.5)"])
+def test_the_proof_holds_for_other_weights_and_data(weights):
+    found = first(("(2, -3, 1, 0.5)\n", weights + "\n"), ("((2, 1), 7)", "((0.2, -1.1), 7.3)"))
+    assert "the same bits" in found[-1].printed
+
+
+def test_at_a_small_learning_rate_one_weight_moves_in_fp16_as_the_reader_is_told():
+    found = first(("LEARNING_RATE = 0.1", "LEARNING_RATE = 3e-4"))
+    by_rank = next(cell.printed for cell in found if "after" in cell.printed)
+    assert "after the all-gather [ 2.     -3.      1.      0.5005]" in by_rank
+    assert "master [ 2.0003 -2.9997]" in by_rank
+    assert "master [1.0003 0.5003]" in by_rank

@@ -1,0 +1,67 @@
+"""A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from zerosim.lessons.figures.style import Style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A finished picture. ``description`` says in words what it shows, for those who cannot see it."""
+
+    name: str
+    title: str
+    description: str
+    style: Style
+    figure: "Figure"
+
+    def svg(self) -> str:
+        """The picture as SVG, with ``<title>`` and ``<desc>``; no date and no random ids in it."""
+        text = self._saved("svg").decode()
+        start = text.index("<svg")
+        opening, rest = text[start:].split(">", 1)
+        ids = [f"{self.name}-title", f"{self.name}-desc"]
+        words = (f'\n <title id="{ids[0]}">{escape(self.title)}</title>'
+                 f'\n <desc id="{ids[1]}">{escape(self.description)}</desc>')
+        return f'{opening} role="img" aria-labelledby="{" ".join(ids)}">{words}{rest}'
+
+    def png(self) -> bytes:
+        """The picture as PNG, 160 dots per inch."""
+        return self._saved("png")
+
+    def save(self, path: Path | str) -> Path:
+        """Writes the picture to a file, in the format that its suffix names.
+
+        Raises ValueError for another suffix than .svg or .png.
+        """
+        path = Path(path)
+        if path.suffix == ".svg":
+            path.write_text(self.svg(), encoding="utf-8", newline="\n")
+        elif path.suffix == ".png":
+            path.write_bytes(self.png())
+        else:
+            raise ValueError(f"asked to save a figure as {path.name!r}; end the name in .svg or .png")
+        return path
+
+    def _saved(self, format: str) -> bytes:
+        file = io.BytesIO()
+        metadata = {"Date": None} if format == "svg" else {"Title": self.title, "Description": self.description}
+        with self.style.in_force():
+            self.figure.savefig(file, format=format, dpi=160, metadata=metadata)
+        return file.getvalue()
+
+    def _repr_svg_(self) -> str:
+        """What Jupyter shows."""
+        return self.svg()
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {self.description}"

@@ -1,0 +1,89 @@
+"""What a training step really held, beside what pencil and paper say: the one place where the two meet.
+
+Legend: N ranks, P parameters, B batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerosim.models.mlp import MLP
+from zerosim.numerics import random
+from zerosim.numerics.policy import Policy
+from zerosim.optim.base import Optimizer
+from zerosim.planning import closed_forms as pencil
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.rank import Rank
+from zerosim.zero.engine import Engine
+
+BytesByKind = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One training step under one stage: bytes by kind, per rank, read from the ledgers of a run.
+
+    ``resting_nbytes`` is what a rank holds between two steps, ``peak_nbytes`` the breakdown at its fullest instant.
+    ``replicated`` and ``shared`` are the pencil's bytes per parameter: a rank rests at replicated + shared / N.
+    """
+
+    stage: int
+    ranks: int
+    parameter_count: int
+    resting_nbytes: tuple[BytesByKind, ...]
+    peak_nbytes: tuple[BytesByKind, ...]
+    replicated: Fraction
+    shared: Fraction
+
+    @property
+    def formula(self) -> str:
+        """``4 + 12/N``, ``16`` or ``16/N``: bytes per parameter."""
+        parts = [f"{self.replicated}"] * bool(self.replicated) + [f"{self.shared}/N"] * bool(self.shared)
+        return " + ".join(parts)
+
+    @property
+    def formula_nbytes(self) -> Fraction:
+        """The formula's value for this N, in bytes per parameter."""
+        return self.replicated + self.shared / self.ranks
+
+
+def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int, policy: Policy, rows: int,
+                  layout: str = "per_unit") -> MeasuredStep:
+    """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads the ledgers.
+
+    What rests is asserted to equal the closed forms to the byte, on every rank.
+    """
+    cluster, model = Cluster(ranks), MLP(widths)
+    engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
+    assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
+    resting = tuple(memory.now_nbytes_by_kind for memory in cluster.memory)
+    job = pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
+                     policy=policy, slots=len(optimizer.slots((1,))))
+    assert list(resting) == pencil.resting_nbytes(job), "the ledger differs from the closed forms"
+    return MeasuredStep(stage, ranks, model.parameter_count, resting,
+                        tuple(memory.peak_nbytes_by_kind for memory in cluster.memory), *bytes_per_parameter(job))
+
+
+def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy, sample: tuple[int, int, int],
+              layout: str) -> Engine:
+    engine = Engine(rank, model, optimizer, stage=stage, policy=policy, layout=layout)
+    rows, inputs, outputs = sample
+    key = f"rank{rank.index}"
+    x = random.normal((0, "data x", 0, key), 0, rows * inputs).reshape(rows, inputs)
+    target = random.normal((0, "data target", 0, key), 0, rows * outputs).reshape(rows, outputs)
+    engine.step([(x, target)])
+    return engine
+
+
+def bytes_per_parameter(job: pencil.Job) -> tuple[Fraction, Fraction]:
+    """(replicated, shared): what every rank holds of each parameter, and what all ranks hold of it together.
+
+    Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3.
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.
+    """
+    states = job.states
+    sharded = {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded,
+               "master": states.optimizer_sharded, "optimizer_state": states.optimizer_sharded}
+    one = pencil.resting_nbytes(pencil.Job((1,), 1, states, policy=job.policy, slots=job.slots))[0]
+    shared = sum(nbytes for kind, nbytes in one.items() if sharded[kind])
+    return Fraction(sum(one.values()) - shared), Fraction(shared)
