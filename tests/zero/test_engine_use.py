@@ -234,3 +234,29 @@ def test_a_cut_across_regions_is_refused():
     layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
     with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
         layout.cut(0, 6)
+
+
+def test_a_norm_below_the_limit_is_not_clipped():
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 2)
+    free, roomy = (zs.Cluster(3).run(lambda rank, c=c: train(rank, model, data, stage=1, clip_norm=c))
+                   for c in (None, 1e6))
+    assert bits(free[0]["master"]) == bits(roomy[0]["master"])
+
+
+@pytest.mark.parametrize(("recompute", "kept_inputs"), [("none", []), ("block", [1, 2]), ("segment(2)", [2])])
+def test_between_the_passes_a_segment_holds_its_input_alone(recompute, kept_inputs):
+    """widths 2-3-3-1, 2 rows, fp16: unit i's input has 2 * width[i] * 2 bytes; the first one's is the batch itself."""
+    model = MODELS["deep"]()
+
+    def program(rank):
+        engine = zs.Engine(rank, model, SGD, policy=zs.Policy("fp16"), recompute=recompute)
+        tape = engine.forward(*batches(model, 1, 1, 1)[0][0][0])
+        held = rank.memory.now_nbytes_by_kind
+        engine.backward(tape)
+        return held
+
+    held = alone(program)
+    expected = sum(2 * model.units[i].inputs * 2 for i in kept_inputs)
+    assert held.get("checkpointed_input", 0) == expected
+    output = 2 * 1 * 2  # kept by the loss
+    assert (held["activation"] > output) is (recompute == "none")
