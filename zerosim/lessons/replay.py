@@ -4,6 +4,7 @@ Legend: N ranks, P = 4 weights; lists are per rank where they say so, else over 
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,7 @@ from zerosim.models.four_weights import four_weights
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.trace import Hop
 from zerosim.zero.layout import Layout, layout_of, unit_shapes
-from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.placements import STAGES, Stage, stage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +105,24 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
     hops: defaultdict[int, list[HopValues]] = defaultdict(list)
     for event in cluster.events(one_step, example, stage, hop_by_hop=True):
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
-        del event  # its view of what arrived would keep that buffer alive, and the ledger would say so
     sent = [sum(trace.sent_nbytes(purpose) for purpose in events.TOLD_PURPOSES) for trace in cluster.trace]
     return Replay(example, stage_of(stage), layout_of(example.layout, unit_shapes(four_weights().units), example.ranks),
                   events.steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   [memory.peak_nbytes_by_kind for memory in cluster.memory])
+
+
+def stages_named(text: str) -> list[int]:
+    """``"2"`` -> [2], ``"all"`` -> every stage; ValueError for any other text."""
+    if text == "all":
+        return list(STAGES)
+    if text not in map(str, STAGES):
+        raise ValueError(f"stage={text!r}; choose one of {', '.join(map(str, STAGES))}, or all")
+    return [int(text)]
+
+
+def replays(example: Example, stages: Iterable[int]) -> dict[int, Replay]:
+    """The example under each of the stages."""
+    return {stage: replay(example, stage) for stage in stages}
 
 
 def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, Any]:

@@ -11,9 +11,41 @@ from rich.table import Table
 from zerosim.lessons.events import Step
 from zerosim.lessons.replay import HopValues, Replay, decimal
 from zerosim.lessons.worked_example import NAMES, Example, exact
+from zerosim.ranks.memory import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
 MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}
+
+
+def print_replays(console: Console, example: Example, found: dict[int, Replay], *, hops: bool) -> None:
+    """The example, then every stage; where there are several, a last word on what they share."""
+    print_header(console, example)
+    for stage, of_stage in found.items():
+        print_replay(console, stage, of_stage, hops=hops)
+    if len(found) > 1:
+        console.print()
+        console.rule("[bold]all stages[/]")
+        console.print(comparison_table(found))
+        console.print(f"The fp32 masters and the {example.compute} copies are "
+                      + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage."))
+
+
+def comparison_table(found: dict[int, Replay]) -> Table:
+    """What each stage cost every rank."""
+    table = plain_table("", "stage", "rank", "at rest B", "peak B", "sent B")
+    for stage, of_stage in found.items():
+        for rank, witness in enumerate(of_stage.witnesses):
+            table.add_row(str(stage) if rank == 0 else "", str(rank),
+                          str(sum(witness.snapshot("start").held_nbytes.values())),
+                          str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank]))
+    return table
+
+
+def same_bits(found: dict[int, Replay]) -> bool:
+    """True when all stages end in the same bits."""
+    ends = {(of_stage.whole("master", "refresh").tobytes(), of_stage.whole("parameter", "refresh").tobytes())
+            for of_stage in found.values()}
+    return len(ends) == 1
 
 
 def print_header(console: Console, example: Example) -> None:
@@ -151,25 +183,21 @@ def results_table(found: Replay) -> Table:
 
 def memory_table(found: Replay) -> Table:
     """Bytes by kind on every rank: at the moments of the step, and at its peak."""
-    kinds = list(
-        dict.fromkeys(kind for witness in found.witnesses for shot in witness.snapshots for kind in shot.held_nbytes)
-    )
-    kinds += [kind for peak in found.peak_nbytes_by_kind for kind in peak if kind not in kinds]
-    kinds = list(dict.fromkeys(kinds))
     table = plain_table("Bytes held", "rank", "kind", *MOMENTS.values(), "peak")
     for rank, witness in enumerate(found.witnesses):
         columns = [witness.snapshot(moment).held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
-        for kind in kinds:
-            table.add_row(str(rank) if kind == kinds[0] else "", kind.replace("_", " "),
+        for kind in (kind for kind in KINDS if any(kind in column for column in columns)):
+            table.add_row(str(rank) if kind == KINDS[0] else "", kind.replace("_", " "),
                           *(str(column.get(kind, "")) for column in columns))
-        table.add_row("", "[bold]all[/]", *(f"[bold]{sum(column.values())}[/]" for column in columns), end_section=True)
+        table.add_row("", "[bold]all[/]", *(f"[bold]{sum(column.values())}[/]" for column in columns))
     return table
 
 
 def plain_table(title: str, *columns: str) -> Table:
     """A table without frames, numbers to the right where a column's name says bytes."""
     table = Table(
-        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+        title=f"\n{title}" if title else None, title_justify="left", title_style="bold", box=None, pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
     for column in columns:
         table.add_column(column, justify="right" if column.endswith(" B") else "left", overflow="fold")

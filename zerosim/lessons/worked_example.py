@@ -19,7 +19,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
-from zerosim.zero.placements import PARTIAL, SHARDED, Placement, Stage
+from zerosim.zero.placements import SHARDED, Placement, Stage
 
 Sample = tuple[tuple[float, float], float]  # (x1, x2), t
 NAMES = ("w1", "w2", "w3", "w4")
@@ -50,12 +50,16 @@ class Example:
 
     def __post_init__(self) -> None:
         if len(self.weights) != len(NAMES):
-            raise ValueError(f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: {self.weights}")
+            raise ValueError(
+                f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: {self.weights}"
+            )
         if self.ranks < 1:
             raise ValueError(f"the example needs at least one rank, found ranks={self.ranks}")
         if self.samples is not None and len(self.samples) != self.ranks:
-            raise ValueError(f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} ranks; "
-                             "give as many, separated by semicolons")
+            raise ValueError(
+                f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} ranks; "
+                "give as many, separated by semicolons"
+            )
         Policy(self.compute)
         Recompute.parse(self.recompute)
 
@@ -192,14 +196,21 @@ def parse_samples(text: str) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
+def example_of(weights: str, data: str | None, ranks: int | None, learning_rate: float, compute: str, layout: str,
+               recompute: str) -> Example:
+    """The example that the command line asks for; without ``ranks``, one for each sample, or two.
+
+    Raises ValueError for text that does not parse and settings that do not fit together.
+    """
+    samples = None if data is None else parse_samples(data)
+    if ranks is None:
+        ranks = 2 if samples is None else len(samples)
+    return Example(parse_numbers(weights), samples, ranks, learning_rate, compute, layout, recompute)
+
+
 def is_sharded(resting: Resting) -> bool:
     """True when a rank has its own pieces only."""
     return resting.placement is SHARDED
-
-
-def is_partial(resting: Resting) -> bool:
-    """True when a rank has an addend."""
-    return resting.placement is PARTIAL
 
 
 def exact(values: Sequence[float] | np.ndarray) -> list[float]:
