@@ -34,6 +34,7 @@ types: $(DEV)  ## run the type checker
 
 figures: $(CORE)  ## draw the figures anew, into figures/
 	$(BIN)/zerosim figures
+	$(BIN)/zerosim figures --dark
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py

@@ -217,7 +217,8 @@ def test_an_unknown_format_and_a_file_in_the_folders_place_are_refused(tmp_path)
     with pytest.raises(ValueError, match="no figure can be saved as 'pdf'; choose one of svg, png"):
         draw(["ring"], tmp_path, format="pdf")
     Path(tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="which is a file; name a folder"):
-        draw(["ring"], tmp_path / "file")
+    for place in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(ValueError, match=r"asked to draw into '.*file.*', but: .*; name a folder that can be made"):
+            draw(["ring"], place)
     with pytest.raises(ValueError, match=r"asked to save a figure as 'ring.gif'; end the name in .svg or .png"):
         drawing("ring").save(tmp_path / "ring.gif")

@@ -28,7 +28,7 @@ def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "
     """Draws the named figures, or all, into the folder ``out``: ``ring.svg``, or ``ring-dark.svg`` in the dark variant.
 
     Returns the files' paths. Raises ValueError for a name or format that does not exist, before anything is drawn, and
-    for an ``out`` that is no folder.
+    for an ``out`` that is no folder or cannot be written.
     """
     chosen = list(names) or list(FIGURES)
     for name in chosen:
@@ -38,9 +38,10 @@ def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "
                              + (f"; did you mean {near[0]!r}?" if near else ""))
     if format not in FORMATS:
         raise ValueError(f"no figure can be saved as {format!r}; choose one of {', '.join(FORMATS)}")
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"asked to draw into {str(folder)!r}, which is a file; name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    style = DARK if dark else LIGHT
-    return [FIGURES[name](style).save(folder / f"{name}{'-dark' * dark}.{format}") for name in chosen]
+    folder, style = Path(out), DARK if dark else LIGHT
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [FIGURES[name](style).save(folder / f"{name}{'-dark' * dark}.{format}") for name in chosen]
+    except OSError as error:
+        raise ValueError(f"asked to draw into {str(folder)!r}, but: {error.strerror} ({error.filename}); "
+                         "name a folder that can be made and written") from error

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 # A cell has one segment for each rank that may be added in it.
-SEGMENT, CELL_HEIGHT = 0.155, 0.38
-LEFT, RIGHT, TOP, BOTTOM = 1.8, 0.72, 2.15, 0.75
+SEGMENT, CELL_HEIGHT = 0.155, 0.4
+LEFT, RIGHT, TOP, BOTTOM = 1.9, 0.8, 2.2, 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Sheet:
     @property
     def rank_gap(self) -> float:
         """Between the cells of two ranks; few ranks stand further apart, under a title that is as long as ever."""
-        return {2: 3.2, 3: 1.3}.get(self.ranks, 0.36)
+        return {2: 3.4, 3: 1.3}.get(self.ranks, 0.36)
 
     @property
     def step_gap(self) -> float:
         """Between the cells of two steps: room for arrows, and on the left for the name of a collective."""
-        return 1.4 if self.ranks == 2 else 0.66
+        return 1.4 if self.ranks == 2 else 0.68
 
     @property
     def rank_width(self) -> float:
@@ -92,7 +92,8 @@ class Pen:
 
     def text(self, x: float, y: float, words: str, **options: Any) -> None:
         """Words centered at a point, in inches."""
-        self.axes.text(x, y, words, **({"ha": "center", "va": "center"} | options))
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 13.5}
+        self.axes.text(x, y, words, **(defaults | options))
 
 
 def _words(pen: Pen, data: RingData) -> None:
@@ -100,13 +101,14 @@ def _words(pen: Pen, data: RingData) -> None:
     sheet, muted, n = pen.sheet, pen.style.muted, data.ranks
     pen.text(0.2, sheet.height - 0.34, _title(data), ha="left", fontsize=17, fontweight="bold")
     pen.text(0.2, sheet.height - 0.95,
-             f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Pale: no longer needed.\n"
+             f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
              "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
-             "An arrow is a message, with its chunk and bytes.", ha="left", linespacing=1.45, color=muted)
+             "An arrow is a message, with its chunk and bytes.",
+             ha="left", fontsize=12.5, linespacing=1.45, color=muted)
     for rank in range(n):
         left, _ = sheet.cell(rank, 0, 0)
         center = left + n * sheet.cell_width / 2
-        pen.text(center, sheet.height - TOP + 0.45, f"rank {rank}", fontsize=14, fontweight="bold")
+        pen.text(center, sheet.height - TOP + 0.45, f"rank {rank}", fontsize=15, fontweight="bold")
         for chunk in range(n):
             pen.text(left + (chunk + 0.5) * sheet.cell_width, sheet.height - TOP + 0.15, f"c{chunk}", color=muted)
     for step in range(data.steps + 1):
@@ -115,12 +117,12 @@ def _words(pen: Pen, data: RingData) -> None:
     for words, first in (("reduce-scatter", 0), ("all-gather", n - 1)):
         top, low = sheet.cell(0, 0, first)[1], sheet.cell(0, 0, first + n - 1)[1] + CELL_HEIGHT
         pen.axes.plot([0.46, 0.46], [low + 0.04, top - 0.04], color=pen.style.ink, linewidth=1.2)
-        pen.text(0.25, (low + top) / 2, words, rotation=90, fontsize=13, fontweight="bold")
+        pen.text(0.25, (low + top) / 2, words, rotation=90, fontsize=14, fontweight="bold")
     pen.text(0.2, 0.32, _sent_words(data), ha="left")
 
 
 def _cell(pen: Pen, corner: Point, cell: Cell) -> None:
-    """The frame, and one colored digit for each addend, in the order of addition; pale where no longer needed."""
+    """The frame, and one colored digit for each addend, in the order of addition; faint where no longer needed."""
     from matplotlib.patches import Rectangle
 
     (x, y), width = corner, pen.sheet.cell_width
@@ -146,7 +148,7 @@ def _arrow(pen: Pen, message: Message) -> None:
     if end[0] > start[0]:
         _stroke(pen, message.source, start, end, words, tip=True)
         return
-    edge_right, edge_left = sheet.width - 0.55, LEFT - 0.48
+    edge_right, edge_left = sheet.width - 0.6, LEFT - 0.5
     out, into = edge_right - start[0], end[0] - edge_left
     middle = start[1] + (end[1] - start[1]) * out / (out + into)
     _stroke(pen, message.source, start, (edge_right, middle), words if out >= into else "", tip=False)
