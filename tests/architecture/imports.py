@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "testing": {"numerics", "ranks", "models", "optim", "planning", "zero"},
     "__init__": {"numerics", "ranks", "models", "optim", "planning", "zero"},
     "lessons": {"numerics", "ranks", "models", "optim", "planning", "zero"},
-    "cli": {"numerics", "ranks", "models", "optim", "planning", "zero", "lessons", "__init__"},
+    "doctor": {"numerics", "ranks", "lessons", "__init__"},
+    "cli": {"numerics", "ranks", "models", "optim", "planning", "zero", "lessons", "doctor", "__init__"},
     "__main__": {"cli"},
 }
 LEDGER = {"ranks", "models", "zero"}

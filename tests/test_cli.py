@@ -1,0 +1,180 @@
+"""The command line: what each switch changes, how it fails, and that it looks right where nobody has colors."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import zerosim
+from zerosim import cli
+
+PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+FEW = ["lost-updates", "--steps", "3"]
+COMMAND = [sys.executable, "-m", "zerosim"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments), env=PLAIN)
+
+
+def fresh(*arguments, **environment):
+    """The command in a process of its own, its output in pipes."""
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, env={**os.environ, **PLAIN, **environment})
+
+
+# --- help and version ---------------------------------------------------------------------------------------
+
+
+def test_without_arguments_the_commands_are_listed():
+    text = run().output
+    for name in ("lost-updates", "doctor"):
+        assert name in text
+
+
+def test_help_explains_every_switch():
+    text = run("lost-updates", "--help").output
+    for switch in ("--format", "--weight", "--update", "--steps", "--json"):
+        assert switch in text
+    assert run("lost-updates", "-h").output == text
+
+
+def test_help_imports_no_lesson_and_draws_nothing():
+    program = ("import sys\nfrom typer.testing import CliRunner\nfrom zerosim import cli\n"
+               "assert CliRunner().invoke(cli.app, ['--help']).exit_code == 0\n"
+               "print(*sorted(name for name in sys.modules if name.startswith(('zerosim.lessons', 'matplotlib'))))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").output == f"zerosim {zerosim.__version__}\n"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return json.loads(run(*FEW, "--json").stdout)
+
+
+# --- lost-updates -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("switch", [("--format", "bf16"), ("--weight", "0.1"), ("--update", "-3e-4"), ("--steps", "4")],
+                         ids=str)  # fmt: skip
+def test_every_switch_changes_the_data(switch, data):
+    changed = json.loads(run(*FEW, "--json", *switch).stdout)
+    assert changed.keys() == data.keys()
+    assert changed["question"] != data["question"]
+    assert changed | {"question": data["question"]} != data
+
+
+def test_text_is_printed_unless_json_is_asked_for(data):
+    assert run(*FEW).stdout.startswith("Lost updates: a small number")
+    assert data["question"]["steps"] == 3
+
+
+def test_a_pipe_gets_80_columns_and_no_color():
+    done = fresh(*FEW)
+    text = done.stdout.decode()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert done.stderr == b""
+
+
+def test_an_encoding_without_greek_letters_gets_question_marks_and_no_traceback():
+    done = fresh(*FEW, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"w + ?" in done.stdout
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_format_lists_the_nearest_first_in_one_line_and_exits_with_2():
+    result = run(*FEW, "--format", "fp61")
+    assert result.exit_code == 2
+    assert result.output == ("zerosim lost-updates: no number format is named 'fp61'; there are "
+                             "fp16, fp32, bf16, fp8_e4m3, fp8_e5m2\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(("switch", "said"), [
+    (("--weight", "1e6"), "fp16 has no number as large as the weight 1e+06: its largest is 65504"),
+    (("--update", "0"), "a finite number other than 0, found 0.0"), (("--steps", "0"), "at least once, found steps=0")])
+def test_values_that_cannot_be_are_one_line_on_standard_error(switch, said):
+    done = fresh(*FEW, *switch)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert said in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_switch_that_does_not_parse_is_explained_and_exits_with_2():
+    result = run("lost-updates", "--steps", "many")
+    assert result.exit_code == 2
+    assert "--steps" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """An application of one command that raises whatever it is given."""
+    app = typer.Typer()
+    monkeypatch.setattr(cli, "app", app)
+
+    def invoke(error):
+        @cli.command("fail")
+        def fail() -> None:
+            raise error
+
+        return CliRunner().invoke(app, [])
+
+    return invoke
+
+
+def test_out_of_memory_is_one_line_too(failing):
+    result = failing(zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96"))
+    assert (result.exit_code, result.output) == (2, "zerosim fail: rank 0 asked for 8 bytes; it holds 96\n")
+
+
+def test_ctrl_c_in_a_command_exits_with_130(failing):
+    assert failing(KeyboardInterrupt()).exit_code == 130
+
+
+def test_a_mistake_of_our_own_keeps_its_traceback(failing):
+    result = failing(ZeroDivisionError("a bug"))
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT that can be sent to one process")
+def test_ctrl_c_ends_a_long_run_quietly_with_130():
+    process = subprocess.Popen([*COMMAND, "lost-updates", "--steps", "100000000"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env={**os.environ, **PLAIN})  # fmt: skip
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes that break with EPIPE")
+@pytest.mark.parametrize("switches", [[], ["--json"]], ids=["text", "json"])
+def test_a_reader_that_goes_away_leaves_no_traceback(switches):
+    process = subprocess.Popen([*COMMAND, *FEW, *switches], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, **PLAIN})  # fmt: skip
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=20)) == (b"", 1)
+    process.stderr.close()
+
+
+def test_the_console_script_is_the_same_command():
+    script = Path(sys.executable).with_name("zerosim")
+    if not script.exists():
+        pytest.skip("the package is not installed in this environment")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"zerosim \d+\.\d+\.\d+\s", done.stdout)

@@ -1,0 +1,189 @@
+"""The doctor: what it finds is found by trying, and what is missing or broken is named with its reason."""
+
+import importlib.metadata
+import json
+import stat
+import sys
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import zerosim
+from zerosim import cli, doctor
+
+
+@pytest.fixture(scope="module")
+def found():
+    return doctor.examine()
+
+
+@pytest.fixture
+def fake_module(tmp_path, monkeypatch):
+    """Makes an importable module of this text, for this interpreter and those that it starts."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(name, text):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        return name
+
+    return make
+
+
+@pytest.fixture
+def fake_program(tmp_path, monkeypatch):
+    """Makes a program that this shell text describes, alone on the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name, text):
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return make
+
+
+def test_the_versions_are_the_installed_ones(found):
+    versions = {version.name: version.version for version in found.versions}
+    assert versions["numpy"] == np.__version__
+    assert versions["zerosim"] == zerosim.__version__
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    for name in ("ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl"):
+        assert versions[name] == importlib.metadata.version(name)
+
+
+def test_a_package_that_is_missing_is_said_to_be(found):
+    missing = doctor.version_of("a-package-that-nobody-has")
+    assert missing.version is None
+    assert "not installed" in printed(doctor.Doctor((missing,), "", "", 1, (), None, ()))
+
+
+def test_blas_has_a_name_and_one_thread_while_ranks_run(found):
+    assert found.blas
+    assert all(library.name for library in found.blas)
+    assert found.blas_threads_in_a_run in {1, None}
+
+
+def test_a_blas_that_cannot_be_asked_is_named_as_numpy_names_it(monkeypatch):
+    monkeypatch.setattr("threadpoolctl.threadpool_info", list)
+    (library,) = doctor.blas_libraries()
+    assert library.name == np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
+    assert library.threads is None
+    assert doctor.blas_text(library).endswith("threads unknown")
+
+
+def test_the_in_process_backend_is_usable_because_it_made_an_all_reduce(found):
+    backend = found.backends[0]
+    assert (backend.name, backend.usable) == ("in-process", True)
+    assert "on 2 ranks gave 3 on both" in backend.reason
+
+
+def test_an_in_process_backend_that_fails_is_reported_with_the_error(monkeypatch):
+    def broken(ranks):
+        raise ImportError("no greenlet here")
+
+    monkeypatch.setattr(doctor, "Cluster", broken)
+    backend, threads = doctor.in_process()
+    assert (backend.usable, threads) == (False, None)
+    assert backend.reason == "an all-reduce on 2 ranks failed: ImportError: no greenlet here"
+
+
+def test_an_in_process_backend_that_adds_wrongly_is_not_usable(monkeypatch):
+    monkeypatch.setattr(doctor, "_all_reduce", lambda rank: ([rank.index], 1))
+    backend, _ = doctor.in_process()
+    assert (backend.usable, backend.reason) == (
+        False, "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "transport"), [(1, "no MPI transport yet"), (2, "no NCCL transport yet")])
+def test_backends_that_this_version_lacks_are_not_usable_and_say_so(found, place, transport):
+    assert not found.backends[place].usable
+    assert transport in found.backends[place].reason
+
+
+def test_a_package_that_is_not_installed_is_not_tried():
+    assert doctor.probe("a_package_that_nobody_has", "raise SystemExit") == "a_package_that_nobody_has is not installed"
+
+
+def test_a_package_that_works_says_what_it_is(fake_module):
+    name = fake_module("works", "version = '1.2'")
+    assert doctor.probe(name, "import works; print('\\n', works.version, '·  found')") == "works 1.2 · found"
+
+
+def test_a_package_that_breaks_is_named_with_its_error(fake_module):
+    name = fake_module("breaks", "raise OSError('libmpi.so: cannot open')")
+    assert doctor.probe(name, "import breaks") == ("breaks is installed, but does not work: "
+                                                   "OSError: libmpi.so: cannot open")  # fmt: skip
+
+
+def test_a_package_that_kills_its_process_does_not_kill_the_doctor(fake_module):
+    name = fake_module("kills", "import os; os._exit(3)")
+    assert doctor.probe(name, "import kills") == "kills is installed, but does not work: exit code 3"
+
+
+def test_a_package_that_hangs_is_given_up(fake_module):
+    name = fake_module("hangs", "import time; time.sleep(60)")
+    said = doctor.probe(name, "import hangs", seconds=0.3)
+    assert said == "hangs is installed, but did not answer within 0.3 seconds"
+
+
+def test_programs_for_mpi_print_what_the_library_says(fake_module):
+    fake_module("mpi4py", "__version__ = '4.1'\nclass MPI:\n    Get_library_version = staticmethod(lambda: 'MPI  X 5')")
+    assert "Here: mpi4py 4.1 · MPI X 5;" in doctor.mpi().reason
+
+
+def test_a_cupy_without_a_gpu_is_named_with_cudas_reason(fake_module):
+    fake_module("cupy", "__version__ = '14.0'\nclass cuda:\n    class runtime:\n        @staticmethod\n"
+                        "        def getDeviceCount():\n            raise RuntimeError('cudaErrorNoDevice')")
+    assert "cupy is installed, but does not work: RuntimeError: cudaErrorNoDevice" in doctor.cuda().reason
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
+class TestPrograms:
+    """Found on the PATH, or beside the interpreter."""
+
+    def test_an_mpiexec_on_the_path_is_found(self, fake_program):
+        assert f"{fake_program('mpiexec', 'exit 0')} is there" in doctor.mpi().reason
+
+    def test_a_missing_mpiexec_is_said_to_be_missing(self, fake_program, monkeypatch, tmp_path):
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setattr(doctor, "probe", lambda *_: "")
+        assert "no mpiexec or mpirun on the PATH" in doctor.mpi().reason
+
+    def test_gpus_are_those_that_the_driver_lists(self, fake_program):
+        fake_program("nvidia-smi", "echo 'NVIDIA H200'; echo 'NVIDIA H200'")
+        assert doctor.visible_gpus() == ["NVIDIA H200", "NVIDIA H200"]
+        assert "GPU: NVIDIA H200, NVIDIA H200" in doctor.cuda().reason
+
+    @pytest.mark.parametrize("text", ["echo 'no driver'; exit 9", ""], ids=["fails", "lists nothing"])
+    def test_a_driver_that_lists_nothing_means_no_gpu(self, fake_program, text):
+        fake_program("nvidia-smi", text)
+        assert doctor.visible_gpus() == []
+        assert "no NVIDIA GPU to be seen" in doctor.cuda().reason
+
+
+def printed(found: doctor.Doctor) -> str:
+    console = Console(file=StringIO(), width=80)
+    doctor.print_doctor(console, found)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_report_fits_80_columns_and_has_a_row_for_each_backend(found):
+    text = printed(found)
+    assert max(map(len, text.splitlines())) <= 80
+    for backend in found.backends:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"  {backend.name}  "))
+        assert ("yes" if backend.usable else "no") in line.split()
+
+
+def test_the_command_exits_with_0_and_gives_the_same_as_json():
+    text, data = (CliRunner().invoke(cli.app, ["doctor", *switch]) for switch in ([], ["--json"]))
+    assert (text.exit_code, data.exit_code) == (0, 0)
+    assert "in-process" in text.stdout
+    report = json.loads(data.stdout)
+    assert [backend["usable"] for backend in report["backends"]] == [True, False, False]
+    assert {"name": "numpy", "version": np.__version__} in report["versions"]

@@ -1,0 +1,223 @@
+"""What this installation is made of, and which backends can be used on this machine: facts, each found by trying.
+
+Whatever could crash or hang (a library for MPI, a driver for a GPU) is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from zerosim import __version__
+from zerosim.lessons.tables import plain_table
+from zerosim.ranks import Cluster, Rank
+
+PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
+LAUNCHERS = ("mpiexec", "mpirun")
+PROBE_SECONDS = 60.0  # the first import of CuPy or of an MPI library on a cold disk takes some ten seconds
+
+MPI_PROBE = "import mpi4py; from mpi4py import MPI; print(mpi4py.__version__, '·', MPI.Get_library_version())"
+CUPY_PROBE = """
+import cupy
+count = cupy.cuda.runtime.getDeviceCount()
+names = [cupy.cuda.runtime.getDeviceProperties(i)['name'].decode() for i in range(count)]
+try:
+    from cupy.cuda import nccl
+    found = f'NCCL {nccl.get_version()}'
+except ImportError:
+    found = 'no NCCL'
+print(cupy.__version__, '·', ', '.join(names) or 'no device', '·', found)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A package and its version; None where it is not installed."""
+
+    name: str
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """One loaded library for matrix products, and the threads that it uses when nobody limits it."""
+
+    name: str
+    version: str | None
+    architecture: str | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A way to connect ranks: whether it can be used here and now, and why or why not."""
+
+    name: str
+    usable: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """All that was found. ``blas_threads_in_a_run`` is what a running cluster leaves BLAS; None where that failed."""
+
+    versions: tuple[Version, ...]
+    platform: str
+    executable: str
+    cores: int
+    blas: tuple[Blas, ...]
+    blas_threads_in_a_run: int | None
+    backends: tuple[Backend, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+
+def examine() -> Doctor:
+    """Looks at everything; takes a second, or more where MPI or CuPy is installed."""
+    own = Version("python", platform.python_version()), Version("zerosim", __version__)
+    backend, threads = in_process()
+    return Doctor((*own, *map(version_of, PACKAGES)), platform.platform(), sys.executable, usable_cores(),
+                  tuple(blas_libraries()), threads, (backend, mpi(), cuda()))  # fmt: skip
+
+
+def version_of(package: str) -> Version:
+    """The installed version of a package, without importing it."""
+    try:
+        return Version(package, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Version(package, None)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which in a container are often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def blas_libraries() -> list[Blas]:
+    """What NumPy multiplies matrices with; where threadpoolctl does not know it, the name that NumPy was built with."""
+    from threadpoolctl import threadpool_info
+
+    found = [Blas(library["internal_api"], library["version"], library.get("architecture"), library["num_threads"])
+             for library in threadpool_info() if library["user_api"] == "blas"]  # fmt: skip
+    built: Any = np.show_config(mode="dicts")
+    blas = built.get("Build Dependencies", {}).get("blas", {})
+    return found or [Blas(blas.get("name", "unknown"), blas.get("version"), None, None)]
+
+
+def in_process() -> tuple[Backend, int | None]:
+    """Two ranks in this process really make an all-reduce; beside it, the BLAS threads that they had."""
+    name = "in-process"
+    try:
+        began = time.perf_counter()
+        results = Cluster(2).run(_all_reduce)
+        seconds = time.perf_counter() - began
+    except Exception as error:  # whatever is broken in this installation is what a doctor is asked for
+        return Backend(name, False, f"an all-reduce on 2 ranks failed: {type(error).__name__}: {error}"), None
+    sums, threads = [total for total, _ in results], results[0][1]
+    if sums != [[3.0, 3.0], [3.0, 3.0]]:
+        return Backend(name, False, f"an all-reduce of 1 and 2 on 2 ranks gave {sums} instead of 3 everywhere"), threads
+    reason = f"an all-reduce of 1 and 2 on 2 ranks gave 3 on both, in {1000 * seconds:.1f} ms"
+    return Backend(name, True, reason), threads
+
+
+def _all_reduce(rank: Rank) -> tuple[list[float], int | None]:
+    total = rank.all_reduce(np.full(2, rank.index + 1, np.float32))
+    return total.tolist(), blas_libraries()[0].threads
+
+
+def mpi() -> Backend:
+    """No: this version has no MPI transport. The reason says what an MPI program would find here."""
+    launcher = found_program(*LAUNCHERS)
+    started = f"{launcher} is there" if launcher else f"no {' or '.join(LAUNCHERS)} on the PATH"
+    return Backend("MPI", False, f"zerosim has no MPI transport yet. Here: {probe('mpi4py', MPI_PROBE)}; {started}")
+
+
+def cuda() -> Backend:
+    """No: this version has no NCCL transport. The reason says which GPUs and libraries are here."""
+    devices = visible_gpus()
+    seen = f"GPU: {', '.join(devices)}" if devices else "no NVIDIA GPU to be seen"
+    return Backend("CUDA (CuPy, NCCL)", False,
+                   f"zerosim has no NCCL transport yet. Here: {probe('cupy', CUPY_PROBE)}; {seen}")  # fmt: skip
+
+
+def probe(package: str, program: str, seconds: float = PROBE_SECONDS) -> str:
+    """Runs a program that imports a package in a fresh interpreter; what it printed, or why it failed, in one line."""
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed"
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{package} is installed, but did not answer within {seconds:g} seconds"
+    if done.returncode:
+        return f"{package} is installed, but does not work: {last_line(done.stderr) or f'exit code {done.returncode}'}"
+    return f"{package} {first_line(done.stdout)}"
+
+
+def found_program(*names: str) -> str | None:
+    """The first of these programs on the PATH, or beside this interpreter: an environment need not be activated."""
+    beside = str(Path(sys.executable).parent)
+    paths = (path for name in names for path in (shutil.which(name), shutil.which(name, path=beside)))
+    return next((path for path in paths if path), None)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that NVIDIA's driver lists, by name."""
+    program = found_program("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
+                              timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty, with single spaces."""
+    return next((" ".join(line.split()) for line in text.splitlines() if line.strip()), "")
+
+
+def last_line(text: str) -> str:
+    """The last line that is not empty: of a traceback, the error."""
+    return first_line("\n".join(reversed(text.splitlines())))
+
+
+def print_doctor(console: Console, found: Doctor) -> None:
+    """Versions, the machine and BLAS, and the backends."""
+    rows = [(version.name, version.version or "not installed") for version in found.versions]
+    rows += [("platform", found.platform), ("interpreter", found.executable), ("cores", f"{found.cores} usable")]
+    rows += [("BLAS", blas_text(library)) for library in found.blas]
+    if found.blas_threads_in_a_run is not None:
+        rows.append(("", f"{found.blas_threads_in_a_run} while ranks run, since that number changes bits"))
+    console.print(plain_table("what", "found", rows=((what, escape(text)) for what, text in rows)))
+    console.print()
+    backends = ((backend.name, "[green]yes[/]" if backend.usable else "[red]no[/]", escape(backend.reason))
+                for backend in found.backends)  # fmt: skip
+    console.print(plain_table("backend", "usable", "why, or why not", rows=backends))
+
+
+def blas_text(library: Blas) -> str:
+    """``openblas 0.3.30 for Haswell, 2 threads``."""
+    version = f" {library.version}" if library.version else ""
+    architecture = f" for {library.architecture}" if library.architecture else ""
+    threads = "threads unknown" if library.threads is None else f"threads: {library.threads}"
+    return f"{library.name}{version}{architecture}, {threads}"
