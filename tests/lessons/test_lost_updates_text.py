@@ -17,8 +17,13 @@ def printed(found: LostUpdates, width: int = 80) -> str:
 
 
 @pytest.fixture(scope="module")
-def lesson() -> str:
-    return printed(lost_updates(Question()))
+def found() -> LostUpdates:
+    return lost_updates(Question())
+
+
+@pytest.fixture(scope="module")
+def lesson(found) -> str:
+    return printed(found)
 
 
 def line_with(text: str, *words: str) -> str:
@@ -100,3 +105,8 @@ def test_columns_of_numbers_are_set_to_the_right():
     console.print(plain_table("a", ">b", rows=[("x", "1"), ("y", "100")]))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines == ["  a    b", "  x    1", "  y  100"]
+
+
+def test_80_columns_are_enough_for_every_line(found, lesson):
+    wide = printed(found, width=200).splitlines()
+    assert [line.rstrip() for line in lesson.splitlines()] == [line.rstrip() for line in wide]

@@ -30,7 +30,7 @@ def print_sizes(console: Console, found: LostUpdates) -> None:
     rows = ((rough(s.gradient), rough(s.sgd_update), verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
              verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps)  # fmt: skip
     console.print(plain_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=rows))
-    note(console, "What is lost in 3 is SGD's update. Adam's first one is about lr, whatever g is:")
+    note(console, "What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
     note(console, f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
     console.print()
     note(console, f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
