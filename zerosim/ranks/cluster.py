@@ -12,6 +12,7 @@ from typing import Any, overload
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.cuts import is_count
 from zerosim.ranks.errors import RankUseError
+from zerosim.ranks.interrupts import Interrupts, patient_interrupts
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.rank import Rank
@@ -95,20 +96,22 @@ class Cluster:
         An exception of a rank stops all others and comes out with the rank named in a note; MismatchError and
         DeadlockError say who was where. After any of them the cluster works again.
         """
-        for _ in self._drive(program, args, hop_by_hop=False, watched=False):
-            pass
+        with patient_interrupts() as interrupts:
+            for _ in self._drive(program, args, interrupts=interrupts):
+                pass
         return self.runs[-1].results
 
     def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:
         """Like ``run``, but yields an Event after every hop made; ``hop_by_hop`` makes those of the ring too."""
         return self._drive(program, args, hop_by_hop=hop_by_hop, watched=True)
 
-    def _drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool,
-               watched: bool) -> Generator[Event, None, None]:
+    def _drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watched: bool = False,
+               interrupts: Interrupts | None = None) -> Generator[Event, None, None]:
         from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
 
         self._enter()
-        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched)
+        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched,
+                  interrupts=interrupts or Interrupts())
         try:
             for state in self._states:
                 state.begin(hub)

@@ -21,6 +21,7 @@ from zerosim.ranks.algorithms import Party
 from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
+from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.lockstep import Event, lockstep
 
 MISSING = object()
@@ -29,8 +30,9 @@ MISSING = object()
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 
-    def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool, watched: bool) -> None:
-        self.kernels, self.hop_by_hop, self.watched = kernels, hop_by_hop, watched
+    def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool, watched: bool,
+                 interrupts: Interrupts) -> None:
+        self.kernels, self.hop_by_hop, self.watched, self.interrupts = kernels, hop_by_hop, watched, interrupts
         self.chance = random.Random(seed) if seed else None
         self.thread = threading.get_ident()
         self.greenlets: list[greenlet] = []
@@ -99,6 +101,7 @@ class Hub:
         self.greenlets = [self._greenlet(rank, program) for rank, program in enumerate(programs)]
         try:
             while self.ready or self.complete:
+                self.interrupts.raise_pending()
                 if self.complete and self._carries_out_now():
                     yield from self._carry_out(self.complete.popleft())
                 else:
@@ -165,6 +168,7 @@ class Hub:
             parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]
             for hop, values in lockstep(parties, [(e.x, e.out) for e in entries]):
                 sent[hop.source] += hop.nbytes
+                self.interrupts.raise_pending()
                 if self.watched:  # a copy, since who keeps a view keeps a buffer in the ledger
                     yield Event(call, hop, values.copy())
         else:

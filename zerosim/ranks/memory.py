@@ -44,7 +44,10 @@ def poison(array: np.ndarray) -> None:
     """Fills an array of any strides with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
     dtype = array.dtype
     has_nan = dtype.kind in "fc" or any(dtype == row.dtype for row in FORMATS.values())
-    array[...] = np.array(np.nan, dtype) if has_nan else np.frombuffer(b"\xa5" * dtype.itemsize, dtype)[0]
+    if has_nan:
+        array.fill(dtype.type(np.nan))
+    else:
+        array.view(f"V{dtype.itemsize}").fill(np.void(b"\xa5" * dtype.itemsize))
 
 
 class Memory:

@@ -1,0 +1,257 @@
+"""A rank that fails stops all others, names itself, leaves nothing held, and the same cluster works again."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from zerosim.ranks import RankStopped
+
+WORLDS = (1, 2, 3, 8)
+KINDS = [{}, {"debug": True}, {"seed": 3}, {"seed": 8}]
+
+
+class Boom(Exception):
+    """A failure of the tests' own."""
+
+
+def works(cluster: zs.Cluster) -> bool:
+    """Whether an ordinary collective gives the ordinary result, and what it takes is given back."""
+    before = cluster.memory.now_nbytes
+    results = cluster.run(lambda rank: rank.all_reduce(np.array([rank.index + 1])).tolist())
+    return list(results) == [[sum(range(cluster.size + 1))]] * cluster.size and cluster.memory.now_nbytes == before
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_an_exception_comes_out_as_it_is_with_its_rank_in_a_note(ranks: int, kind: dict) -> None:
+    """Whichever rank it is, and whether the others wait, have not begun, or are done."""
+    for failing in range(ranks):
+        for meet in (False, True):
+            cluster, error = zs.Cluster(ranks, **kind), Boom("only here")
+
+            def program(rank, failing=failing, meet=meet, error=error):
+                if rank.index == failing:
+                    raise error
+                if meet:
+                    rank.barrier()
+
+            with pytest.raises(Boom) as caught:
+                cluster.run(program)
+            assert caught.value is error
+            assert error.__notes__ == [f"raised by rank {failing} of {ranks}"]
+            assert cluster.runs == []
+            assert works(cluster)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_failure_inside_a_split_group_names_the_rank_of_the_cluster(kind: dict) -> None:
+    def program(rank):
+        group = rank.split(rank.index % 2)
+        if rank.index == 3:
+            raise Boom(f"rank {group.index} of the group")
+        group.barrier()
+
+    with pytest.raises(Boom, match="rank 1 of the group") as caught:
+        zs.Cluster(4, **kind).run(program)
+    assert caught.value.__notes__ == ["raised by rank 3 of 4"]
+
+
+@pytest.mark.parametrize("how", ["barrier", "wait", "recv", "send", "issue"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_other_ranks_are_stopped_with_their_finally_blocks_run(kind: dict, how: str) -> None:
+    seen = []
+
+    def program(rank):
+        if rank.index == 2:
+            rank.recv(np.empty(1), 3)
+            raise Boom
+        if rank.index == 3:
+            rank.send(np.zeros(1), 2)
+        try:
+            match how:
+                case "barrier":
+                    rank.barrier()
+                case "wait":
+                    rank.all_reduce(np.zeros(2), async_op=True).wait()
+                case "recv":
+                    rank.recv(np.empty(1), 2)
+                case "send":
+                    rank.send(np.empty(1), 2)
+                case "issue":
+                    work = rank.all_reduce(np.zeros(2), async_op=True)
+                    rank.barrier()
+                    work.wait()
+        except Exception:  # what this test is about
+            seen.append(("swallowed", rank.index))
+        finally:
+            seen.append(("stopped", rank.index))
+        seen.append(("went on", rank.index))
+
+    cluster = zs.Cluster(4, **kind)
+    with pytest.raises(Boom):
+        cluster.run(program)
+    # A seeded schedule may fail before a rank has come to its try block.
+    assert set(seen) <= {("stopped", 0), ("stopped", 1), ("stopped", 3)}
+    assert len(seen) == len(set(seen)) == (3 if not kind.get("seed") else len(seen))
+    assert works(cluster)
+
+
+def test_a_stopped_rank_cannot_go_on_even_if_it_swallows_everything() -> None:
+    turns = []
+
+    def program(rank):
+        if rank.index == 1:
+            raise Boom
+        for turn in range(5):
+            try:
+                rank.all_gather(np.zeros(1))
+            except BaseException as stopped:
+                turns.append((turn, type(stopped)))
+
+    with pytest.raises(Boom):
+        zs.Cluster(2).run(program)
+    assert turns == [(turn, RankStopped) for turn in range(5)]
+    assert not issubclass(RankStopped, Exception)
+
+
+def test_cleaning_up_may_use_the_ledger_and_is_noted_when_it_fails() -> None:
+    def program(rank):
+        mine = rank.memory.alloc(10, np.float32, "workspace")
+        try:
+            if rank.index == 1:
+                raise Boom("the first")
+            rank.barrier()
+        finally:
+            rank.memory.free(mine)
+            if rank.index == 0:
+                raise OSError("the second")
+
+    cluster = zs.Cluster(3)
+    with pytest.raises(Boom, match="the first") as caught:
+        cluster.run(program)
+    assert caught.value.__notes__ == ["raised by rank 1 of 3",
+                                      "rank 0 raised OSError('the second') when it was stopped"]
+    assert works(cluster)
+
+
+def test_an_exception_of_a_collective_may_be_caught_and_the_program_may_go_on() -> None:
+    def program(rank):
+        try:
+            rank.all_reduce(np.zeros((2, 2)).T[:1])
+        except ValueError:
+            return rank.all_reduce(np.array([rank.index])).tolist()
+
+    assert list(zs.Cluster(3).run(program)) == [[3]] * 3
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), MemoryError("no"), AssertionError("so")], ids=repr)
+def test_any_kind_of_exception_comes_out(error: BaseException) -> None:
+    def program(rank):
+        if rank.index:
+            raise error
+        rank.barrier()
+
+    cluster = zs.Cluster(2)
+    with pytest.raises(type(error)) as caught:
+        cluster.run(program)
+    assert caught.value is error
+    assert works(cluster)
+
+
+def test_a_stop_iteration_is_told_from_the_end_of_the_run() -> None:
+    cluster = zs.Cluster(2)
+    with pytest.raises(RuntimeError, match="the program let a StopIteration out; catch it where next") as caught:
+        cluster.run(lambda rank: next(iter([])) if rank.index else rank.barrier())
+    assert isinstance(caught.value.__cause__, StopIteration)
+    assert caught.value.__notes__ == ["raised by rank 1 of 2"]
+    assert works(cluster)
+
+
+FAILURES = {
+    "an exception": (Boom, lambda rank: (_ for _ in ()).throw(Boom)),
+    "an exception from another": (Boom, lambda rank: chained(rank)),
+    "a mismatch": (zs.MismatchError, lambda rank: rank.all_reduce(gradient(rank, 50 + rank.index))),
+    "a deadlock": (zs.DeadlockError, lambda rank: rank.recv(gradient(rank, 50), (rank.index + 1) % 3)),
+    "a work left": (zs.PendingWorkError, lambda rank: rank.all_reduce(np.zeros(90), async_op=True)),
+    "a wrong argument": (ValueError, lambda rank: rank.broadcast(np.zeros(5), 9)),
+}
+
+
+def gradient(rank, count: int) -> np.ndarray:
+    return rank.memory.alloc(count, np.float32, "gradient")
+
+
+def chained(rank) -> None:
+    try:
+        inner = rank.memory.alloc(100, np.float64, "activation")
+        raise KeyError(inner.size)
+    except KeyError as error:
+        raise Boom from error
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", FAILURES)
+def test_after_a_failure_the_ledgers_are_what_they_were_while_the_error_is_still_held(name: str, kind: dict) -> None:
+    """The error's frames, the finished ranks' results and the messages under way hold arrays; none survives."""
+    error, fail = FAILURES[name]
+
+    def program(rank):
+        held = rank.memory.alloc((20, 3), np.float32, "parameter")
+        batch = rank.memory.hold(np.ones(7), "input")
+        rank.all_gather(np.ones(3))
+        if rank.index == 1 and name != "a mismatch":
+            return held, batch  # finished, with a result
+        fail(rank)
+        return held
+
+    cluster = zs.Cluster(3, **kind)
+    cluster.kept = cluster.run(lambda rank: rank.memory.alloc(5, np.float64, "master"))
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(error) as caught:
+                cluster.run(program)
+            assert cluster.memory.now_nbytes == [40] * 3
+            assert [memory.now_nbytes_by_kind for memory in cluster.memory] == [{"master": 40}] * 3
+            assert caught.value is not None
+    finally:
+        gc.enable()
+    assert works(cluster)
+
+
+def test_what_a_failed_run_used_dies_without_the_garbage_collector() -> None:
+    references = []
+
+    def program(rank):
+        array = np.ones(100)
+        references.append(weakref.ref(array))
+        rank.barrier()
+        if rank.index == 1:
+            raise Boom
+        rank.barrier()
+
+    gc.disable()
+    try:
+        with pytest.raises(Boom):
+            zs.Cluster(3).run(program)
+        assert [reference() for reference in references] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_the_callers_own_frames_keep_their_variables() -> None:
+    """Only frames of the run are cleared: an error that the caller was handling may still be looked at."""
+    def outer_failure():
+        precious = [1, 2, 3]
+        raise KeyError(len(precious))
+
+    try:
+        outer_failure()
+    except KeyError as handled:
+        with pytest.raises(zs.DeadlockError):
+            zs.Cluster(2).run(lambda rank: rank.recv(np.empty(1), 1 - rank.index))
+        frame = handled.__traceback__.tb_next.tb_frame
+    assert frame.f_locals["precious"] == [1, 2, 3]

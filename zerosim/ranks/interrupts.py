@@ -1,0 +1,53 @@
+"""Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping.
+
+Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
+entry, and inside the callback that notices an array's death nobody could catch it: Python prints it and goes on.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+GUARDED = frozenset(str(Path(__file__).with_name(name)) for name in ("memory.py", "hub.py", "cluster.py", "state.py"))
+
+
+class Interrupts:
+    """A handler of SIGINT that remembers what came inside the bookkeeping; the hub asks after every switch of ranks."""
+
+    def __init__(self) -> None:
+        self.pending = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename == "<string>":  # a dataclass's own: part of its caller
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_filename not in GUARDED:
+            raise KeyboardInterrupt
+        self.pending = True
+
+    def raise_pending(self) -> None:
+        """Raises the KeyboardInterrupt that had to wait, if there is one."""
+        if self.pending:
+            self.pending = False
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def patient_interrupts() -> Iterator[Interrupts]:
+    """Handles SIGINT inside the ``with`` block where Python's own handler would; a run inside a run shares one."""
+    interrupts, current = Interrupts(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+    elif isinstance(current, Interrupts):
+        yield current
+    elif current is not signal.default_int_handler:
+        yield interrupts
+    else:
+        signal.signal(signal.SIGINT, interrupts)
+        try:
+            yield interrupts
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.raise_pending()
