@@ -1,4 +1,4 @@
-"""The engine used rightly and wrongly: its pieces, its errors, what debug mode shows, and that it goes on afterwards."""
+"""The engine used rightly and wrongly: its pieces, its errors, what debug mode shows, and how it goes on."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,6 @@ import pytest
 import zerosim as zs
 from tests.zero.training import MODELS, batches, bits, flat_state, train
 from zerosim.models.units import LinearUnit, Model
-from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
-from zerosim.zero.layout import unit_shapes
 
 SGD = zs.optim.SGD(lr=0.1)
 
@@ -78,20 +76,37 @@ def test_wrong_parts_are_refused_with_what_to_do(make, text):
         alone(make)
 
 
+def test_an_optimizer_that_needs_more_than_its_shard_is_refused():
+    class Normed(zs.optim.SGD):
+        needs = frozenset({"tensor_norm"})
+
+    with pytest.raises(ValueError, match="needs tensor_norm beside its shard"):
+        alone(lambda rank: zs.Engine(rank, MODELS["odd"](), Normed(lr=0.1)))
+
+
 def test_an_optimizer_that_needs_whole_tensors_is_refused_because_layouts_cut_inside_them():
     class Tensorwise(zs.optim.SGD):
         cut = "tensor"
 
-    with pytest.raises(ValueError, match="Tensorwise may only be cut by tensor"):
+    with pytest.raises(ValueError, match="Tensorwise may be cut by tensor"):
         alone(lambda rank: zs.Engine(rank, MODELS["odd"](), Tensorwise(lr=0.1)))
 
 
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
-@pytest.mark.parametrize(("given", "text"), [
-    ([], "at least one; found 0 items"), ((X, T), "found 2 items, 0 of them pairs"), ([(X, T, T)], "found 2 items, 1 of them pairs"),
-    ([(X[:, :2], T)], "a row for each column of x"), ([(X, T[:1])], r"\(1, 2\)"), ([(X, T[:, 0])], r"\(2,\)")], ids=str)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([], "at least one; found 0 items"),
+        ((X, T), "found 2 items, 0 of them pairs"),
+        ([(X, T, T)], "found 2 items, 1 of them pairs"),
+        ([(X[:, :2], T)], "a row for each column of x"),
+        ([(X, T[:1])], r"\(1, 2\)"),
+        ([(X, T[:, 0])], r"\(2,\)"),
+    ],
+    ids=str,
+)
 def test_wrong_batches_are_refused_and_the_engine_goes_on_as_if_nothing_had_happened(given, text):
     model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 2)
 
@@ -129,15 +144,127 @@ def test_an_engine_lives_on_in_the_next_run_of_its_cluster():
     assert bits(found[0]["master"]) == bits(expected[0]["master"])
 
 
-def test_ranks_that_take_different_numbers_of_micro_batches_are_told_who_is_where():
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_ranks_that_take_different_numbers_of_micro_batches_are_told_who_is_where(stage):
     model = MODELS["odd"]()
 
     def program(rank):
         mine = batches(model, 2, 1 + rank.index, 1)[0][rank.index]
-        zs.Engine(rank, model, SGD, stage=2).step(mine)
+        zs.Engine(rank, model, SGD, stage=stage).step(mine)
 
     with pytest.raises((zs.MismatchError, zs.DeadlockError), match="rank"):
         zs.Cluster(2).run(program)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize("differ", [lambda rank: {"optimizer": zs.optim.SGD(lr=0.1 + rank.index)},
+                                    lambda rank: {"policy": zs.Policy(loss_scale=1.0 + rank.index)}])
+def test_ranks_whose_settings_differ_are_stopped_before_replicas_drift_apart(stage, differ):
+    data = batches(MODELS["odd"](), 2, 1, 1)
+
+    def program(rank):
+        return train(rank, MODELS["odd"](), data, stage=stage, **differ(rank))
+
+    with pytest.raises(zs.MismatchError, match=r"micro-batch \d, loss scale"):
+        zs.Cluster(2).run(program)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_unit_may_return_gradients_of_its_own_making(stage):
+    class Proud(LinearUnit):
+        def backward(self, ctx, w, kept, dy):
+            dx, grads = super().backward(ctx, w, kept, dy)
+            own = {name: gradient.astype(np.float32).copy() for name, gradient in grads.items()}
+            for gradient in grads.values():
+                gradient[...] = np.nan
+            return dx, own
+
+    plain, proud = (Model([unit("a", 3, 5, "relu", first=True), unit("b", 5, 2)]) for unit in (LinearUnit, Proud))
+    data = batches(plain, 3, 2, 2)
+    found, expected = (zs.Cluster(3).run(lambda rank, m=m: train(rank, m, data, stage=stage, policy=zs.Policy("bf16")))
+                       for m in (proud, plain))
+    assert bits(found[0]["master"]) == bits(expected[0]["master"])
+
+
+def test_a_backward_that_returns_too_few_gradients_is_refused():
+    class Forgetful(LinearUnit):
+        def backward(self, ctx, w, kept, dy):
+            dx, grads = super().backward(ctx, w, kept, dy)
+            return dx, {name: grads[name] for name in list(grads)[:1]}
+
+    with pytest.raises(
+        ValueError, match=r"backward of unit 'a' returned gradients of the shapes .*return one of that shape"
+    ):
+        alone(lambda rank: train(rank, Model([Forgetful("a", 3, 2)]), batches(Model([Forgetful("a", 3, 2)]), 1, 1, 1)))
+
+
+@pytest.mark.parametrize(("stage", "must"), [(0, False), (1, True), (2, True), (3, False)])
+def test_forward_after_an_update_without_refresh_is_refused_where_replicas_disagree(stage, must):
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
+        engine.backward(engine.forward(X, T))
+        engine.reduce()
+        engine.update()
+        if must:
+            with pytest.raises(ValueError, match=r"the other ranks have not yet; call refresh\(\) first"):
+                engine.forward(X, T)
+        engine.refresh()
+        return engine.forward(X, T).loss
+
+    assert zs.Cluster(2).run(program)
+
+
+def test_a_skipped_step_sends_no_parameters():
+    data = batches(MODELS["odd"](), 2, 1, 1)
+    data[0][1][0] = (X, np.full((2, 2), np.inf, np.float32))
+    for stage in (1, 2):
+        cluster = zs.Cluster(2)
+        assert cluster.run(lambda rank, s=stage: train(rank, MODELS["odd"](), data, stage=s))[0]["skipped"] == [True]
+        assert cluster.trace.sent_nbytes("parameters") == [0, 0]
+
+
+def test_a_tape_goes_back_once():
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD)
+        tape = engine.forward(X, T)
+        engine.backward(tape)
+        engine.backward(tape)
+
+    with pytest.raises(ValueError, match=r"taken back already.*make a new one by forward\(\)"):
+        alone(program)
+
+
+def test_an_abandoned_step_leaves_nothing_in_the_ledger():
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=2)
+        before = rank.memory.now_nbytes
+        engine.gradients.views(engine.model.units[0])
+        engine.abandon()
+        return rank.memory.now_nbytes - before
+
+    assert alone(program) == 0
+
+
+def test_integers_reach_the_first_unit_as_they_are():
+    class Seen(LinearUnit):
+        def forward(self, ctx, w, x):
+            raise ValueError(f"{x.dtype} {x.tolist()}")
+
+    with pytest.raises(ValueError, match=r"int64 \[\[50257\]\]"):
+        alone(lambda rank: zs.Engine(rank, Model([Seen("a", 1, 1)]), SGD, policy=zs.Policy("bf16")).forward(
+            np.array([[50257]]), T))
+
+
+@pytest.mark.parametrize("asked", ["layer0", LinearUnit("layer0", 3, 5), None])
+def test_weights_of_what_is_no_unit_of_the_model_are_refused(asked):
+    def program(rank):
+        with zs.Engine(rank, MODELS["odd"](), SGD).weights(asked):
+            pass
+
+    with pytest.raises(
+        ValueError, match=r"no unit of this engine's model; take one of engine.model.units: layer0, layer1"
+    ):
+        alone(program)
 
 
 def test_weights_read_after_their_block_are_nan_in_debug_mode_at_stage_3():
@@ -163,77 +290,6 @@ def test_padding_is_nan_in_debug_mode_and_zero_otherwise():
 
     assert all(np.isnan(found).all() and found.size == 3 for found in zs.Cluster(5, debug=True).run(padding))
     assert all((found == 0).all() for found in zs.Cluster(5).run(padding))
-
-
-@pytest.mark.parametrize(("have", "want"), [(REPLICATED, PARTIAL), (SHARDED, PARTIAL)])
-def test_a_sum_cannot_be_unsummed(have, want):
-    with pytest.raises(ValueError, match="a sum cannot be unsummed"):
-        alone(lambda rank: zs.redistribute(rank, np.zeros(1, np.float32), have, want, (0, 1), policy=zs.Policy()))
-
-
-def test_redistribute_is_an_all_reduce_a_reduce_scatter_an_all_gather_a_slice_or_nothing():
-    cut = (0, 2, 3, 3)
-
-    def program(rank):
-        mine = np.arange(3, dtype=np.float32) + 10 * rank.index
-        own = slice(cut[rank.index], cut[rank.index + 1])
-        policy = zs.Policy()
-        return (zs.redistribute(rank, mine, PARTIAL, REPLICATED, cut, policy=policy),
-                zs.redistribute(rank, mine, PARTIAL, SHARDED, cut, policy=policy),
-                zs.redistribute(rank, mine[own], SHARDED, REPLICATED, cut, policy=policy),
-                zs.redistribute(rank, mine, REPLICATED, SHARDED, cut, policy=policy),
-                zs.redistribute(rank, mine, PARTIAL, PARTIAL, cut, policy=policy) is mine)
-
-    cluster = zs.Cluster(3)
-    for index, (total, shard, gathered, sliced, nothing) in enumerate(cluster.run(program)):
-        own = slice(cut[index], cut[index + 1])
-        assert total.tolist() == [30, 33, 36]
-        assert shard.tolist() == total[own].tolist()
-        assert gathered.tolist() == [0, 1, 12]
-        assert sliced.tolist() == (np.arange(3) + 10 * index)[own].tolist()
-        assert nothing
-    assert [row.call.operation for row in cluster.trace[0].collectives()] == ["all_reduce", "reduce_scatter", "all_gather"]
-
-
-def test_parameters_and_optimizer_state_cannot_be_partial():
-    with pytest.raises(ValueError, match="only gradients can be partial"):
-        zs.Stage(PARTIAL, PARTIAL, SHARDED)
-
-
-@pytest.mark.parametrize("name", ["per_unit", "contiguous"])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 40])
-def test_every_element_has_exactly_one_owner(ranks, name):
-    model = Model([LinearUnit("a", 3, 5), LinearUnit("b", 5, 1, bias=False), LinearUnit("c", 1, 2)])
-    layout = layout_of(name, unit_shapes(model.units), ranks)
-    owners = np.zeros(layout.length, int)
-    for rank in range(ranks):
-        pieces = layout.valid(rank)
-        for piece in pieces:
-            owners[piece.vector] += 1
-            assert piece.vector.stop - piece.vector.start == piece.shard.stop - piece.shard.start
-        assert layout.shard_length(rank) == layout.length // ranks
-    valid = np.zeros(layout.length, int)
-    for entry in layout.entries:
-        valid[entry.low:entry.high] += 1
-    assert (owners == valid).all()
-    assert valid.sum() == model.parameter_count == layout.valid_length
-    for unit, lies in layout.units.items():
-        cut = layout.cut(lies.start, lies.stop)
-        assert (cut[0], cut[-1], len(cut)) == (0, lies.stop - lies.start, ranks + 1)
-        assert [layout.owned(r, lies.start, lies.stop).stop - layout.owned(r, lies.start, lies.stop).start
-                for r in range(ranks)] == list(np.diff(cut)), unit
-
-
-def test_a_layout_prints_who_owns_what():
-    layout = layout_of("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
-    assert str(layout) == ("contiguous: 5 parameters, 1 padding, 2 ranks\n"
-                           "  rank 0: a.w[0:3]\n  rank 1: b.w[0:2], 1 padding")
-
-
-def test_a_cut_across_regions_is_refused():
-    layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
-    with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
-        layout.cut(0, 6)
 
 
 def test_a_norm_below_the_limit_is_not_clipped():

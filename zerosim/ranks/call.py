@@ -36,6 +36,7 @@ class Call:
     accumulate: np.dtype[Any] | None = None
     root: int = 0
     purpose: str = "unspecified"
+    agreement: str = ""
 
     @property
     def ranks(self) -> int:
@@ -63,10 +64,12 @@ class Call:
         details += [f"algorithm={self.algorithm}"] * (self.algorithm != "ring")
         details += [f"wire={self.wire}"] * (self.wire is not None)
         details += [f"root={self.root}"] * (self.root != 0)
+        details += [self.agreement] * bool(self.agreement)
         return f"{self.operation}({', '.join(details)})"
 
     def in_full(self) -> str:
         """Like ``str``, with everything that ranks must agree on, for when the short form shows no difference."""
         return (f"{self.operation}(call {self.number}, {self.shape}, {self.dtype}, op={self.op}, "
                 f"average={self.average}, algorithm={self.algorithm}, wire={self.wire}, accumulate={self.accumulate}, "
-                f"root={self.root}, splits={self.cut}, purpose={self.purpose}, group={self.group})")
+                f"root={self.root}, splits={self.cut}, purpose={self.purpose}, "
+                f"agreement={self.agreement!r}, group={self.group})")

@@ -26,7 +26,8 @@ class Rank:
 
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
-    returns a Work at once; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum",
+    returns a Work at once; ``purpose`` says in the trace what the bytes are for; ``agreement`` is a text that must be
+    the same on all ranks, checked beside shapes and dtypes, never sent. Reductions take ``op`` ("sum",
     "mean", "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
     ``accumulate`` (the format in which an owner adds). Wrong arguments raise ValueError, disagreeing ranks
     MismatchError, ranks that wait for each other DeadlockError, too many bytes OutOfMemoryError.
@@ -103,17 +104,19 @@ class Rank:
 
     def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                        wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
+                       agreement: str = "") -> Any:
         """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
         checks.vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
         return perform(self._state, Request(
             self, "reduce_scatter", algorithm, x, x.shape, cut, out, x[own].shape, (own, ...), op=op, average=average,
-            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose))
+            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose, agreement=agreement))
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
+                       agreement: str = "") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
@@ -123,11 +126,12 @@ class Rank:
         own = slice(cut[self.index], cut[self.index + 1])
         return perform(self._state, Request(
             self, "all_gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), (..., own), async_op=async_op,
-            purpose=purpose))
+            purpose=purpose, agreement=agreement))
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
+                       agreement: str = "") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checks.vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
@@ -135,7 +139,7 @@ class Rank:
             checks.cutting(algorithm_of("all_reduce", algorithm, self.size), "all_reduce", algorithm, self.size)
         return perform(self._state, Request(
             self, "all_reduce", algorithm, x, x.shape, cut, out, x.shape, checks.WHOLE, op=op, average=average,
-            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose))
+            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose, agreement=agreement))
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:

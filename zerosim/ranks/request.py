@@ -51,6 +51,7 @@ class Request:
     only_root: bool = False
     async_op: bool = False
     purpose: str = "unspecified"
+    agreement: str = ""
 
     def call(self, row: Algorithm, number: int) -> Call:
         """The part on which all ranks must agree."""
@@ -58,7 +59,8 @@ class Request:
         wire, accumulate = checks.wire_options(row, self.operation, self.algorithm, self.x.dtype, self.op,
                                                wire=self.wire, accumulate=self.accumulate)
         return Call(number, self.rank.communicator, self.rank.group, self.operation, self.algorithm, self.shape,
-                    self.x.dtype, self.cut, self.op, average, wire, accumulate, self.root, checks.purpose(self.purpose))
+                    self.x.dtype, self.cut, self.op, average, wire, accumulate, self.root, checks.purpose(self.purpose),
+                    self.agreement)
 
     @property
     def gets_result(self) -> bool:

@@ -54,9 +54,10 @@ class Engine:
         self.stage, self.policy = stage_of(stage), policy or Policy()
         self.layout = layout_of(layout, unit_shapes(model.units), rank.size)
         self.states = States(rank, model, optimizer, self.layout, self.stage, self.policy)
-        self.gradients = Accumulator(self.states)
+        self.gradients = Accumulator(self.states, optimizer)
         self._update = Update(self.states, optimizer, clip_norm)
         self._lender = Lender(self.states)
+        self._stale = False  # replicated parameters of which other ranks have newer shards
         ctx = Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views)
         policy_of_memory = Recompute.parse(recompute) if isinstance(recompute, str) else recompute
         self._passes = Passes(model, policy_of_memory, ctx, self._lender.weights, self.gradients.absorb, rank)
@@ -85,14 +86,19 @@ class Engine:
 
     def abandon(self) -> None:
         """Drops the gradients of a step that will not be finished."""
-        self.gradients.micro_batch = 0
+        self.gradients.reset()
         self._update.reduced = None
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
-        """x (B, I), target (B, O), any floats -> a tape with the loss, for one backward. Targets become fp32."""
-        return self._passes.forward(
-            self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target")
-        )
+        """x (B, I), target (B, O) -> a tape with the loss, for one backward.
+
+        Floats are rounded to the compute format, those of the target to fp32; integers stay as they are.
+        """
+        if self._stale:
+            raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
+                             "call refresh() first")
+        x, target = self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target")
+        return self._passes.forward(x, target)
 
     def backward(self, tape: Tape) -> None:
         """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
@@ -110,17 +116,20 @@ class Engine:
             raise ValueError("reduce() was called without a gradient; call backward(forward(x, target)) first")
         with self.rank.trace.span("reduce"):
             self._update.take(*self.gradients.reduce(), self.gradients.micro_batch)
-        self.gradients.micro_batch = 0
+        self.gradients.reset()
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
         with self.rank.trace.span("update"):
-            return self._update.step(tuple(losses))
+            result = self._update.step(tuple(losses))
+        self._stale = not result.skipped and self.stage.parameters is REPLICATED and self.stage.optimizer is SHARDED
+        return result
 
     def refresh(self) -> None:
-        """Makes replicated parameters equal again where each rank has updated only its shard: an all-gather."""
-        if not (self.stage.parameters is REPLICATED and self.stage.optimizer is SHARDED):
+        """Makes replicated parameters equal again after an update of each rank's own shard: an all-gather."""
+        if not self._stale:
             return
+        self._stale = False
         with self.rank.trace.span("refresh"):
             for region in self.layout.regions:
                 cut, whole = self.layout.cut(region.low, region.high), self.states.parameter[region.low:region.high]
@@ -149,13 +158,13 @@ class Engine:
         return self._update.reduced
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
-        """A copy of one array of a micro-batch in the format that the step reads, charged as input."""
-        values = np.asarray(values)
-        if values.dtype.kind in "iub":
-            values = values.astype(np.float64)
-        cast = self.rank.memory.alloc(values.shape, dtype, "input", name)
-        self.rank.kernels.cast_pack(np.ascontiguousarray(values), cast)
-        return cast
+        """A copy of one array of a micro-batch, charged as input; floats in the format that the step reads."""
+        values = np.ascontiguousarray(values)
+        held = values.dtype if values.dtype.kind in "iu" else dtype
+        charged = self.rank.memory.alloc(values.shape, held, "input", name)
+        self.rank.kernels.cast_pack(values, charged)
+        return charged
+
 
 
 def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
@@ -172,10 +181,11 @@ def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> No
         raise ValueError(
             f"optimizer must be an optimizer with its settings, found {optimizer!r}; write zs.optim.Adam(lr=...)"
         )
-    if optimizer.cut != "anywhere":
+    if optimizer.cut != "anywhere" or optimizer.needs:
         raise ValueError(
-            f"{type(optimizer).__name__} may only be cut by {optimizer.cut}, and both layouts cut inside tensors, "
-            "where it would update parts; take an elementwise optimizer"
+            f"{type(optimizer).__name__} may be cut by {optimizer.cut} and needs "
+            f"{', '.join(sorted(optimizer.needs)) or 'nothing'} beside its shard, but both layouts cut inside tensors; "
+            "take an elementwise optimizer"
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from zerosim.models.context import Gradients
 from zerosim.models.units import Unit
+from zerosim.optim.base import Optimizer
 from zerosim.zero.placements import PARTIAL, SHARDED, Placement, redistribute
 from zerosim.zero.states import States, clear_padding
 
@@ -16,20 +17,21 @@ from zerosim.zero.states import States, clear_padding
 class Accumulator:
     """One step's gradients of one rank."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: States, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
         self.states, self.rank, self.policy, self.layout = states, states.rank, states.policy, states.layout
         self.placement = states.stage.gradients
         self.micro_batch = 0
-        self._unit: np.ndarray | None = None
+        self._lent: dict[str, np.ndarray] = {}  # by unit: the vector of which it was lent views
 
     # -- during backward ------------------------------------------------------------------------------------------
 
     def views(self, unit: Unit) -> Gradients:
         """Where the unit writes its gradients: views of one vector (u,) in the compute dtype, by name."""
         lies = self.layout.units[unit.name]
-        self._unit = self._resting(lies) if self._writes_at_rest else self._whole_unit(unit, lies)
-        return {entry.name: self._unit[entry.low - lies.start:entry.high - lies.start].reshape(entry.shape)
-                for entry in self.layout.unit_entries(unit.name)}
+        whole = self._resting(lies) if self._writes_at_rest else self._whole_unit(unit, lies)
+        self._lent[unit.name] = whole
+        return self.layout.unit_views(unit.name, whole)
 
     @property
     def _writes_at_rest(self) -> bool:
@@ -50,10 +52,13 @@ class Accumulator:
             whole[padding.start - lies.start:] = 0
         return whole
 
-    def absorb(self, unit: Unit) -> None:
-        """Takes the gradients that the unit has written: adds them to what rests, after reducing them if need be."""
-        whole, self._unit = self._unit, None
-        if whole is None or self._writes_at_rest:
+    def absorb(self, unit: Unit, gradients: Gradients) -> None:
+        """Takes the gradients that a unit's backward returned: adds them to what rests, reduced first if need be.
+
+        Raises ValueError unless there is one of the right shape for each parameter.
+        """
+        whole = self._collected(unit, gradients)
+        if self._writes_at_rest:
             return
         lies = self.layout.units[unit.name]
         if self.placement is PARTIAL:
@@ -63,9 +68,35 @@ class Accumulator:
         direct = self.micro_batch == 0 and resting.dtype == self.policy.reduce_dtype
         cut = self.layout.cut(lies.start, lies.stop)
         reduced = redistribute(self.rank, self._cast(whole), PARTIAL, self.placement, cut, policy=self.policy,
-                               out=resting if direct else None)
+                               out=resting if direct else None, purpose="gradients", agreement=self._agreement())
         if not direct:
             self._add(reduced, resting)
+
+    def _agreement(self) -> str:
+        """What would make replicas drift apart unseen, were it not the same on all ranks."""
+        return f"micro-batch {self.micro_batch}, loss scale {self.policy.loss_scale:g}, {self.optimizer}"
+
+    def _collected(self, unit: Unit, gradients: Gradients) -> np.ndarray:
+        """The unit's gradients in one vector (u,): the one whose views it was lent, and may have written to."""
+        if unit.name not in self._lent:
+            self.views(unit)
+        whole = self._lent.pop(unit.name)
+        lent = self.layout.unit_views(unit.name, whole)
+        shapes = {name: gradient.shape for name, gradient in gradients.items()}
+        if shapes != {name: view.shape for name, view in lent.items()}:
+            raise ValueError(
+                f"the backward of unit {unit.name!r} returned gradients of the shapes {shapes}; its parameters "
+                f"have {dict(unit.shapes)}, so return one of that shape for each"
+            )
+        for name, gradient in gradients.items():
+            if not is_same_memory(gradient, lent[name]):
+                self.rank.kernels.cast_pack(gradient, lent[name])
+        return whole
+
+    def reset(self) -> None:
+        """Forgets this step's gradients: the next micro-batch is the first."""
+        self.micro_batch = 0
+        self._lent.clear()
 
     def _cast(self, whole: np.ndarray) -> np.ndarray:
         """The gradient in the reduce format."""
@@ -99,9 +130,8 @@ class Accumulator:
             vector = self.states.gradient[lies]
             vector = self._cast(vector) if have is PARTIAL else vector
             with self.rank.trace.span(region.name):
-                redistribute(
-                    self.rank, vector, have, want, self.layout.cut(low, high), policy=self.policy, out=out[goes]
-                )
+                redistribute(self.rank, vector, have, want, self.layout.cut(low, high), policy=self.policy,
+                             out=out[goes], purpose="gradients", agreement=self._agreement())
         return out, want
 
     def _target(self, want: Placement) -> np.ndarray:
@@ -112,3 +142,8 @@ class Accumulator:
         out = self.rank.memory.alloc(self.states.length(want), dtype, "gradient", "reduced gradient")
         clear_padding(out, self.layout, want, self.rank)
         return out
+
+
+def is_same_memory(a: np.ndarray, b: np.ndarray) -> bool:
+    """True when both arrays are views of the same elements in the same order."""
+    return a.__array_interface__ == b.__array_interface__

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 
+import numpy as np
+
 from zerosim.ranks.cuts import Cut
 
 UnitShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # unit -> parameter -> shape
@@ -80,6 +82,12 @@ class Layout:
     def unit_entries(self, unit: str) -> list[Entry]:
         """The entries of one unit, in order."""
         return [entry for entry in self.entries if entry.unit == unit]
+
+    def unit_views(self, unit: str, whole: np.ndarray) -> dict[str, np.ndarray]:
+        """The parameters of one unit by name, as views of its padded vector (u,)."""
+        start = self.units[unit].start
+        return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
+                for entry in self.unit_entries(unit)}
 
     def cut(self, low: int, high: int) -> Cut:
         """The owners' boundaries inside [low, high), counted from ``low``: N+1 of them.

@@ -6,8 +6,6 @@ Legend: u elements of one padded unit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from zerosim.models.units import Unit, Weights
 from zerosim.zero.placements import REPLICATED, SHARDED, redistribute
 from zerosim.zero.states import States
@@ -22,9 +20,13 @@ class Lender:
     @contextmanager
     def weights(self, unit: Unit) -> Iterator[Weights]:
         """The unit's parameters by name, in the compute format: gathered on entry where sharded, freed on exit."""
+        if unit not in self.states.model.units:
+            known = ", ".join(own.name for own in self.states.model.units)
+            raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
+                             f"engine.model.units: {known}")
         lies, parameter = self.layout.units[unit.name], self.states.parameter
         if self.states.stage.parameters is REPLICATED:
-            yield self._views(unit, parameter[lies])
+            yield self.layout.unit_views(unit.name, parameter[lies])
             return
         own = parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
         whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
@@ -39,11 +41,6 @@ class Lender:
             purpose="parameters",
         )
         try:
-            yield self._views(unit, whole)
+            yield self.layout.unit_views(unit.name, whole)
         finally:
             self.rank.memory.free(whole)
-
-    def _views(self, unit: Unit, whole: np.ndarray) -> Weights:
-        start = self.layout.units[unit.name].start
-        return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
-                for entry in self.layout.unit_entries(unit.name)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.context import Context, Gradients
 from zerosim.models.recompute import Recompute
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.ranks.rank import Rank
@@ -26,6 +26,7 @@ class Tape:
     kept_by_loss: Any
     kept: list[Any]
     inputs: dict[int, np.ndarray]
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Passes:
     recompute: Recompute
     ctx: Context
     lend: Lend
-    absorb: Callable[[Unit], None]
+    absorb: Callable[[Unit, Gradients], None]
     rank: Rank
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
@@ -56,6 +57,11 @@ class Passes:
 
     def backward(self, tape: Tape, scale: float) -> None:
         """Goes back unit by unit, handing each one's gradients to ``absorb``; uses the tape up. ``scale`` is S."""
+        if tape.used:
+            raise ValueError(
+                "this tape has been taken back already, and what it kept is freed; make a new one by forward()"
+            )
+        tape.used = True
         with self.rank.trace.span("loss"):
             dy: np.ndarray | None = self.model.loss.backward(self.ctx, tape.kept_by_loss, scale)
         tape.kept_by_loss = None
@@ -93,7 +99,7 @@ class Passes:
             if x is not None:
                 with self.rank.trace.span("recompute"):
                     kept = unit.forward(self.ctx, w, x)[1]
-            dx, _ = unit.backward(self.ctx, w, kept, dy)
-            del kept, x, dy, _
-            self.absorb(unit)
+            dx, gradients = unit.backward(self.ctx, w, kept, dy)
+            del kept, x, dy
+            self.absorb(unit, gradients)
         return dx

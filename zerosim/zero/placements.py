@@ -67,24 +67,36 @@ def stage_of(stage: int | Stage) -> Stage:
     return STAGES[stage]
 
 
-def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
-                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "gradients") -> Any:
+def redistribute(
+    rank: Rank,
+    vector: np.ndarray,
+    have: Placement,
+    want: Placement,
+    cut: Cut,
+    *,
+    policy: Policy,
+    out: np.ndarray | None = None,
+    async_op: bool = False,
+    purpose: str = "unspecified",
+    agreement: str = "",
+) -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED. Raises ValueError for what would unsum a sum.
+    it is SHARDED. ``agreement``, where something is sent, must be the same on all ranks. Raises ValueError for what
+    would unsum a sum.
     """
     own = slice(cut[rank.index], cut[rank.index + 1])
+    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose,
+                               "agreement": agreement}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
-            return rank.all_reduce(vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction)
+            return rank.all_reduce(vector, **options, **policy.reduction)
         case (Placement.PARTIAL, Placement.SHARDED):
-            return rank.reduce_scatter(
-                vector, splits=cut, out=out, async_op=async_op, purpose=purpose, **policy.reduction
-            )
+            return rank.reduce_scatter(vector, **options, **policy.reduction)
         case (Placement.SHARDED, Placement.REPLICATED):
-            return rank.all_gather(vector, splits=cut, out=out, async_op=async_op, purpose=purpose)
+            return rank.all_gather(vector, **options)
     if want is Placement.PARTIAL and have is not want:
         raise ValueError(
             f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; keep the addends, "

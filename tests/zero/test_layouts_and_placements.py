@@ -1,0 +1,89 @@
+"""Layouts give every element one owner; a change of placement is one collective, a slice, or nothing."""
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from zerosim.models.units import LinearUnit, Model
+from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
+from zerosim.zero.layout import unit_shapes
+
+
+def alone(program, *args):
+    """Runs a program on one rank."""
+    return zs.Cluster(1).run(program, *args)[0]
+
+
+@pytest.mark.parametrize(("have", "want"), [(REPLICATED, PARTIAL), (SHARDED, PARTIAL)])
+def test_a_sum_cannot_be_unsummed(have, want):
+    with pytest.raises(ValueError, match="a sum cannot be unsummed"):
+        alone(lambda rank: zs.redistribute(rank, np.zeros(1, np.float32), have, want, (0, 1), policy=zs.Policy()))
+
+
+def test_redistribute_is_an_all_reduce_a_reduce_scatter_an_all_gather_a_slice_or_nothing():
+    cut = (0, 2, 3, 3)
+
+    def program(rank):
+        mine = np.arange(3, dtype=np.float32) + 10 * rank.index
+        own = slice(cut[rank.index], cut[rank.index + 1])
+        policy = zs.Policy()
+        return (zs.redistribute(rank, mine, PARTIAL, REPLICATED, cut, policy=policy),
+                zs.redistribute(rank, mine, PARTIAL, SHARDED, cut, policy=policy),
+                zs.redistribute(rank, mine[own], SHARDED, REPLICATED, cut, policy=policy),
+                zs.redistribute(rank, mine, REPLICATED, SHARDED, cut, policy=policy),
+                zs.redistribute(rank, mine, PARTIAL, PARTIAL, cut, policy=policy) is mine)
+
+    cluster = zs.Cluster(3)
+    for index, (total, shard, gathered, sliced, nothing) in enumerate(cluster.run(program)):
+        own = slice(cut[index], cut[index + 1])
+        assert total.tolist() == [30, 33, 36]
+        assert shard.tolist() == total[own].tolist()
+        assert gathered.tolist() == [0, 1, 12]
+        assert sliced.tolist() == (np.arange(3) + 10 * index)[own].tolist()
+        assert nothing
+    assert [row.call.operation for row in cluster.trace[0].collectives()] == [
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+    ]
+
+
+def test_parameters_and_optimizer_state_cannot_be_partial():
+    with pytest.raises(ValueError, match="only gradients can be partial"):
+        zs.Stage(PARTIAL, PARTIAL, SHARDED)
+
+
+@pytest.mark.parametrize("name", ["per_unit", "contiguous"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 40])
+def test_every_element_has_exactly_one_owner(ranks, name):
+    model = Model([LinearUnit("a", 3, 5), LinearUnit("b", 5, 1, bias=False), LinearUnit("c", 1, 2)])
+    layout = layout_of(name, unit_shapes(model.units), ranks)
+    owners = np.zeros(layout.length, int)
+    for rank in range(ranks):
+        pieces = layout.valid(rank)
+        for piece in pieces:
+            owners[piece.vector] += 1
+            assert piece.vector.stop - piece.vector.start == piece.shard.stop - piece.shard.start
+        assert layout.shard_length(rank) == layout.length // ranks
+    valid = np.zeros(layout.length, int)
+    for entry in layout.entries:
+        valid[entry.low:entry.high] += 1
+    assert (owners == valid).all()
+    assert valid.sum() == model.parameter_count == layout.valid_length
+    for unit, lies in layout.units.items():
+        cut = layout.cut(lies.start, lies.stop)
+        assert (cut[0], cut[-1], len(cut)) == (0, lies.stop - lies.start, ranks + 1)
+        assert [layout.owned(r, lies.start, lies.stop).stop - layout.owned(r, lies.start, lies.stop).start
+                for r in range(ranks)] == list(np.diff(cut)), unit
+
+
+def test_a_layout_prints_who_owns_what():
+    layout = layout_of("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    assert str(layout) == ("contiguous: 5 parameters, 1 padding, 2 ranks\n"
+                           "  rank 0: a.w[0:3]\n  rank 1: b.w[0:2], 1 padding")
+
+
+def test_a_cut_across_regions_is_refused():
+    layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
+        layout.cut(0, 6)
