@@ -25,7 +25,8 @@ def test_the_text_says_what_was_asked_what_is_left_and_what_is_held_by_kind() ->
 
 
 def test_who_holds_nothing_is_told_so() -> None:
-    with pytest.raises(zs.OutOfMemoryError, match=r"asked for 8 bytes \(input\) and has 7 left .* it holds 0: nothing\. "):
+    text = r"asked for 8 bytes \(input\) and has 7 left .* it holds 0: nothing\. "
+    with pytest.raises(zs.OutOfMemoryError, match=text):
         zs.Cluster(1, capacity_nbytes=7).run(lambda rank: rank.memory.hold(np.ones(1), "input"))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerosim.numerics.blocks import spans
+from zerosim.numerics.blocks import BLOCK, spans
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call
 from zerosim.ranks.cuts import Cut, chunk_lengths, largest_chunk
@@ -37,9 +37,11 @@ def sent_nbytes(call: Call, index: int) -> int:
 
 def scratch_nbytes(call: Call) -> int:
     """The most bytes that this way of computing takes for itself: no rank's, as hardware would not need them."""
-    if call.operation == "all_gather" or not worth_stacking(call.cut, call.ranks):
+    if call.operation == "all_gather":
         return 0
     longest, itemsize = largest_chunk(call.cut), call.dtype.itemsize
+    if not worth_stacking(call.cut, call.ranks):
+        return 2 * min(BLOCK, longest) * itemsize
     totals, indices = call.ranks * longest * itemsize, 2 * call.ranks * longest * np.dtype(np.intp).itemsize
     return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.blocks import spans
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.null import NullKernels
 from zerosim.ranks.call import Call
@@ -88,11 +89,14 @@ class Party:
             self.kernels.cast_pack(source, out)
 
     def combine(self, a: Array, b: Array, out: Array) -> None:
-        """out = a + b rounded once to the wire's format (or their maximum, minimum); b is cast to the wire first."""
-        match self.call.op:
-            case "max":
-                self.kernels.maximum_rounded(a, b, out)
-            case "min":
-                self.kernels.minimum_rounded(a, b, out)
-            case _:
-                self.kernels.add_rounded(a, b, out)
+        """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""
+        casts = b.dtype != out.dtype and isinstance(out, np.ndarray)
+        # A block at a time, since the cast takes memory that no ledger has.
+        for here in spans(len(out)) if casts else (slice(None),):
+            match self.call.op:
+                case "max":
+                    self.kernels.maximum_rounded(a[here], b[here], out[here])
+                case "min":
+                    self.kernels.minimum_rounded(a[here], b[here], out[here])
+                case _:
+                    self.kernels.add_rounded(a[here], b[here], out[here])
