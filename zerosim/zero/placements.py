@@ -67,19 +67,9 @@ def stage_of(stage: int | Stage) -> Stage:
     return STAGES[stage]
 
 
-def redistribute(
-    rank: Rank,
-    vector: np.ndarray,
-    have: Placement,
-    want: Placement,
-    cut: Cut,
-    *,
-    policy: Policy,
-    out: np.ndarray | None = None,
-    async_op: bool = False,
-    purpose: str = "unspecified",
-    agreement: str = "",
-) -> Any:
+def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
+                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "unspecified",
+                 agreement: str = "") -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
@@ -87,7 +77,6 @@ def redistribute(
     it is SHARDED. ``agreement``, where something is sent, must be the same on all ranks. Raises ValueError for what
     would unsum a sum.
     """
-    own = slice(cut[rank.index], cut[rank.index + 1])
     options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose,
                                "agreement": agreement}
     match have, want:
@@ -97,14 +86,15 @@ def redistribute(
             return rank.reduce_scatter(vector, **options, **policy.reduction)
         case (Placement.SHARDED, Placement.REPLICATED):
             return rank.all_gather(vector, **options)
-    if want is Placement.PARTIAL and have is not want:
-        raise ValueError(
-            f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; keep the addends, "
-            "or work with the sum"
-        )
+        case (Placement.REPLICATED, Placement.SHARDED):
+            found = vector[cut[rank.index]:cut[rank.index + 1]]
+        case _ if have is want:
+            found = vector
+        case _:
+            raise ValueError(f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; "
+                             "keep the addends, or work with the sum")
     if async_op:
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
-    found = vector if have is want else vector[own]
     if out is None:
         return found
     out[...] = found
