@@ -6,6 +6,7 @@ Legend: N ranks.
 import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -17,7 +18,7 @@ from zerosim.ranks.lockstep import Event
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.state import RankState
-from zerosim.ranks.threads import one_blas_thread
+from zerosim.ranks.threads import blas_limited_to
 from zerosim.ranks.trace import Traces
 
 Program = Callable[..., Any]
@@ -115,8 +116,9 @@ class Cluster:
         try:
             for state in self._states:
                 state.begin(hub)
-            with one_blas_thread(self.blas_threads):
-                yield from hub.drive([functools.partial(_body, rank, program, args) for rank in self.ranks])
+            with closing(hub.drive([functools.partial(_body, rank, program, args) for rank in self.ranks])) as steps:
+                while (event := self._next(steps)) is not None:
+                    yield event
             self.runs.append(Run(Results(hub.results), self.trace))
         except BaseException as error:
             hub.let_go(error)
@@ -125,6 +127,11 @@ class Cluster:
             for state in self._states:
                 state.end()
             self._running = None
+
+    def _next(self, steps: Generator[Event, None, None]) -> Event | None:
+        """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""
+        with blas_limited_to(self.blas_threads):
+            return next(steps, None)
 
     def _enter(self) -> None:
         if self._running is not None:

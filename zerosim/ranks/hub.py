@@ -39,7 +39,7 @@ class Hub:
         self.results: list[Any] = [MISSING] * size
         self.waiting: list[Entry | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
-        self.gathering: dict[tuple[Group, int], dict[int, CollectiveEntry]] = {}
+        self.incomplete: dict[tuple[Group, int], dict[int, CollectiveEntry]] = {}
         self.complete: deque[list[CollectiveEntry]] = deque()
         self.mailbox: dict[int, ExchangeEntry] = {}
         self.failure: tuple[int, BaseException] | None = None
@@ -67,10 +67,10 @@ class Hub:
         else:
             call = entry.call
             key = call.key, call.number
-            group = self.gathering.setdefault(key, {})
+            group = self.incomplete.setdefault(key, {})
             group[entry.index] = entry
             if len(group) == call.ranks:
-                del self.gathering[key]
+                del self.incomplete[key]
                 self.complete.append([group[i] for i in range(call.ranks)])
         if self.chance is not None and self.chance.random() < 0.5:
             self.ready.append(rank)
@@ -213,7 +213,7 @@ class Hub:
 
     def _absent(self, call: Call) -> list[int]:
         """The ranks of the call's group that have not issued it."""
-        there = self.gathering[call.key, call.number]
+        there = self.incomplete[call.key, call.number]
         return [rank for i, rank in enumerate(call.group) if i not in there]
 
     def _frame(self, rank: int) -> FrameType | None:
@@ -227,7 +227,7 @@ class Hub:
             if g:  # begun and not ended: one that has not begun has nothing to unwind, and would raise out of here
                 g.parent = getcurrent()
                 g.throw(RankStopped)
-        self.gathering.clear()
+        self.incomplete.clear()
         self.complete.clear()
         self.ready.clear()
         self.mailbox.clear()

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-GUARDED = frozenset(str(Path(__file__).with_name(name)) for name in ("memory.py", "hub.py", "cluster.py", "state.py"))
+GUARDED = frozenset(str(Path(__file__).with_name(name)) for name in ("memory.py", "hub.py", "cluster.py", "state.py", "threads.py"))
+# Helpers' own frames are part of whoever called them; "<string>" is the code that a dataclass makes.
+TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py")
 
 
 class Interrupts:
@@ -21,7 +23,7 @@ class Interrupts:
         self.pending = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_filename == "<string>":  # a dataclass's own: part of its caller
+        while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):
             frame = frame.f_back
         if frame is None or frame.f_code.co_filename not in GUARDED:
             raise KeyboardInterrupt

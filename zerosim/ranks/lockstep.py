@@ -73,6 +73,7 @@ def _move(seats: list[Seat], source: int, destination: int, step: int, receiver:
     assert sent is not None
     assert out is not None
     assert len(sent) == len(out)
+    assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
     receiver.kernels.cast_pack(sent, out)
     seats[source].to = seats[destination].source = None
     return Hop(step, source, destination, sender.chunks, sent.nbytes), out

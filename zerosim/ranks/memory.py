@@ -204,6 +204,16 @@ class Memories(tuple[Memory, ...]):
         return [memory.now_nbytes for memory in self]
 
     @property
+    def now_nbytes_by_kind(self) -> list[dict[str, int]]:
+        """Bytes held now by each rank, by kind."""
+        return [memory.now_nbytes_by_kind for memory in self]
+
+    @property
     def peak_nbytes(self) -> list[int]:
         """The peak of each rank."""
         return [memory.peak_nbytes for memory in self]
+
+    @property
+    def peak_nbytes_by_kind(self) -> list[dict[str, int]]:
+        """The breakdown of each rank's peak, by kind."""
+        return [memory.peak_nbytes_by_kind for memory in self]

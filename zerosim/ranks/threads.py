@@ -15,7 +15,7 @@ def controller() -> Any:
 
 
 @contextmanager
-def one_blas_thread(blas_threads: int = 1) -> Iterator[None]:
+def blas_limited_to(blas_threads: int) -> Iterator[None]:
     """Limits BLAS to this many threads inside the ``with`` block.
 
     Raises ValueError for fewer than one thread.

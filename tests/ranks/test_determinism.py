@@ -1,0 +1,171 @@
+"""Same program, same bits, same trace; and nothing that surrounds a run changes them."""
+
+import contextvars
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
+
+import zerosim as zs
+from tests.ranks.asking import REDUCTIONS, ROWS, allowed, ask, bits
+from tests.ranks.data import FLOATS, any_bits, normals
+from zerosim.ranks.averaging import AVERAGES
+
+ROOT = Path(__file__).parents[2]
+
+
+def busy(rank: zs.Rank, dtype: np.dtype) -> list[bytes]:
+    """Some of everything: collectives, works, messages, groups, spans, memory."""
+    x = normals(rank.size, 13, dtype)[rank.index]
+    found = []
+    with rank.trace.span("all"):
+        works = [ask(rank, o, a, x, async_op=True) for o, a in ROWS if allowed(o, a, rank.size)]
+        found += [ask(rank, o, a, x) for o, a in ROWS if allowed(o, a, rank.size)]
+        group = rank.split(rank.index % 2, key=-rank.index)
+        held = rank.memory.alloc(13, dtype, "gradient")
+        held[...] = x
+        found += [group.all_reduce(held, op="mean"), rank.all_reduce(held, out=held).copy()]
+        out = np.empty_like(x)
+        rank.exchange(x, (rank.index + 1) % rank.size, out, (rank.index - 1) % rank.size)
+        rank.memory.free(held)
+        found += [out, *(work.wait() for work in works)]
+    rank.barrier()
+    return [b"" if result is None else bits(result) for result in found]
+
+
+@pytest.mark.parametrize("options", [{}, {"debug": True}, {"seed": 11}], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_the_same_program_gives_the_same_bits_and_the_same_trace(ranks: int, options: dict) -> None:
+    for dtype in (FLOATS["fp16"], FLOATS["fp8_e4m3"]):
+        first, second, plain = zs.Cluster(ranks, **options), zs.Cluster(ranks, **options), zs.Cluster(ranks)
+        results = [list(cluster.run(busy, dtype)) for cluster in (first, second, plain)]
+        assert results[0] == results[1] == results[2]
+        assert [trace.rows for trace in first.trace] == [trace.rows for trace in second.trace]
+        assert first.memory.peak_nbytes == second.memory.peak_nbytes
+        # The same cluster once more: nothing is left over from the first run.
+        assert list(first.run(busy, dtype)) == results[0]
+        assert [trace.rows for trace in first.trace] == [trace.rows for trace in second.trace]
+
+
+@given(seeds=st.lists(st.integers(1, 10**6), min_size=2, max_size=3), ranks=st.integers(1, 6))
+def test_no_seed_changes_a_bit_or_a_row(seeds: list[int], ranks: int) -> None:
+    runs = []
+    for seed in (0, *seeds):
+        cluster = zs.Cluster(ranks, seed=seed)
+        runs.append((list(cluster.run(busy, np.float16)), [trace.rows for trace in cluster.trace]))
+    assert all(run == runs[0] for run in runs)
+
+
+def test_a_seed_really_tries_other_orders() -> None:
+    """Else the tests of the schedule would prove nothing."""
+    orders = set()
+    for seed in range(12):
+        told = []
+
+        def program(rank, told=told):
+            for _ in range(2):
+                told.append(rank.index)
+                rank.barrier()
+
+        zs.Cluster(4, seed=seed).run(program)
+        orders.add(tuple(told))
+    assert len(orders) > 6
+    assert tuple([0, 1, 2, 3] * 2) in orders
+
+
+PRINTS = """
+import numpy as np, hashlib, zerosim as zs
+from tests.ranks.test_determinism import busy
+cluster = zs.Cluster(5)
+found = cluster.run(busy, np.dtype(np.float16))
+rows = [[(type(row).__name__, str(getattr(row, "call", row))) for row in trace.rows] for trace in cluster.trace]
+print(hashlib.sha256(repr([list(found), rows]).encode()).hexdigest())
+"""
+
+
+def test_another_process_with_another_hash_seed_gives_the_same_bits_and_rows() -> None:
+    """No order depends on a set or on an address."""
+    seen = {subprocess.run([sys.executable, "-c", PRINTS], cwd=ROOT, env={"PYTHONHASHSEED": seed, "PATH": ""},
+                           capture_output=True, text=True, check=True).stdout for seed in ("1", "2")}
+    assert len(seen) == 1
+
+
+WHO = contextvars.ContextVar("WHO", default="nobody")
+
+
+def test_context_variables_of_the_caller_are_seen_in_ranks_and_not_changed_by_them() -> None:
+    def program(rank):
+        before = WHO.get()
+        WHO.set(f"rank {rank.index}")
+        rank.barrier()
+        return before, WHO.get(), np.geterr()["over"]
+
+    token = WHO.set("the caller")
+    try:
+        with np.errstate(over="print"):
+            results = list(zs.Cluster(2).run(program))
+    finally:
+        assert WHO.get() == "the caller"
+        WHO.reset(token)
+    assert results == [("the caller", f"rank {index}", "print") for index in range(2)]
+
+
+def test_an_error_state_set_inside_a_rank_is_that_rank_s_alone() -> None:
+    def program(rank):
+        if rank.index == 0:
+            with np.errstate(divide="raise"):
+                rank.barrier()
+                rank.barrier()
+        else:
+            rank.barrier()
+            state = np.geterr()["divide"]
+            rank.barrier()
+            return state
+        return np.geterr()["divide"]
+
+    assert set(zs.Cluster(3).run(program)) == {np.geterr()["divide"]}
+
+
+def reductions(rank: zs.Rank, x: np.ndarray) -> list[bytes]:
+    """Every reduction that rounds, overflows, divides or compares."""
+    rows = [row for row in REDUCTIONS if allowed(*row, rank.size)]
+    found = [ask(rank, *row, x, op=op) for row in rows for op in ("sum", "max", "min")]
+    found += [rank.all_reduce(x, op="mean", average=rule) for rule in AVERAGES]
+    found += [rank.all_reduce(x, wire="fp32"), rank.all_reduce(x, wire="bf16")]
+    found += [rank.reduce_scatter(x, algorithm="pairwise", accumulate="fp32")]
+    found += [rank.all_reduce(x, async_op=True).wait(), rank.broadcast(x), rank.all_gather(x), rank.all_to_all(x)]
+    return [b"" if result is None else bits(result) for result in found]
+
+
+@pytest.mark.parametrize("options", [{}, {"debug": True}], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+def test_a_user_s_error_state_changes_no_bit_and_raises_nothing(dtype: np.dtype, options: dict) -> None:
+    """Overflow, underflow, inf - inf and NaN of every kind are results here, and no one's errors."""
+    for ranks in (1, 3, 4):
+        x = any_bits(ranks, 3000, dtype)
+        quiet = list(zs.Cluster(ranks, **options).run(lambda rank, x=x: reductions(rank, x[rank.index])))
+        with np.errstate(all="raise"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            strict = list(zs.Cluster(ranks, **options).run(lambda rank, x=x: reductions(rank, x[rank.index])))
+        assert quiet == strict
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blas_has_the_threads_that_the_cluster_asks_for(threads: int) -> None:
+    def blas() -> set[int]:
+        np.ones((2, 2)) @ np.ones((2, 2))
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = blas()
+    inside = zs.Cluster(2, blas_threads=threads).run(lambda rank: blas())
+    assert all(found == {threads} for found in inside)
+    assert blas() == before
+    with pytest.raises(KeyError):
+        zs.Cluster(1, blas_threads=threads).run(lambda rank: {}[0])
+    assert blas() == before
