@@ -58,10 +58,9 @@ def test_every_rank_sends_the_bytes_messages_and_steps_of_pencil(operation, algo
         check(zs.Cluster(ranks, **KINDS[kind]), operation, algorithm, cases, np.dtype(np.int32))
 
 
-@pytest.mark.parametrize("ranks", [6, 7, 9, 16, 64])
 @pytest.mark.parametrize(("operation", "algorithm"), ROWS)
-def test_other_worlds_send_what_pencil_says(operation: str, algorithm: str, ranks: int) -> None:
-    if allowed(operation, algorithm, ranks):
+def test_other_worlds_send_what_pencil_says(operation: str, algorithm: str) -> None:
+    for ranks in [n for n in (6, 7, 9, 16, 64) if allowed(operation, algorithm, n)]:
         lengths = [0, ranks - 1, 2 * ranks + 3] if ranks < 64 else [65]
         check(zs.Cluster(ranks), operation, algorithm, [(length, None, 0) for length in lengths], np.dtype(np.uint8))
 

@@ -1,5 +1,7 @@
 """Every collective by every algorithm gives the right answer, on integers, which any order of additions adds alike."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -89,11 +91,10 @@ def test_an_algorithm_of_powers_of_two_refuses_other_worlds_and_names_others(ope
         zs.Cluster(ranks).run(lambda rank: ask(rank, operation, algorithm, np.arange(4) + rank.index))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("op", "add"), [("max", np.maximum), ("min", np.minimum)])
 @pytest.mark.parametrize(("operation", "algorithm"), [row for row in ROWS if "reduce" in row[0]])
-def test_a_reduction_takes_the_largest_or_the_smallest(operation, algorithm, op, add, kind) -> None:
-    for ranks in [n for n in WORLDS if allowed(operation, algorithm, n)]:
+def test_a_reduction_takes_the_largest_or_the_smallest(operation, algorithm, op, add) -> None:
+    for ranks, kind in product([n for n in WORLDS if allowed(operation, algorithm, n)], KINDS):
         vectors = whole_numbers(ranks, 2 * ranks + 1)
         results = zs.Cluster(ranks, **KINDS[kind]).run(
             lambda rank, vectors=vectors: ask(rank, operation, algorithm, vectors[rank.index], op=op))

@@ -165,3 +165,22 @@ def test_two_clusters_may_be_stepped_through_by_turns() -> None:
     seen = [(x.values.tolist(), y.values.tolist()) for x, y in zip(a, b, strict=True)]
     assert len(seen) == 6
     assert all(y == [x[0] + 10] for x, y in seen)
+
+
+def test_messages_that_a_program_sends_itself_are_events_without_a_call() -> None:
+    """A ring by hand, of three ranks: each step shows the value that arrived."""
+    def ring(rank):
+        partial = np.array([10.0 * (rank.index + 1)])
+        for _ in range(rank.size - 1):
+            arrived = np.empty_like(partial)
+            rank.exchange(partial, (rank.index + 1) % rank.size, arrived, (rank.index - 1) % rank.size)
+            partial = arrived + 10.0 * (rank.index + 1)
+        return partial[0]
+
+    with zs.step_through(ring, ranks=3) as steps:
+        seen = [(event.call, event.hop.source, event.hop.destination, event.hop.nbytes, event.values[0]) for event in steps]
+    assert len(seen) == 6
+    assert {(call, nbytes) for call, _, _, nbytes, _ in seen} == {(None, 8)}
+    assert {(source, destination) for _, source, destination, _, _ in seen} == {(0, 1), (1, 2), (2, 0)}
+    assert sorted(value for *_, value in seen) == [10.0, 20.0, 30.0, 30.0, 40.0, 50.0]
+    assert list(steps.cluster.runs[-1].results) == [60.0] * 3

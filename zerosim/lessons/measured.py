@@ -56,12 +56,12 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     cluster, model = Cluster(ranks), MLP(widths)
     engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
     assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
-    resting = tuple(memory.now_nbytes_by_kind for memory in cluster.memory)
+    resting = tuple(cluster.memory.now_nbytes_by_kind)
     job = pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
                      policy=policy, slots=len(optimizer.slots((1,))))
     assert list(resting) == pencil.resting_nbytes(job), "the ledger differs from the closed forms"
     return MeasuredStep(stage, ranks, model.parameter_count, resting,
-                        tuple(memory.peak_nbytes_by_kind for memory in cluster.memory), *bytes_per_parameter(job))
+                        tuple(cluster.memory.peak_nbytes_by_kind), *bytes_per_parameter(job))
 
 
 def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy, sample: tuple[int, int, int],

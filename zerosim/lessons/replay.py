@@ -104,11 +104,12 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
     cluster = cluster or Cluster(example.ranks)
     hops: defaultdict[int, list[HopValues]] = defaultdict(list)
     for event in cluster.events(one_step, example, stage, hop_by_hop=True):
+        assert event.call is not None, "the example sends no messages beside its collectives"
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
     sent = [sum(trace.sent_nbytes(purpose) for purpose in events.TOLD_PURPOSES) for trace in cluster.trace]
     return Replay(example, stage_of(stage), layout_of(example.layout, unit_shapes(four_weights().units), example.ranks),
                   events.steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
-                  [memory.peak_nbytes_by_kind for memory in cluster.memory])
+                  cluster.memory.peak_nbytes_by_kind)
 
 
 def stages_named(text: str) -> list[int]:

@@ -23,6 +23,7 @@ from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
 from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.lockstep import Event, lockstep
+from zerosim.ranks.trace import Hop
 
 MISSING = object()
 
@@ -42,6 +43,7 @@ class Hub:
         self.incomplete: dict[tuple[Group, int], dict[int, CollectiveEntry]] = {}
         self.complete: deque[list[CollectiveEntry]] = deque()
         self.mailbox: dict[int, ExchangeEntry] = {}
+        self.messages: deque[Event] = deque()
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
@@ -94,7 +96,7 @@ class Hub:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def drive(self, programs: list[Callable[[], Any]]) -> Generator[Event, None, None]:
-        """Runs the programs to their end; a watched hub yields every hop of every collective made hop by hop.
+        """Runs the programs to their end; a watched hub yields every message, and every hop made hop by hop.
 
         Raises what a rank raised, MismatchError or DeadlockError; whatever happens, no rank is left running.
         """
@@ -106,6 +108,8 @@ class Hub:
                     yield from self._carry_out(self.complete.popleft())
                 else:
                     self._resume(self._next_ready())
+                    while self.messages:
+                        yield self.messages.popleft()
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(self._explain_deadlock())
         finally:
@@ -198,6 +202,8 @@ class Hub:
         out[...] = send
         sender.to_send = receiver.to_receive = False
         sender.count(send.nbytes)
+        if self.watched:
+            self.messages.append(Event(None, Hop(0, sender.me, receiver.me, (), send.nbytes), out.copy()))
         for entry in (sender, receiver):
             if entry.done:
                 self.mailbox.pop(entry.me, None)

@@ -37,9 +37,12 @@ class Seat:
 
 
 class Event(NamedTuple):
-    """A hop that has just been made: its call, the hop, and a copy of the values that arrived."""
+    """A hop that has just been made: its call, the hop, and a copy of the values that arrived.
 
-    call: Call
+    ``call`` is None for a message that the program sent itself.
+    """
+
+    call: Call | None
     hop: Hop
     values: Array
 

@@ -46,7 +46,7 @@ class Steps(Iterator[Event]):
 
 
 def step_through(program: Program, *args: Any, ranks: int = 2, cluster: Cluster | None = None) -> Steps:
-    """Runs ``program(rank, *args)`` and stops after every hop of every collective.
+    """Runs ``program(rank, *args)`` and stops after every message, and every hop of every collective.
 
     >>> import numpy as np
     >>> with step_through(lambda rank: rank.all_reduce(np.full(2, rank.index)), ranks=2) as steps:

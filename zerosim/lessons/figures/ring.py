@@ -101,6 +101,7 @@ def _message(event: Event, boards: Sequence[Board], ranks: int) -> Message:
         total = int(event.values.astype(np.float64)[0])
         added = {rank for rank in range(ranks) if total >> rank & 1}
         assert added == set(addends), "the values that moved tell another story"
+    assert event.call is not None
     return Message(event.call.operation, len(boards), hop.source, hop.destination, chunk, hop.nbytes, addends)
 
 
