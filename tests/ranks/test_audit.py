@@ -24,8 +24,9 @@ def at_rest() -> int:
     return sum(trace.size for trace in traces)
 
 
-@pytest.mark.parametrize(("kind", "asynchronous"), [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)],
-                         ids=str)
+@pytest.mark.parametrize(
+    ("kind", "asynchronous"), [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)], ids=str
+)
 @pytest.mark.parametrize(("operation", "algorithm"), ROWS)
 def test_at_rest_numpy_holds_what_the_ledger_says(operation, algorithm, asynchronous, kind) -> None:
     """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""

@@ -178,7 +178,9 @@ def test_messages_that_a_program_sends_itself_are_events_without_a_call() -> Non
         return partial[0]
 
     with zs.step_through(ring, ranks=3) as steps:
-        seen = [(event.call, event.hop.source, event.hop.destination, event.hop.nbytes, event.values[0]) for event in steps]
+        seen = [
+            (event.call, event.hop.source, event.hop.destination, event.hop.nbytes, event.values[0]) for event in steps
+        ]
     assert len(seen) == 6
     assert {(call, nbytes) for call, _, _, nbytes, _ in seen} == {(None, 8)}
     assert {(source, destination) for _, source, destination, _, _ in seen} == {(0, 1), (1, 2), (2, 0)}

@@ -26,8 +26,10 @@ def print_replays(console: Console, example: Example, found: dict[int, Replay], 
         console.print()
         console.rule("[bold]all stages[/]")
         console.print(comparison_table(found))
-        console.print(f"The fp32 masters and the {example.compute} copies are "
-                      + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage."))
+        console.print(
+            f"The fp32 masters and the {example.compute} copies are "
+            + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage.")
+        )
 
 
 def comparison_table(found: dict[int, Replay]) -> Table:

@@ -39,7 +39,7 @@ class Policy:
             near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
                              + (f"; did you mean {near[0]!r}?" if near else ""))
-        if not 0 < self.loss_scale < float("inf"):
+        if not isinstance(self.loss_scale, int | float) or not 0 < self.loss_scale < float("inf"):
             raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number; 1.0 scales nothing")
 
     @property

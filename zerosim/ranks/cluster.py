@@ -64,8 +64,9 @@ class Cluster:
                  blas_threads: int = 1) -> None:
         if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
-        if capacity_nbytes is not None and capacity_nbytes < 0:
-            raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must not be negative; pass None for no limit")
+        if capacity_nbytes is not None and (not is_count(capacity_nbytes) or capacity_nbytes < 0):
+            raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must be a number of bytes, 0 or more; "
+                             "pass None for no limit")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self.kernels = NumpyKernels()
         states = [RankState(index, Memory(f"rank {index}", self.kernels, capacity_nbytes, debug), self.kernels)

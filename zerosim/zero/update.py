@@ -42,11 +42,11 @@ class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
     def __init__(self, states: States, optimizer: Optimizer, clip_norm: float | None) -> None:
-        if clip_norm is not None and not clip_norm > 0:
+        if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.states, self.optimizer, self.clip_norm = states, optimizer, clip_norm
         self.rank, self.kernels = states.rank, states.rank.kernels
-        self.taken = 0
+        self.steps_taken = 0
         self.reduced: Reduced | None = None
 
     @property
@@ -69,7 +69,7 @@ class Update:
             return StepResult(losses, True, math.nan, scale)
         norm = self._norm(reduced)
         factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-        self.taken += 1
+        self.steps_taken += 1
         for piece in self.own_pieces:
             self._update_piece(piece, reduced, factor)
         self._cast_to_compute()
@@ -109,7 +109,7 @@ class Update:
             g = g32[:here.stop - here.start]
             self.kernels.gradient_block(s[here], reduced.divisor, factor, g)
             self.optimizer.update(
-                self.kernels, w[here], g, {name: slot[here] for name, slot in slots.items()}, self.taken
+                self.kernels, w[here], g, {name: slot[here] for name, slot in slots.items()}, self.steps_taken
             )
 
     def _cast_to_compute(self) -> None:
