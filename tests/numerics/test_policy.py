@@ -21,11 +21,20 @@ def test_the_divisor_is_scale_times_ranks_times_micro_batches_unless_the_reducti
     assert zs.Policy(loss_scale=8.0, average="split").divisor(ranks=3, micro_batches=2) == 16
 
 
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"compute": "fp17"}, "no number format is named 'fp17'"), ({"reduce": "int8"}, "'int8'"),
-    ({"average": "mean"}, "choose one of cast_then_divide"), ({"average": "splitt"}, "did you mean 'split'"),
-    ({"loss_scale": 0.0}, "positive finite number"), ({"loss_scale": float("inf")}, "positive finite number"),
-    ({"loss_scale": float("nan")}, "positive finite number"), ({"loss_scale": "big"}, "positive finite number")], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"compute": "fp17"}, "no number format is named 'fp17'"),
+        ({"reduce": "int8"}, "'int8'"),
+        ({"average": "mean"}, "choose one of cast_then_divide"),
+        ({"average": "splitt"}, "did you mean 'split'"),
+        ({"loss_scale": 0.0}, "positive finite number"),
+        ({"loss_scale": float("inf")}, "positive finite number"),
+        ({"loss_scale": float("nan")}, "positive finite number"),
+        ({"loss_scale": "big"}, "positive finite number"),
+    ],
+    ids=str,
+)
 def test_what_makes_no_sense_is_refused(settings, text) -> None:
     with pytest.raises(ValueError, match=text):
         zs.Policy(**settings)

@@ -69,3 +69,8 @@ def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
     if not fits:
         found = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
         raise ValueError(f"matmul needs a (m, k), b (k, n), bias (n,) if any, and out (m, n), got {found}")
+
+
+def is_number(value: object) -> bool:
+    """True for Python's and NumPy's real numbers, which True and "1" are not."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

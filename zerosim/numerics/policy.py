@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.checks import is_number
 from zerosim.numerics.formats import format_of
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
@@ -39,7 +40,7 @@ class Policy:
             near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
                              + (f"; did you mean {near[0]!r}?" if near else ""))
-        if not isinstance(self.loss_scale, int | float) or not 0 < self.loss_scale < float("inf"):
+        if not is_number(self.loss_scale) or not 0 < self.loss_scale < float("inf"):
             raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number; 1.0 scales nothing")
 
     @property

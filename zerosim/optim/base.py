@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from zerosim.numerics.checks import is_number
 from zerosim.numerics.kernels import NumpyKernels
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
@@ -89,7 +90,7 @@ def require_at_least_zero(optimizer: Optimizer, *names: str) -> None:
     """Raises ValueError unless each of these hyperparameters is a finite number of at least 0."""
     for name in names:
         value = getattr(optimizer, name)
-        if not (_is_number(value) and math.isfinite(value) and value >= 0):
+        if not (is_number(value) and math.isfinite(value) and value >= 0):
             raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a finite "
                              "number, 0 or more")
 
@@ -98,10 +99,6 @@ def require_decay_rate(optimizer: Optimizer, *names: str) -> None:
     """Raises ValueError unless each of these hyperparameters is a number in [0, 1)."""
     for name in names:
         value = getattr(optimizer, name)
-        if not (_is_number(value) and 0 <= value < 1):
+        if not (is_number(value) and 0 <= value < 1):
             raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} lies in [0, 1): "
                              "at 1 the moment would never leave 0")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

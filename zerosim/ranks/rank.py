@@ -110,13 +110,31 @@ class Rank:
         checks.vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(self._state, Request(
-            self, "reduce_scatter", algorithm, x, x.shape, cut, out, x[own].shape, (own, ...), op=op, average=average,
-            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose, agreement=agreement))
+        return perform(
+            self._state,
+            Request(
+                self,
+                "reduce_scatter",
+                algorithm,
+                x,
+                cut,
+                shape=x.shape,
+                out=out,
+                out_shape=x[own].shape,
+                same=(own, ...),
+                op=op,
+                average=average,
+                wire=wire,
+                accumulate=accumulate,
+                async_op=async_op,
+                purpose=purpose,
+                agreement=agreement,
+            ),
+        )
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
-                       agreement: str = "") -> Any:
+                   agreement: str = "") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
@@ -124,22 +142,54 @@ class Rank:
         checks.vector(x, "the input of all_gather", flat=True)
         cut = self._gathered_cut("all_gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(self._state, Request(
-            self, "all_gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), (..., own), async_op=async_op,
-            purpose=purpose, agreement=agreement))
+        return perform(
+            self._state,
+            Request(
+                self,
+                "all_gather",
+                algorithm,
+                x,
+                cut,
+                shape=(cut[-1],),
+                out=out,
+                out_shape=(cut[-1],),
+                same=(..., own),
+                async_op=async_op,
+                purpose=purpose,
+                agreement=agreement,
+            ),
+        )
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
-                       agreement: str = "") -> Any:
+                   agreement: str = "") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checks.vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
             checks.cutting(algorithm_of("all_reduce", algorithm, self.size), "all_reduce", algorithm, self.size)
-        return perform(self._state, Request(
-            self, "all_reduce", algorithm, x, x.shape, cut, out, x.shape, checks.WHOLE, op=op, average=average,
-            wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose, agreement=agreement))
+        return perform(
+            self._state,
+            Request(
+                self,
+                "all_reduce",
+                algorithm,
+                x,
+                cut,
+                shape=x.shape,
+                out=out,
+                out_shape=x.shape,
+                same=checks.WHOLE,
+                op=op,
+                average=average,
+                wire=wire,
+                accumulate=accumulate,
+                async_op=async_op,
+                purpose=purpose,
+                agreement=agreement,
+            ),
+        )
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -147,15 +197,30 @@ class Rank:
         checks.vector(x, "the input of all_to_all", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         length = self.size * (cut[self.index + 1] - cut[self.index])
-        return perform(self._state, Request(
-            self, "all_to_all", algorithm, x, x.shape, cut, out, (length,), None, async_op=async_op, purpose=purpose))
+        return perform(
+            self._state,
+            Request(
+                self,
+                "all_to_all",
+                algorithm,
+                x,
+                cut,
+                shape=x.shape,
+                out=out,
+                out_shape=(length,),
+                same=None,
+                async_op=async_op,
+                purpose=purpose,
+            ),
+        )
 
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""
         nothing = np.empty(0, np.uint8)
         cut = (0,) * (self.size + 1)
-        perform(self._state, Request(self, "barrier", "dissemination", nothing, (0,), cut, np.empty(0, np.uint8), (0,),
-                                     checks.WHOLE, purpose="control"))
+        perform(self._state, Request(
+            self, "barrier", "dissemination", nothing, cut, shape=(0,), out=np.empty(0, np.uint8), out_shape=(0,),
+            same=checks.WHOLE, purpose="control"))
 
     # -- collectives with a root ----------------------------------------------------------------------------------
 
@@ -164,17 +229,34 @@ class Rank:
         """x (any shape) of the root -> the same on every rank; elsewhere ``x`` gives shape and dtype only."""
         checks.vector(x, "the input of broadcast")
         return perform(self._state, Request(
-            self, "broadcast", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, checks.WHOLE,
+            self, "broadcast", algorithm, x, checked_cut(None, x.size, self.size), shape=x.shape, out=out,
+            out_shape=x.shape, same=checks.WHOLE,
             root=checks.member(root, self.size, "root"), async_op=async_op, purpose=purpose))
 
     def reduce(self, x: Array, root: int = 0, *, op: str = "sum", algorithm: str = "tree", average: str | None = None,
                out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks at the root; None elsewhere (there ``out`` is refused)."""
         checks.vector(x, "the input of reduce")
-        return perform(self._state, Request(
-            self, "reduce", algorithm, x, x.shape, checked_cut(None, x.size, self.size), out, x.shape, checks.WHOLE,
-            op=op, average=average, root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op,
-            purpose=purpose))
+        return perform(
+            self._state,
+            Request(
+                self,
+                "reduce",
+                algorithm,
+                x,
+                checked_cut(None, x.size, self.size),
+                shape=x.shape,
+                out=out,
+                out_shape=x.shape,
+                same=checks.WHOLE,
+                op=op,
+                average=average,
+                root=checks.member(root, self.size, "root"),
+                only_root=True,
+                async_op=async_op,
+                purpose=purpose,
+            ),
+        )
 
     def gather(self, x: Array, root: int = 0, *, algorithm: str = "pairwise", length: int | None = None,
                splits: Splits = None, out: Array | None = None, async_op: bool = False,
@@ -184,7 +266,7 @@ class Rank:
         cut = self._gathered_cut("gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
         return perform(self._state, Request(
-            self, "gather", algorithm, x, (cut[-1],), cut, out, (cut[-1],), (..., own),
+            self, "gather", algorithm, x, cut, shape=(cut[-1],), out=out, out_shape=(cut[-1],), same=(..., own),
             root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op, purpose=purpose))
 
     def _gathered_cut(self, operation: str, x: Array, splits: Splits, length: int | None) -> Cut:

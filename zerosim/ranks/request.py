@@ -3,7 +3,7 @@
 Legend: n elements, N ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +31,17 @@ BUFFER = "communication_buffer"
 class Request:
     """What a program asked for, before anything is charged or sent.
 
-    ``same`` names the parts of ``x`` and ``out`` that may be the same memory; None where none may.
+    ``shape`` is that of the whole vector; ``same`` names the parts of ``x`` and ``out`` that may be the same memory;
+    None where none may.
     """
 
     rank: "Rank"
     operation: str
     algorithm: str
     x: np.ndarray
-    shape: tuple[int, ...]
     cut: Cut
+    _: KW_ONLY
+    shape: tuple[int, ...]
     out: np.ndarray | None
     out_shape: tuple[int, ...]
     same: checks.Same | None

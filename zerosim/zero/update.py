@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerosim.numerics.blocks import BLOCK, spans
+from zerosim.numerics.checks import is_number
 from zerosim.optim.base import Optimizer
 from zerosim.zero.layout import Piece
 from zerosim.zero.placements import SHARDED, Placement
@@ -42,7 +43,7 @@ class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
     def __init__(self, states: States, optimizer: Optimizer, clip_norm: float | None) -> None:
-        if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+        if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.states, self.optimizer, self.clip_norm = states, optimizer, clip_norm
         self.rank, self.kernels = states.rank, states.rank.kernels
