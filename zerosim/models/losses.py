@@ -4,7 +4,7 @@ Legend: B batch, O outputs.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -14,7 +14,14 @@ from zerosim.numerics.blocks import BLOCK, spans
 
 
 class Loss(Protocol):
-    """A mean over the batch: what follows a model's last unit."""
+    """A mean over the batch: what follows a model's last unit.
+
+    ``integer_targets`` is True where targets are indices, which no cast may touch.
+    """
+
+    @property
+    def integer_targets(self) -> bool:
+        """False where targets are values."""
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""
@@ -26,6 +33,8 @@ class Loss(Protocol):
 @dataclass(frozen=True, slots=True)
 class HalfSquaredError:
     """The mean over the batch of ½·Σ(y - target)²."""
+
+    integer_targets: ClassVar[bool] = False
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """See `half_squared_error_forward`."""
@@ -55,7 +64,7 @@ def half_squared_error_forward(ctx: Context, y: np.ndarray,
         raise ValueError(f"{where} asked for a batch, and found shape {y.shape}; a mean needs a row or more")
     total = _sum_of_squares(ctx, y.reshape(-1), target.reshape(-1))
     ctx.note(flops=3 * y.size, nbytes=y.nbytes + target.nbytes)
-    with np.errstate(over="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
+    with np.errstate(all="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
         return float(np.asarray(0.5 * total / y.shape[0]).astype(ctx.wide_dtype)), (y, target)
 
 

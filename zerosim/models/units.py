@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Unit(ABC):
     """
 
     name: str
+    integer_inputs: ClassVar[bool] = False  # True where inputs are indices, which no cast may touch
 
     @property
     @abstractmethod

@@ -92,12 +92,14 @@ class Engine:
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
 
-        Floats are rounded to the compute format, those of the target to fp32; integers stay as they are.
+        Values are rounded to the compute format, targets to fp32; indices stay as they are.
         """
         if self._stale:
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
                              "call refresh() first")
-        x, target = self._charged(x, self.policy.compute_dtype, "x"), self._charged(target, FP32, "target")
+        first, loss = self.model.units[0], self.model.loss
+        x = self._charged(x, self.policy.compute_dtype, "x", indices=first.integer_inputs)
+        target = self._charged(target, FP32, "target", indices=loss.integer_targets)
         return self._passes.forward(x, target)
 
     def backward(self, tape: Tape) -> None:
@@ -157,11 +159,14 @@ class Engine:
         """The gradient's sum over ranks, between reduce() and update()."""
         return self._update.reduced
 
-    def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
-        """A copy of one array of a micro-batch, charged as input; floats in the format that the step reads."""
+    def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
+        """A copy of one array of a micro-batch, charged as input: in this format, or as it is where it holds indices."""
         values = np.ascontiguousarray(values)
-        held = values.dtype if values.dtype.kind in "iu" else dtype
-        charged = self.rank.memory.alloc(values.shape, held, "input", name)
+        if indices:
+            dtype = values.dtype
+        elif values.dtype.kind in "iu" or not values.dtype.isnative:
+            values = values.astype(np.float64)
+        charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
         self.rank.kernels.cast_pack(values, charged)
         return charged
 
