@@ -119,5 +119,16 @@ def test_equal_bits_pass_with_nan_and_in_low_precision():
 
 
 def test_a_missing_gradient_is_refused():
-    with pytest.raises(ValueError, match="one gradient from each of 3 ranks, found 2"):
+    with pytest.raises(ValueError, match=r"one gradient from each of 3 ranks, of shape \(2,\) and one dtype, found 2"):
         SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 3).step([np.zeros(2, np.float32)] * 2)
+
+
+def test_the_reference_hands_out_copies_and_refuses_gradients_that_do_not_fit():
+    device = SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 2)
+    ones = [np.ones(2, np.float32)] * 2
+    assert [device.step(ones).tolist() for _ in range(2)] == [[-1, -1], [-2, -2]]
+    for wrong in ([np.ones(3, np.float32)] * 2, [np.ones(2, np.float32), np.ones(2, np.float64)]):
+        with pytest.raises(ValueError, match="one dtype, found 2"):
+            device.step(wrong)
+    with pytest.raises(ValueError, match="at least one rank, found ranks=0"):
+        SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 0)

@@ -137,10 +137,11 @@ class Twin:
         pairs = [[self.gradient(x, t) for x, t in mine] for mine in batches]
         losses = [[loss for loss, _ in mine] for mine in pairs]
         total = self.reduced([[g for _, g in mine] for mine in pairs])
-        if not np.isfinite(total.astype(np.float32)).all():
-            return {"losses": losses, "norm": float("nan"), "skipped": True}
         divisor = np.float32(self.policy.loss_scale * self.ranks * len(batches[0]))
-        g32 = total.astype(np.float32) / divisor
+        with np.errstate(all="ignore"):
+            g32 = total.astype(np.float32) / divisor
+        if not np.isfinite(g32).all():
+            return {"losses": losses, "norm": float("nan"), "skipped": True}
         norm = self.norm(g32)
         if clip_norm is not None and norm > clip_norm:
             g32 = g32 * np.float32(clip_norm / norm)

@@ -123,6 +123,8 @@ class SingleDevice:
     state: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"a mean needs the gradients of at least one rank, found ranks={self.ranks}")
         self.weights = np.array(self.weights, np.float32)
         self.state = {name: np.zeros(slot.shape, format_of(slot.format).dtype)
                       for name, slot in self.optimizer.slots(self.weights.shape).items()}
@@ -132,13 +134,17 @@ class SingleDevice:
 
         Raises ValueError for another number of gradients than ranks.
         """
-        if len(gradients) != self.ranks:
-            raise ValueError(f"asked for one gradient from each of {self.ranks} ranks, found {len(gradients)}")
+        found = [(np.shape(g), np.asarray(g).dtype) for g in gradients]
+        if len(found) != self.ranks or len(set(found)) != 1 or found[0][0] != self.weights.shape:
+            raise ValueError(
+                f"asked for one gradient from each of {self.ranks} ranks, of shape {self.weights.shape} and "
+                f"one dtype, found {len(found)}: {', '.join(f'{shape} {dtype}' for shape, dtype in found)}"
+            )
         kernels, mean = NumpyKernels(), np.empty_like(self.weights)
         kernels.gradient_block(self._ring_sum(kernels, gradients), self.ranks, 1.0, mean)
         self.steps_taken += 1
         self.optimizer.update(kernels, self.weights, mean, self.state, self.steps_taken)
-        return self.weights
+        return self.weights.copy()
 
     def _ring_sum(self, kernels: NumpyKernels, gradients: Sequence[np.ndarray]) -> np.ndarray:
         total = np.empty_like(gradients[0])

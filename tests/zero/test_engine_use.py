@@ -320,3 +320,56 @@ def test_between_the_passes_a_segment_holds_its_input_alone(recompute, kept_inpu
     assert held.get("checkpointed_input", 0) == expected
     output = 2 * 1 * 2  # kept by the loss
     assert (held["activation"] > output) is (recompute == "none")
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_weights_are_lent_read_only(stage):
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
+        with engine.weights(engine.model.units[0]) as w:
+            w["layer0.weight"][...] = 7
+
+    with pytest.raises(ValueError, match="read-only"):
+        alone(program)
+
+
+def test_ranks_that_gather_different_units_are_told_so():
+    """Both units have 12 elements: shapes alone would not show it."""
+    model = Model([LinearUnit("a", 3, 3), LinearUnit("b", 3, 3)])
+
+    def program(rank):
+        with zs.Engine(rank, model, SGD, stage=3).weights(model.units[rank.index]) as w:
+            return w
+
+    with pytest.raises(zs.MismatchError, match=r"weights of a\).*weights of b\)"):
+        zs.Cluster(2).run(program)
+
+
+def test_a_step_may_take_its_micro_batches_from_a_generator():
+    def program(rank):
+        return zs.Engine(rank, MODELS["odd"](), SGD).step((X, T) for _ in range(3)).losses
+
+    assert len(alone(program)) == 3
+
+
+def test_a_failed_second_micro_batch_leaves_no_first_one_behind():
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 1, 2, 2)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01))
+        engine.step(data[0][0])
+        with pytest.raises(ValueError, match="a row for each column"):
+            engine.step([data[1][0][0], (X[:, :1], T)])
+        engine.step(data[1][0])
+        return flat_state(engine)
+
+    expected = alone(lambda rank: train(rank, model, data))
+    assert bits(alone(program)["master"]) == bits(expected["master"])
+
+
+def test_a_quotient_that_overflows_skips_the_step():
+    """The sum fits in fp32; divided by a loss scale of 2^-100 it does not."""
+    far = [[[(np.full((2, 3), 1e3, np.float32), np.full((2, 2), 3e38, np.float32))]]]
+    found = alone(lambda rank: train(rank, MODELS["odd"](), far, policy=zs.Policy(loss_scale=2.0**-100)))
+    assert found["skipped"] == [True]
+    assert np.isfinite(found["master"]).all()

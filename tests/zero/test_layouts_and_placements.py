@@ -87,3 +87,26 @@ def test_a_cut_across_regions_is_refused():
     layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
     with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
         layout.cut(0, 6)
+
+
+@pytest.mark.parametrize(("have", "want", "length", "cut", "text"), [
+    (REPLICATED, SHARDED, 4, (0, 3, 6), "replicated vector of 4 elements does not fit the cut"),
+    (REPLICATED, SHARDED, 6, (0, 9, 6), "does not cut"), (SHARDED, REPLICATED, 2, (0, 3, 6), "has 3 on rank"),
+    (REPLICATED, SHARDED, 6, (0, 6), "pass 3 rising boundaries"), ("partial", SHARDED, 6, (0, 3, 6), "is no placement"),
+    (PARTIAL, "sharded", 6, (0, 3, 6), "is no placement")])
+def test_redistribute_refuses_what_does_not_fit_even_where_nothing_is_sent(have, want, length, cut, text):
+    with pytest.raises(ValueError, match=text):
+        zs.Cluster(2).run(lambda rank: zs.redistribute(rank, np.zeros(length, np.float32), have, want, cut,
+                                                       policy=zs.Policy()))
+
+
+def test_redistribute_writes_no_other_format_or_shape_than_it_has():
+    for out in (np.zeros(3, np.int8), np.zeros((2, 3), np.float32)):
+        with pytest.raises(ValueError, match="out= has shape"):
+            zs.Cluster(2).run(lambda rank, out=out: zs.redistribute(
+                rank, np.zeros(6, np.float32), REPLICATED, SHARDED, (0, 3, 6), policy=zs.Policy(), out=out))
+
+
+def test_a_stage_is_made_of_placements():
+    with pytest.raises(ValueError, match="'replicated' is no placement; take zs.Placement"):
+        zs.Stage("replicated", PARTIAL, SHARDED)

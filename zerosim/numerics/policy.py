@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.checks import is_number
-from zerosim.numerics.formats import format_of
+from zerosim.numerics.formats import FORMATS, format_of
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
 
@@ -40,8 +40,10 @@ class Policy:
             near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
                              + (f"; did you mean {near[0]!r}?" if near else ""))
-        if not is_number(self.loss_scale) or not 0 < self.loss_scale < float("inf"):
-            raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number; 1.0 scales nothing")
+        smallest, largest = FORMATS["fp32"].smallest_normal, FORMATS["fp32"].largest
+        if not is_number(self.loss_scale) or not smallest <= self.loss_scale <= largest:
+            raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number of fp32's normal range; "
+                             "1.0 scales nothing")
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ B batch, I inputs, O outputs; S loss scale.
 Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mixed precision), section 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -64,12 +64,12 @@ class Engine:
 
     # -- a step and its parts -------------------------------------------------------------------------------------
 
-    def step(self, batches: Sequence[Batch]) -> StepResult:
+    def step(self, batches: Iterable[Batch]) -> StepResult:
         """One training step on k micro-batches (x (B, I), target (B, O)) of this rank; k is the same on all ranks.
 
         A step that raises leaves no gradients behind: the next one begins anew.
         """
-        check_batches(batches)
+        batches = checked_batches(batches)
         losses = []
         try:
             for x, target in batches:
@@ -104,6 +104,8 @@ class Engine:
 
     def backward(self, tape: Tape) -> None:
         """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
+        if not isinstance(tape, Tape):
+            raise ValueError(f"backward() takes the tape that forward() returns, found {tape!r}")
         if self.reduced is not None:
             raise ValueError(
                 "backward() was called between reduce() and update(), and would overwrite the reduced gradient; "
@@ -160,7 +162,7 @@ class Engine:
         return self._update.reduced
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
-        """A copy of one array of a micro-batch, charged as input: in this format, or as it is where it holds indices."""
+        """A copy of one array of a micro-batch, charged as input: in this format, or as it is if it holds indices."""
         values = np.ascontiguousarray(values)
         if indices:
             dtype = values.dtype
@@ -194,9 +196,11 @@ def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> No
         )
 
 
-def check_batches(batches: Sequence[object]) -> None:
-    """Raises ValueError unless there is at least one micro-batch, and each is a pair."""
-    found = [len(batch) if isinstance(batch, tuple | list) else None for batch in batches]
-    if not found or any(length != 2 for length in found):
-        raise ValueError(f"a step takes a list of micro-batches (x, target), at least one; found {len(found)} items, "
-                         f"{sum(length == 2 for length in found)} of them pairs. Pass [(x, target), ...]")
+def checked_batches(batches: Any) -> list[Batch]:
+    """The micro-batches as a list; ValueError unless there is at least one, and each is a pair."""
+    listed = list(batches) if isinstance(batches, Iterable) else []
+    pairs = sum(isinstance(batch, tuple | list) and len(batch) == 2 for batch in listed)
+    if not listed or pairs != len(listed):
+        raise ValueError(f"a step takes micro-batches (x, target), at least one; found {len(listed)} items, {pairs} of "
+                         "them pairs. Pass [(x, target), ...]")
+    return listed

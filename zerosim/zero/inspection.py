@@ -15,7 +15,7 @@ from zerosim.zero.update import Update
 
 def state(states: States, name: str, update: Update) -> dict[str, np.ndarray | None]:
     """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape."""
-    entry = states.layout.by_name.get(name)
+    entry = states.layout.by_name.get(str(name))
     if entry is None:
         known = list(states.layout.by_name)
         near = get_close_matches(str(name), known, 1)

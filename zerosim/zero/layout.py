@@ -203,7 +203,7 @@ def layout_of(name: str, shapes: UnitShapes, ranks: int) -> Layout:
 
     Raises ValueError for an unknown name, for no units, and for fewer than one rank.
     """
-    if name not in LAYOUTS:
+    if str(name) not in LAYOUTS:
         near = get_close_matches(str(name), LAYOUTS, 1)
         raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
                          + (f"; did you mean {near[0]!r}?" if near else ""))

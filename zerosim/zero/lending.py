@@ -6,6 +6,8 @@ Legend: u elements of one padded unit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from zerosim.models.units import Unit, Weights
 from zerosim.zero.placements import REPLICATED, SHARDED, redistribute
 from zerosim.zero.states import States
@@ -19,28 +21,29 @@ class Lender:
 
     @contextmanager
     def weights(self, unit: Unit) -> Iterator[Weights]:
-        """The unit's parameters by name, in the compute format: gathered on entry where sharded, freed on exit."""
+        """The unit's parameters by name, read-only, in the compute format: gathered where sharded, freed on exit.
+
+        Raises ValueError for a unit of another model.
+        """
         if unit not in self.states.model.units:
             known = ", ".join(own.name for own in self.states.model.units)
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
                              f"engine.model.units: {known}")
         lies, parameter = self.layout.units[unit.name], self.states.parameter
         if self.states.stage.parameters is REPLICATED:
-            yield self.layout.unit_views(unit.name, parameter[lies])
+            yield self._views(unit, parameter[lies])
             return
         own = parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
         whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
-        redistribute(
-            self.rank,
-            own,
-            SHARDED,
-            REPLICATED,
-            self.layout.cut(lies.start, lies.stop),
-            policy=self.states.policy,
-            out=whole,
-            purpose="parameters",
-        )
+        redistribute(self.rank, own, SHARDED, REPLICATED, self.layout.cut(lies.start, lies.stop), out=whole,
+                     policy=self.states.policy, purpose="parameters", agreement=f"weights of {unit.name}")
         try:
-            yield self.layout.unit_views(unit.name, whole)
+            yield self._views(unit, whole)
         finally:
             self.rank.memory.free(whole)
+
+    def _views(self, unit: Unit, whole: np.ndarray) -> Weights:
+        views = self.layout.unit_views(unit.name, whole)
+        for view in views.values():
+            view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
+        return views

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.policy import Policy
-from zerosim.ranks.cuts import Cut
+from zerosim.ranks import checks
+from zerosim.ranks.cuts import Cut, checked_cut, is_count
 from zerosim.ranks.rank import Rank
 
 
@@ -26,6 +27,12 @@ class Placement(Enum):
 REPLICATED, PARTIAL, SHARDED = Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED
 
 
+def check_placement(placement: object) -> None:
+    """Raises ValueError for what is no Placement."""
+    if not isinstance(placement, Placement):
+        raise ValueError(f"{placement!r} is no placement; take zs.Placement.REPLICATED, PARTIAL or SHARDED")
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where parameters, gradients (between micro-batches) and optimizer state rest: a row of ZeRO's table.
@@ -38,6 +45,8 @@ class Stage:
     optimizer: Placement
 
     def __post_init__(self) -> None:
+        for placement in (self.parameters, self.gradients, self.optimizer):
+            check_placement(placement)
         if PARTIAL in (self.parameters, self.optimizer):
             raise ValueError(
                 "only gradients can be partial, because only they are sums over ranks; place parameters and "
@@ -59,7 +68,7 @@ def stage_of(stage: int | Stage) -> Stage:
     """The row for a stage's number, or the row itself; ValueError for any other."""
     if isinstance(stage, Stage):
         return stage
-    if isinstance(stage, bool) or stage not in STAGES:
+    if not is_count(stage) or stage not in STAGES:
         raise ValueError(
             f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {stage!r}; for another combination pass "
             "Stage(parameters, gradients, optimizer) with placements"
@@ -77,6 +86,7 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
     it is SHARDED. ``agreement``, where something is sent, must be the same on all ranks. Raises ValueError for what
     would unsum a sum.
     """
+    cut = _checked(rank, vector, have, want, cut)
     options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose,
                                "agreement": agreement}
     match have, want:
@@ -97,5 +107,20 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
     if out is None:
         return found
-    out[...] = found
+    checks.output(out, found.shape, found.dtype)[...] = found
     return out
+
+
+def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut) -> Cut:
+    """The cut, if it is one of the whole vector, of which ``vector`` is all or the own chunk."""
+    check_placement(have)
+    check_placement(want)
+    checks.vector(vector, "the vector to redistribute", flat=True)
+    whole = checked_cut(cut, max(cut, default=0), rank.size)
+    expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
+    if len(vector) != expected:
+        raise ValueError(
+            f"a {have.value} vector of {len(vector)} elements does not fit the cut {whole}, by which it has "
+            f"{expected} on rank {rank.index}"
+        )
+    return whole

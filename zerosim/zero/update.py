@@ -65,10 +65,10 @@ class Update:
         if reduced is None:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
         scale = self.states.policy.loss_scale
-        if self._overflowed(reduced):
+        norm = math.nan if self._overflowed(reduced) else self._norm(reduced)
+        if not math.isfinite(norm):  # inf: the sum is finite, and dividing it by a scale below 1 is not
             self.reduced = None
             return StepResult(losses, True, math.nan, scale)
-        norm = self._norm(reduced)
         factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
         self.steps_taken += 1
         for piece in self.own_pieces:
