@@ -26,6 +26,7 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]
 
+LEAST_WIDTH = 40  # columns; some shells say 0
 WRONG_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1  # exit codes
 
 
@@ -51,7 +52,8 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
             try:
                 body(*args, **options)
-                sys.stdout.flush()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
             except (ValueError, OutOfMemoryError) as error:
                 typer.echo(f"zerosim {name}: {' '.join(str(error).split())}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None
@@ -60,6 +62,10 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             except BrokenPipeError:
                 # Python flushes once more when it exits; what nobody reads must not fail a second time.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(NOBODY_READS) from None
+            except OSError as error:
+                typer.echo(f"zerosim {name}: what it has to say cannot be written: {error}", err=True)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(NOBODY_READS) from None
 
         return app.command(name)(guarded)
@@ -71,7 +77,9 @@ def console() -> Console:
     """Where text goes: as wide as the terminal, 80 columns in a pipe, without color there or under NO_COLOR."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False)
+    found = Console(highlight=False, emoji=False)
+    found.width = max(found.width, LEAST_WIDTH)
+    return found
 
 
 def busy(what: str) -> Status:

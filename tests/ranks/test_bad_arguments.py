@@ -116,5 +116,5 @@ def test_a_cluster_refuses_what_it_cannot_be(options: dict, text: str) -> None:
 
 
 def test_no_blas_thread_is_refused_when_a_program_runs() -> None:
-    with pytest.raises(ValueError, match="blas_threads=0, but arithmetic needs at least one thread"):
+    with pytest.raises(ValueError, match="blas_threads=0, but arithmetic needs a whole number of threads"):
         zs.Cluster(2, blas_threads=0).run(lambda rank: None)

@@ -20,7 +20,8 @@ def test_the_text_says_what_was_asked_what_is_left_and_what_is_held_by_kind() ->
         zs.Cluster(2, capacity_nbytes=10_000).run(program)
     assert str(caught.value) == (
         "rank 1 asked for 12,000 bytes (optimizer_state momentum) and has 4,200 left of capacity_nbytes=10,000; "
-        "it holds 5,800: parameter 4,800, gradient 1,000. Shard more, keep less, or raise the capacity.")
+        "it holds 5,800: parameter 4,800, gradient 1,000. Shard more, keep less, let go of earlier results "
+        "(cluster.runs.clear()), or raise the capacity.")
     assert issubclass(zs.OutOfMemoryError, MemoryError)
 
 

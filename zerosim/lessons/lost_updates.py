@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.lessons import cures, lost_moments, one_addition, update_sizes
+from zerosim.lessons.plain import without_infinities
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
@@ -96,7 +97,7 @@ class LostUpdates:
     def as_json(self) -> dict[str, Any]:
         """The same as plain data. Numbers are the shortest decimals that give back the same value; what is no finite
         number is the text "inf", "-inf" or "nan", since JSON has no such numbers."""
-        plain: dict[str, Any] = _without_infinities(dataclasses.asdict(self))
+        plain: dict[str, Any] = without_infinities(dataclasses.asdict(self))
         return plain
 
 
@@ -127,11 +128,3 @@ def lost_updates(question: Question, *, seeds: tuple[int, ...] = SEEDS) -> LostU
 def fits(fmt: str, weight: float) -> bool:
     """Whether a format has a finite number for the weight."""
     return math.isfinite(float(round_to(float(weight), fmt)))
-
-
-def _without_infinities(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_infinities(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinities(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,6 +13,7 @@ import numpy as np
 
 from zerosim.lessons import events
 from zerosim.lessons.events import Step
+from zerosim.lessons.plain import without_infinities
 from zerosim.lessons.worked_example import Example, Resting, Witness, exact, is_sharded, one_step
 from zerosim.models.four_weights import four_weights
 from zerosim.ranks.cluster import Cluster
@@ -127,9 +128,11 @@ def replays(example: Example, stages: Iterable[int]) -> dict[int, Replay]:
 
 
 def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, Any]:
-    """All stages asked for, with the settings that they share."""
-    return {"ranks": example.ranks, "format": example.compute, "layout": example.layout, "recompute": example.recompute,
-            "stages": {str(stage): found.as_json() for stage, found in replays.items()}}
+    """All stages asked for, with the settings that they share; what is no finite number is a text."""
+    whole: dict[str, Any] = without_infinities({
+        "ranks": example.ranks, "format": example.compute, "layout": example.layout, "recompute": example.recompute,
+        "stages": {str(stage): found.as_json() for stage, found in replays.items()}})
+    return whole
 
 
 def step_as_json(step: Step) -> dict[str, Any]:

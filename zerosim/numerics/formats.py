@@ -91,7 +91,10 @@ def format_of(asked: Format | str | npt.DTypeLike) -> Format:
         if asked in FORMATS:
             return FORMATS[asked]
         raise ValueError(f"no number format is named {asked!r}; there are {_nearest_first(asked)}")
-    dtype = np.dtype(asked)
+    try:
+        dtype = np.dtype(asked)
+    except TypeError:
+        raise ValueError(f"no number format is {asked!r}; there are {', '.join(FORMATS)}") from None
     if dtype in _BY_DTYPE:
         return _BY_DTYPE[dtype]
     known = ", ".join(f"{fmt.name} ({fmt.dtype.name})" for fmt in FORMATS.values())

@@ -1,8 +1,9 @@
 """Checks of what a program hands to a collective; every text says what was asked, what was found and what to do."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from zerosim.ranks.trace import PURPOSES
 Part = slice | EllipsisType
 Same = tuple[Part, Part]
 WHOLE: Same = (..., ...)
+if TYPE_CHECKING:
+    from zerosim.ranks.entry import CollectiveEntry
+
 FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
 
 
@@ -26,6 +30,9 @@ def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
     if not x.flags.c_contiguous:
         raise ValueError(f"{what} of shape {x.shape} is not contiguous, and a collective makes no hidden copies; "
                          "pass np.ascontiguousarray(...)")
+    if not x.dtype.isnative:
+        raise ValueError(f"{what} is in {x.dtype.str}, whose byte order is not this machine's; "
+                         "pass x.astype(x.dtype.newbyteorder('='))")
     if x.dtype.hasobject:
         raise ValueError(f"{what} holds Python objects ({x.dtype}); only numbers travel")
     if flat and x.ndim != 1:
@@ -129,3 +136,23 @@ def start(x: np.ndarray) -> int:
     """The address of the first element."""
     address: int = x.__array_interface__["data"][0]
     return address
+
+
+def private_memory(entries: "Sequence[CollectiveEntry]") -> None:
+    """Raises ValueError where one rank's result would be written over what another one reads or writes."""
+    spans = sorted((start(array), start(array) + array.nbytes, entry.index, writes)
+                   for entry in entries for array, writes in ((entry.out, True), (entry.x, False)) if array.nbytes)
+    written, read = (0, -1), [(0, -1)]  # the farthest end so far, and whose; of two ranks, where they only read
+    for low, high, rank, writes in spans:
+        for end, other in [written, *(read if writes else [])]:
+            if low < end and other != rank:
+                raise ValueError(
+                    f"ranks {min(rank, other)} and {max(rank, other)} handed the same memory to a collective that "
+                    "writes to it, but a rank's memory is its own; give each rank an array of its own"
+                )
+        if writes:
+            written = max(written, (high, rank))
+        else:
+            others = [pair for pair in read if pair[1] != rank]
+            mine = max([pair for pair in read if pair[1] == rank] + [(high, rank)])
+            read = sorted([*others, mine])[-2:]

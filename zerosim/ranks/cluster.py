@@ -4,6 +4,7 @@ Legend: N ranks.
 """
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -57,7 +58,9 @@ class Cluster:
 
     ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
     NaN and carries out every collective hop by hop. ``seed`` 0 runs ranks in their order; any other seed tries another
-    legal order, which must change no result. Ranks, their memory and what it holds live as long as the cluster.
+    legal order, which must change no result. Ranks, their memory and what it holds live as long as the cluster, and so
+    do the results of its ``runs``: ``runs.clear()`` lets them go. A program that catches BaseException and goes on
+    without end cannot be stopped.
     """
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
@@ -67,6 +70,8 @@ class Cluster:
         if capacity_nbytes is not None and (not is_count(capacity_nbytes) or capacity_nbytes < 0):
             raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must be a number of bytes, 0 or more; "
                              "pass None for no limit")
+        if not is_count(seed):
+            raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self.kernels = NumpyKernels()
         states = [RankState(index, Memory(f"rank {index}", self.kernels, capacity_nbytes, debug), self.kernels)
@@ -148,5 +153,11 @@ class Cluster:
 
 def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
     result = program(rank, *args)
+    if inspect.isgenerator(result) or inspect.iscoroutine(result):
+        result.close()
+        raise ValueError(
+            f"the program made a {type(result).__name__} and ran nothing; a rank program is plain blocking "
+            "code, without yield or async"
+        )
     rank._state.check_all_waited()
     return result

@@ -19,6 +19,7 @@ from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks import direct, explain
 from zerosim.ranks.algorithms import Party
 from zerosim.ranks.call import Call, Group
+from zerosim.ranks.checks import private_memory
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
 from zerosim.ranks.interrupts import Interrupts
@@ -119,8 +120,9 @@ class Hub:
         def body() -> None:
             try:
                 self.results[rank] = program()
-            except RankStopped:
-                pass
+            except RankStopped as error:
+                if not self.stopping:  # the program's own, which stops nobody
+                    self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
                 self._failed(rank, RuntimeError("the program let a StopIteration out; catch it where next() is called"),
                              error)
@@ -167,6 +169,7 @@ class Hub:
         call = entries[0].call
         if any(entry.call != call for entry in entries):
             raise MismatchError(explain.mismatch({call.group[e.index]: e.call for e in entries}))
+        private_memory(entries)
         sent = [0] * len(entries)
         if self.hop_by_hop or not direct.serves(call):
             parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]

@@ -27,7 +27,8 @@ class Interrupts:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):
             frame = frame.f_back
-        if frame is None or frame.f_code.co_filename not in GUARDED:
+        if self.pending or frame is None or frame.f_code.co_filename not in GUARDED:
+            self.pending = False
             raise KeyboardInterrupt
         self.pending = True
 

@@ -168,7 +168,9 @@ class Memory:
             raise OutOfMemoryError(
                 f"{self.owner} asked for {nbytes:,} bytes ({kind}{' ' + name if name else ''}) and has "
                 f"{self.capacity_nbytes - self.now_nbytes:,} left of capacity_nbytes={self.capacity_nbytes:,}; "
-                f"it holds {self.now_nbytes:,}: {held}. Shard more, keep less, or raise the capacity.")
+                f"it holds {self.now_nbytes:,}: {held}. Shard more, keep less, let go of earlier results "
+                "(cluster.runs.clear()), or raise the capacity."
+            )
 
     def _enter(self, base: np.ndarray, kind: str, name: str, nbytes: int, slack_nbytes: int) -> None:
         key = id(base)

@@ -284,8 +284,10 @@ class Rank:
 
         Memory and trace are shared with this rank. With color None the rank joins no group and gets None.
         """
-        if color is not None and (not is_count(color) or color < 0):
-            raise ValueError(f"color={color!r} must be a whole number from 0 on; pass None to join no group")
+        if color is not None and not (is_count(color) and 0 <= color < 2**63):
+            raise ValueError(
+                f"color={color!r} must be a whole number from 0 on; pass None to join no group"
+            )
         if not is_count(key):
             raise ValueError(f"key={key!r} must be a whole number; ranks of a group are ordered by it")
         number = self._state.calls[self.key]

@@ -15,6 +15,7 @@ from zerosim.ranks.averaging import Scaling, scaling
 from zerosim.ranks.call import Call
 from zerosim.ranks.cuts import Cut
 from zerosim.ranks.entry import CollectiveEntry
+from zerosim.ranks.errors import PendingWorkError
 from zerosim.ranks.explain import where_called
 from zerosim.ranks.memory import poison
 from zerosim.ranks.state import RankState
@@ -74,6 +75,7 @@ def perform(state: RankState, request: Request) -> Any:
     transport = state.in_use()
     row = algorithm_of(request.operation, request.algorithm, request.rank.size)
     call = request.call(row, state.calls[request.rank.key])
+    _check_pending(state, request)
     in_place = _check_output(request)
     rule = scaling(call.average, call.ranks, call.dtype) if call.average else Scaling()
     x, borrowed = _captured(state, request, rule, in_place)
@@ -95,7 +97,18 @@ def perform(state: RankState, request: Request) -> Any:
 
     if not request.async_op:
         return finish()
-    return Work(str(call), where_called(), partial(state.check_same_run, transport), finish, borrowed, state.pending)
+    return Work(str(call), where_called(), partial(state.check_same_run, transport), finish, borrowed, state.pending,
+                request.out)
+
+
+def _check_pending(state: RankState, request: Request) -> None:
+    """Raises PendingWorkError for memory in which the result of an earlier work is still to appear."""
+    for work in state.pending:
+        if work.hides(request.x) or work.hides(request.out):
+            raise PendingWorkError(
+                f"{request.operation} was given the out= of {work.title}, issued at {work.where}, which "
+                "was not waited for; call work.wait() first, or pass other memory"
+            )
 
 
 def _check_output(request: Request) -> bool:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from zerosim.ranks.cuts import is_count
+
 
 @cache
 def controller() -> Any:
@@ -20,7 +22,7 @@ def blas_limited_to(blas_threads: int) -> Iterator[None]:
 
     Raises ValueError for fewer than one thread.
     """
-    if blas_threads < 1:
-        raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs at least one thread")
+    if not is_count(blas_threads) or blas_threads < 1:
+        raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs a whole number of threads, at least one")
     with controller().limit(limits=blas_threads, user_api="blas"):
         yield

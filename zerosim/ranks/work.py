@@ -42,14 +42,19 @@ class Work:
     """The handle that ``async_op=True`` returns."""
 
     def __init__(self, title: str, where: str, check_use: Callable[[str], None],
-                 finish: Callable[[], np.ndarray | None], borrowed: Borrowed | None, pending: "list[Work]") -> None:
-        self.title, self.where = title, where
+                 finish: Callable[[], np.ndarray | None], borrowed: Borrowed | None, pending: "list[Work]",
+                 out: np.ndarray | None = None) -> None:
+        self.title, self.where, self.out = title, where, out
         self._check_use = check_use
         self._finish: Callable[[], np.ndarray | None] | None = finish
         self._borrowed = borrowed
         self._result: np.ndarray | None = None
         self._pending = pending
         pending.append(self)
+
+    def hides(self, array: np.ndarray | None) -> bool:
+        """True when the array shares memory with an ``out=`` that shows nothing yet."""
+        return array is not None and self.out is not None and np.may_share_memory(array, self.out)
 
     @property
     def waited(self) -> bool:

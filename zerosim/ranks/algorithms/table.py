@@ -63,8 +63,8 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
     Raises ValueError for an unknown name, or for an N that the algorithm does not serve.
     """
     rows = ALGORITHMS[operation]
-    if name not in rows:
-        near = get_close_matches(name, rows, 1)
+    if str(name) not in rows:
+        near = get_close_matches(str(name), rows, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{operation} has no algorithm {name!r}; choose one of {', '.join(rows)}{hint}")
     row = rows[name]
