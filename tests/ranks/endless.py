@@ -3,6 +3,7 @@
 It says READY when it runs, and STOPPED for every rank that was stopped; then it shows that the cluster works again.
 """
 
+import signal
 import sys
 
 import numpy as np
@@ -23,6 +24,7 @@ def endless(rank: zs.Rank, told: list[int]) -> None:
 
 def main() -> int:
     """Runs until it is interrupted; 0 when everything was stopped and works again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell began it in the background
     cluster, told = zs.Cluster(4), []
     try:
         cluster.run(endless, told)

@@ -16,6 +16,14 @@ import zerosim as zs
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("kind", [{}, {"debug": True}, {"seed": 4}], ids=str)
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_interrupt_inside_a_rank_stops_the_others_and_is_raised(failing: int, kind: dict) -> None:
