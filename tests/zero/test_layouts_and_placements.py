@@ -108,5 +108,5 @@ def test_redistribute_writes_no_other_format_or_shape_than_it_has():
 
 
 def test_a_stage_is_made_of_placements():
-    with pytest.raises(ValueError, match="'replicated' is no placement; take zs.Placement"):
+    with pytest.raises(ValueError, match=r"'replicated' is no placement; take zs.Placement"):
         zs.Stage("replicated", PARTIAL, SHARDED)
