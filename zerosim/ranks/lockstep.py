@@ -57,8 +57,7 @@ def lockstep(parties: Sequence[Party],
         seat.advance()
     step = 0
     while any(seat.open is not None for seat in seats):
-        moves = [(source, seat.to) for source, seat in enumerate(seats)
-                 if seat.to is not None and seats[seat.to].source == source]
+        moves = _possible_moves(seats)
         assert moves, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
         for source, destination in moves:
             yield _move(seats, source, destination, step, parties[destination])
@@ -66,6 +65,18 @@ def lockstep(parties: Sequence[Party],
             if seat.open is not None and seat.settled:
                 seat.advance()
         step += 1
+
+
+def _possible_moves(seats: list[Seat]) -> list[tuple[int, int]]:
+    """(source, destination) of every message of which both halves are there.
+
+    A loop, because a comprehension would close over the seats, and a frame that an interrupt leaves keeps closures.
+    """
+    moves = []
+    for source, seat in enumerate(seats):
+        if seat.to is not None and seats[seat.to].source == source:
+            moves.append((source, seat.to))
+    return moves
 
 
 def _move(seats: list[Seat], source: int, destination: int, step: int, receiver: Party) -> tuple[Hop, Array]:

@@ -14,7 +14,7 @@ from zerosim.ranks.algorithms import Algorithm, Party, algorithm_of
 from zerosim.ranks.averaging import Scaling, scaling
 from zerosim.ranks.call import Call
 from zerosim.ranks.cuts import Cut
-from zerosim.ranks.entry import CollectiveEntry
+from zerosim.ranks.entry import CollectiveEntry, Transport
 from zerosim.ranks.errors import PendingWorkError
 from zerosim.ranks.explain import where_called
 from zerosim.ranks.memory import poison
@@ -89,16 +89,19 @@ def perform(state: RankState, request: Request) -> Any:
             poison(request.out)
     transport.issue(state.index, entry)
 
-    def finish() -> np.ndarray | None:
-        transport.wait(state.index, entry)
-        if request.async_op:
-            state.trace.rows.append(Wait(call))
-        return _result(state, request, rule, entry)
-
     if not request.async_op:
-        return finish()
-    return Work(str(call), where_called(), partial(state.check_same_run, transport), finish, borrowed, state.pending,
-                request.out)
+        return _finish(transport, state, request, rule, entry)
+    return Work(str(call), where_called(), partial(state.check_same_run, transport),
+                partial(_finish, transport, state, request, rule, entry), borrowed, state.pending, request.out)
+
+
+def _finish(transport: Transport, state: RankState, request: Request, rule: Scaling,
+            entry: CollectiveEntry) -> np.ndarray | None:
+    """Waits for the entry and returns the result. No closure: a frame that is cleared after an error keeps those."""
+    transport.wait(state.index, entry)
+    if request.async_op:
+        state.trace.rows.append(Wait(entry.call))
+    return _result(state, request, rule, entry)
 
 
 def _check_pending(state: RankState, request: Request) -> None:
