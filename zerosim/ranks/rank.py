@@ -110,27 +110,10 @@ class Rank:
         checks.vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(
-            self._state,
-            Request(
-                self,
-                "reduce_scatter",
-                algorithm,
-                x,
-                cut,
-                shape=x.shape,
-                out=out,
-                out_shape=x[own].shape,
-                same=(own, ...),
-                op=op,
-                average=average,
-                wire=wire,
-                accumulate=accumulate,
-                async_op=async_op,
-                purpose=purpose,
-                agreement=agreement,
-            ),
-        )
+        return perform(self._state, Request(
+            self, "reduce_scatter", algorithm, x, cut, shape=x.shape, out=out, out_shape=x[own].shape,
+            same=(own, ...), op=op, average=average, wire=wire, accumulate=accumulate, async_op=async_op,
+            purpose=purpose, agreement=agreement))
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
@@ -142,23 +125,9 @@ class Rank:
         checks.vector(x, "the input of all_gather", flat=True)
         cut = self._gathered_cut("all_gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(
-            self._state,
-            Request(
-                self,
-                "all_gather",
-                algorithm,
-                x,
-                cut,
-                shape=(cut[-1],),
-                out=out,
-                out_shape=(cut[-1],),
-                same=(..., own),
-                async_op=async_op,
-                purpose=purpose,
-                agreement=agreement,
-            ),
-        )
+        return perform(self._state, Request(
+            self, "all_gather", algorithm, x, cut, shape=(cut[-1],), out=out, out_shape=(cut[-1],), same=(..., own),
+            async_op=async_op, purpose=purpose, agreement=agreement))
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
@@ -169,27 +138,10 @@ class Rank:
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
             checks.cutting(algorithm_of("all_reduce", algorithm, self.size), "all_reduce", algorithm, self.size)
-        return perform(
-            self._state,
-            Request(
-                self,
-                "all_reduce",
-                algorithm,
-                x,
-                cut,
-                shape=x.shape,
-                out=out,
-                out_shape=x.shape,
-                same=checks.WHOLE,
-                op=op,
-                average=average,
-                wire=wire,
-                accumulate=accumulate,
-                async_op=async_op,
-                purpose=purpose,
-                agreement=agreement,
-            ),
-        )
+        return perform(self._state, Request(
+            self, "all_reduce", algorithm, x, cut, shape=x.shape, out=out, out_shape=x.shape, same=checks.WHOLE,
+            op=op, average=average, wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose,
+            agreement=agreement))
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -197,22 +149,9 @@ class Rank:
         checks.vector(x, "the input of all_to_all", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         length = self.size * (cut[self.index + 1] - cut[self.index])
-        return perform(
-            self._state,
-            Request(
-                self,
-                "all_to_all",
-                algorithm,
-                x,
-                cut,
-                shape=x.shape,
-                out=out,
-                out_shape=(length,),
-                same=None,
-                async_op=async_op,
-                purpose=purpose,
-            ),
-        )
+        return perform(self._state, Request(
+            self, "all_to_all", algorithm, x, cut, shape=x.shape, out=out, out_shape=(length,), same=None,
+            async_op=async_op, purpose=purpose))
 
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""
@@ -237,26 +176,10 @@ class Rank:
                out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks at the root; None elsewhere (there ``out`` is refused)."""
         checks.vector(x, "the input of reduce")
-        return perform(
-            self._state,
-            Request(
-                self,
-                "reduce",
-                algorithm,
-                x,
-                checked_cut(None, x.size, self.size),
-                shape=x.shape,
-                out=out,
-                out_shape=x.shape,
-                same=checks.WHOLE,
-                op=op,
-                average=average,
-                root=checks.member(root, self.size, "root"),
-                only_root=True,
-                async_op=async_op,
-                purpose=purpose,
-            ),
-        )
+        return perform(self._state, Request(
+            self, "reduce", algorithm, x, checked_cut(None, x.size, self.size), shape=x.shape, out=out,
+            out_shape=x.shape, same=checks.WHOLE, op=op, average=average, root=checks.member(root, self.size, "root"),
+            only_root=True, async_op=async_op, purpose=purpose))
 
     def gather(self, x: Array, root: int = 0, *, algorithm: str = "pairwise", length: int | None = None,
                splits: Splits = None, out: Array | None = None, async_op: bool = False,
