@@ -172,6 +172,30 @@ def test_a_reader_that_goes_away_leaves_no_traceback(switches):
     process.stderr.close()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@pytest.mark.parametrize("switches", [[], ["--json"]], ids=["text", "json"])
+def test_a_full_disk_is_one_line_and_exit_code_1(switches):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, *FEW, *switches], stdout=full, stderr=subprocess.PIPE,
+                              env={**os.environ, **PLAIN})
+    said = done.stderr.decode()
+    assert (done.returncode, said.count("\n")) == (1, 1)
+    assert said.startswith("zerosim lost-updates: what it has to say cannot be written: ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes standard output here with >&-")
+def test_a_closed_standard_output_leaves_no_traceback():
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *COMMAND, *FEW], capture_output=True,
+                          env={**os.environ, **PLAIN})
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_terminal_that_says_it_has_no_width_gets_40_columns(columns):
+    lines = fresh(*FEW, COLUMNS=columns).stdout.decode().splitlines()
+    assert 30 <= max(map(len, lines)) <= 40
+
+
 def test_the_console_script_is_the_same_command():
     script = Path(sys.executable).with_name("zerosim")
     if not script.exists():

@@ -54,6 +54,13 @@ def test_as_many_samples_as_given_make_as_many_ranks():
     assert len(stages("--stage", "2", "--data", "1,3:5; 2,1:7; 0,1:2")["2"]["losses"]) == 3
 
 
+def test_what_is_no_finite_number_is_a_text_in_the_json():
+    found = stages("--stage", "2", "--data", "300,0:-60000; 2,1:7")["2"]  # w3's gradient, 60600 · 600, leaves fp16
+    assert "inf" in found["local_gradients"][0]
+    assert "inf" in found["reduced_gradients"]
+    assert found["master"] == [2.0, -3.0, 1.0, 0.5]  # the step was skipped
+
+
 @pytest.mark.parametrize(("arguments", "text"), [
     (["--stage", "4"], "choose one of 0, 1, 2, 3, or all"), (["--weights", "1,2"], "four weights"),
     (["--weights", "a,b,c,d"], "numbers separated by commas"), (["--data", "1,2"], "a sample is x1,x2:t"),

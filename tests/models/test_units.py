@@ -226,10 +226,19 @@ def test_a_model_without_units_is_refused():
         Model([])
 
 
-@pytest.mark.parametrize("widths", [(), (3,)])
+@pytest.mark.parametrize("widths", [(), (3,), None, 3, "ab", {1: 2, 3: 4}])
 def test_an_mlp_of_fewer_than_two_widths_is_refused(widths):
-    with pytest.raises(ValueError, match="it needs the width of the input and that of at least one layer"):
+    with pytest.raises(ValueError, match=r"MLP was asked for widths .*: the width of the input and that of each layer"):
         MLP(widths)
+
+
+@pytest.mark.parametrize(("keywords", "text"), [
+    ({"seed": None}, "MLP was given seed=None; seed is a whole number"),
+    ({"seed": 1.5}, "MLP was given seed=1.5"),
+    ({"activation": "rely"}, "MLP was given activation='rely'; the activations are None, 'relu', 'gelu'")])
+def test_an_mlp_refuses_a_seed_or_activation_that_is_none_even_where_no_layer_would_use_it(keywords, text):
+    with pytest.raises(ValueError, match=text):
+        MLP([2, 2], **keywords)
 
 
 def test_an_mlp_names_the_layer_whose_width_is_refused():

@@ -201,3 +201,7 @@ def test_what_cannot_be_rounded_is_refused_with_what_can() -> None:
         round_to(np.zeros(3), "fp16", out=np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="no number format is named 'fp17'"):
         round_to(1.0, "fp17")
+    with pytest.raises(ValueError, match=r"needs out as a NumPy array, got list; wrap it with np\.array"):
+        round_to(np.zeros(2, np.float32), "fp16", out=[0.0, 0.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="stochastic rounding needs bits as a NumPy array, got list"):
+        round_to(np.zeros(2, np.float32), "fp16", "stochastic", bits=[1, 2])  # type: ignore[arg-type]

@@ -192,3 +192,15 @@ def test_a_group_replaces_hyperparameters_for_one_call():
     grouped = w.copy()
     SGD(lr=0.1).update(KERNELS, grouped, g, {}, 1, group={"lr": 0.5})
     np.testing.assert_array_equal(grouped, updated(SGD(lr=0.5), w, [g])[0])
+
+
+@pytest.mark.parametrize("optimizer", [Adam, AdamW])
+@pytest.mark.parametrize("group", [{"lr": 0.5}, {"beta1": 0.5}, {"beta2": 0.5}, {"epsilon": 0.5}], ids=str)
+def test_a_group_replaces_each_hyperparameter_of_adam_too(optimizer, group):
+    w, g = normal(10), normal(10, 1)
+    grouped, replaced, plain = w.copy(), w.copy(), w.copy()
+    for weights, settings, replacing in ((grouped, {"lr": 0.1}, group), (replaced, {"lr": 0.1, **group}, None),
+                                         (plain, {"lr": 0.1}, None)):
+        optimizer(**settings).update(KERNELS, weights, g, new_state(optimizer(), 10), 7, group=replacing)
+    np.testing.assert_array_equal(grouped, replaced)
+    assert (grouped != plain).any()

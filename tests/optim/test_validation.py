@@ -10,7 +10,7 @@ KERNELS = NumpyKernels()
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam, AdamW])
-@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "0.1", True, None])
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "0.1", True, None, 10**400])
 def test_a_learning_rate_is_a_finite_number_of_at_least_zero(optimizer, lr):
     text = rf"^{optimizer.__name__} was given lr={lr!r}; lr is a finite number, 0 or more$"
     with pytest.raises(ValueError, match=text):

@@ -115,6 +115,15 @@ def test_a_cluster_refuses_what_it_cannot_be(options: dict, text: str) -> None:
         zs.Cluster(**options)
 
 
+@pytest.mark.parametrize("program", [None, 3, "train"])
+def test_a_program_that_cannot_be_called_is_refused_and_the_cluster_goes_on(program) -> None:
+    cluster = zs.Cluster(3)
+    text = f"run() takes a function of a rank, found {program!r}; write run(program), not run(program())"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        cluster.run(program)
+    assert list(cluster.run(lambda rank: rank.index)) == [0, 1, 2]
+
+
 def test_no_blas_thread_is_refused_when_a_program_runs() -> None:
     with pytest.raises(ValueError, match="blas_threads=0, but arithmetic needs a whole number of threads"):
         zs.Cluster(2, blas_threads=0).run(lambda rank: None)

@@ -29,7 +29,7 @@ def summed(hops: list[Hop], ranks: int) -> Sent:
 
 def check(cluster: zs.Cluster, operation: str, algorithm: str, cases: list[tuple], dtype: np.dtype) -> None:
     """One run of many calls: its trace and its expansion against pencil."""
-    ranks, vectors = cluster.size, {}
+    ranks, vectors = len(cluster.ranks), {}
     for length, _, _ in cases:
         vectors[length] = whole_numbers(ranks, length, dtype)
     cluster.run(lambda rank: [ask(rank, operation, algorithm, vectors[length][rank.index], cut, root=root) is None

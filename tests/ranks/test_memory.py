@@ -106,6 +106,12 @@ def test_a_kind_that_there_is_not_is_refused(ask) -> None:
     assert memory.now_nbytes == 0
 
 
+@pytest.mark.parametrize("ask", [lambda m: m.hold([1.0], "input"), lambda m: m.free([1.0]), lambda m: m.kind_of(None)])
+def test_what_is_no_array_is_refused(ask) -> None:
+    with pytest.raises(ValueError, match=r"^the ledger holds NumPy arrays, found (list|NoneType); wrap it"):
+        ask(ledger())
+
+
 @pytest.mark.parametrize("shape", [-1, (3, -2)])
 def test_a_negative_length_is_refused(shape) -> None:
     with pytest.raises(ValueError, match=re.escape(f"rank 3 asked for an array of shape {shape}, but no length can")):

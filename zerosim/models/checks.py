@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.context import Context
+from zerosim.numerics.checks import is_count
 
 
 def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
@@ -31,8 +32,22 @@ def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> No
                              f"round it first, with ctx.cast({what})")
 
 
+def require_integer(where: str, **numbers: Any) -> None:
+    """Raises ValueError unless every number is an integer."""
+    for what, number in numbers.items():
+        if not is_count(number):
+            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
+
+
+def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
+    """Raises ValueError unless ``found`` is a list or tuple of at least so many."""
+    if not isinstance(found, list | tuple) or len(found) < least:
+        raise ValueError(f"{where} was asked for {what} {found!r}; it needs a list of at least {least}, as in "
+                         f"{example}")
+
+
 def require_positive(where: str, **counts: Any) -> None:
     """Raises ValueError unless every count is an integer of at least 1."""
     for what, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        if not is_count(count) or count < 1:
             raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")

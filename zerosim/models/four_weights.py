@@ -5,9 +5,11 @@ h = w1·x1 + w2·x2; a = relu(h); y = w3·a + w4; loss = ½(y - t)².
 
 from collections.abc import Sequence
 
+from zerosim.models.checks import require_list
 from zerosim.models.initializers import Constants
 from zerosim.models.losses import HalfSquaredError
 from zerosim.models.units import LinearUnit, Model
+from zerosim.numerics.checks import is_number
 
 
 def four_weights(weights: Sequence[float] = (2.0, -3.0, 1.0, 0.5)) -> Model:
@@ -16,8 +18,9 @@ def four_weights(weights: Sequence[float] = (2.0, -3.0, 1.0, 0.5)) -> Model:
     ``weights`` are the first values of w1, w2, w3, w4, the order of the flat vector. Raises ValueError unless
     there are four.
     """
-    if len(weights) != 4:
-        raise ValueError(f"four_weights was given {len(weights)} weights; it takes four: w1, w2, w3, w4")
+    require_list("four_weights", "weights", weights, 4, "four_weights([2.0, -3.0, 1.0, 0.5]): w1, w2, w3, w4")
+    if len(weights) > 4 or not all(map(is_number, weights)):
+        raise ValueError(f"four_weights was given {weights!r}; it takes four numbers: w1, w2, w3, w4")
     w1, w2, w3, w4 = map(float, weights)
     first = {"weight": Constants((w1, w2))}
     second = {"weight": Constants((w3,)), "bias": Constants((w4,))}

@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from zerosim.models.checks import require_integer, require_list
 from zerosim.models.initializers import Initializer, Normal
 from zerosim.models.losses import HalfSquaredError
-from zerosim.models.units import LinearUnit, Model
+from zerosim.models.units import LinearUnit, Model, require_activation
+from zerosim.numerics.checks import is_count
 
 
 class MLP(Model):
@@ -20,11 +22,12 @@ class MLP(Model):
                  seed: int = 0) -> None:
         """Weights are normal of deviation 1/sqrt(inputs), by the seed and their name alone; biases are 0.
 
-        Raises ValueError for fewer than two widths, for a width below 1 and for an unknown activation.
+        Raises ValueError for fewer than two widths, for a width below 1, an unknown activation and a seed that is no
+        whole number.
         """
-        if len(widths) < 2:
-            raise ValueError(f"MLP was asked for widths {tuple(widths)}; it needs the width of the input and "
-                             "that of at least one layer")
+        require_list("MLP", "widths", widths, 2, "MLP([4, 8, 2]): the width of the input and that of each layer")
+        require_integer("MLP", seed=seed)
+        require_activation("MLP", activation)  # also where no layer but the last would have it
         last = len(widths) - 2
         super().__init__([
             LinearUnit(f"layer{index}", inputs, outputs, activation if index < last else None, bias,
@@ -33,5 +36,5 @@ class MLP(Model):
 
 
 def _initializers(seed: int, inputs: int) -> dict[str, Initializer]:
-    # LinearUnit refuses a width below 1, in words that name the layer; it must not spoil the root first.
-    return {"weight": Normal(seed, 1 / math.sqrt(max(inputs, 1)))}
+    # LinearUnit refuses a width that is none, in words that name the layer; it must not spoil the root first.
+    return {"weight": Normal(seed, 1 / math.sqrt(inputs))} if is_count(inputs) and inputs > 0 else {}

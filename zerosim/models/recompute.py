@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from zerosim.models.checks import require_positive
 
@@ -31,9 +32,11 @@ class Recompute:
             require_positive("segment(k)", k=self.units_per_segment)
 
     @classmethod
-    def parse(cls, text: str) -> Recompute:
-        """The policy that a text names: "none", "block" or "segment(k)"; ValueError for any other."""
-        words = text.strip()
+    def parse(cls, text: Any) -> Recompute:
+        """The policy that a text names: "none", "block" or "segment(k)"; a policy itself; ValueError for any other."""
+        if isinstance(text, Recompute):
+            return text
+        words = str(text).strip()
         if words in NAMED:
             return NAMED[words]
         match = SEGMENT.fullmatch(words)

@@ -97,9 +97,7 @@ class LinearUnit(Unit):
         """Raises ValueError for a width below 1, an unknown activation, or an initializer of no parameter."""
         where = f"LinearUnit({self.name!r})"
         require_positive(where, inputs=self.inputs, outputs=self.outputs)
-        if self.activation not in ACTIVATIONS:
-            known = ", ".join(map(repr, ACTIVATIONS))
-            raise ValueError(f"{where} was given activation={self.activation!r}; the activations are {known}")
+        require_activation(where, self.activation)
         unknown = sorted(self.initializers.keys() - self._local_shapes.keys())
         if unknown:
             raise ValueError(f"{where} was given initializers for {', '.join(unknown)}; its parameters are "
@@ -169,6 +167,13 @@ class Model:
     def parameter_count(self) -> int:
         """Elements of all parameters of all units."""
         return sum(unit.parameter_count for unit in self.units)
+
+
+def require_activation(where: str, activation: Any) -> None:
+    """Raises ValueError unless a linear unit can have this activation."""
+    if activation not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"{where} was given activation={activation!r}; the activations are {known}")
 
 
 def _refuse_twins(what: str, names: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,25 @@ def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
         raise ValueError(f"matmul needs a (m, k), b (k, n), bias (n,) if any, and out (m, n), got {found}")
 
 
+def is_count(value: object) -> bool:
+    """True for a whole number, which True and 2.0 are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def is_number(value: object) -> bool:
     """True for Python's and NumPy's real numbers, which True and "1" are not."""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def is_finite_number(value: object) -> bool:
+    """True for the numbers that a double can be: not for inf, NaN and 10**400."""
+    try:
+        return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]  # a number, says is_number
+    except OverflowError:
+        return False
+
+
+def check_array(call: str, name: str, value: object) -> None:
+    """Raises ValueError unless ``value`` is a NumPy array."""
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"{call} needs {name} as a NumPy array, got {type(value).__name__}; wrap it with np.array")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerosim.numerics.blocks import SMALL, Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.checks import check_array
 from zerosim.numerics.formats import FORMATS, Format, format_of
 
 _FORMAT_DTYPES = frozenset(fmt.dtype for fmt in FORMATS.values())
@@ -194,6 +195,7 @@ def _container(x: npt.ArrayLike) -> Array:
 def _result(values: Array, out: Array | None) -> Array:
     if out is None:
         return np.empty(values.shape, values.dtype)
+    check_array("round_to", "out", out)
     if out.shape != values.shape or out.dtype != values.dtype:
         raise ValueError(
             f"round_to needs out of shape {values.shape} and type {values.dtype.name}, "
@@ -212,6 +214,7 @@ def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: Array) 
             "stochastic rounding needs bits=, one uint32 for each element: "
             "numerics.random.bits(key, start, count) makes them"
         )
+    check_array("stochastic rounding", "bits", bits)
     if bits.dtype != np.uint32 or bits.shape != values.shape:
         raise ValueError(
             f"stochastic rounding needs bits of shape {values.shape} and type uint32, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from zerosim.numerics.checks import is_number
+from zerosim.numerics.checks import is_finite_number, is_number
 from zerosim.numerics.kernels import NumpyKernels
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
@@ -90,7 +89,7 @@ def require_at_least_zero(optimizer: Optimizer, *names: str) -> None:
     """Raises ValueError unless each of these hyperparameters is a finite number of at least 0."""
     for name in names:
         value = getattr(optimizer, name)
-        if not (is_number(value) and math.isfinite(value) and value >= 0):
+        if not (is_finite_number(value) and value >= 0):
             raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a finite "
                              "number, 0 or more")
 

@@ -11,8 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, overload
 
+from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cuts import is_count
 from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.interrupts import Interrupts, patient_interrupts
 from zerosim.ranks.lockstep import Event
@@ -83,11 +83,6 @@ class Cluster:
         self._running: int | None = None
 
     @property
-    def size(self) -> int:
-        """N, the number of ranks."""
-        return len(self.ranks)
-
-    @property
     def trace(self) -> Traces:
         """The traces of the last run, in rank order."""
         return Traces(state.trace for state in self._states)
@@ -116,8 +111,11 @@ class Cluster:
                interrupts: Interrupts | None = None) -> Generator[Event, None, None]:
         from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
 
+        if not callable(program):
+            raise ValueError(f"run() takes a function of a rank, found {program!r}; "
+                             "write run(program), not run(program())")
         self._enter()
-        hub = Hub(self.size, self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched,
+        hub = Hub(len(self.ranks), self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched,
                   interrupts=interrupts or Interrupts())
         try:
             for state in self._states:
@@ -148,7 +146,7 @@ class Cluster:
         self._running = threading.get_ident()
 
     def __repr__(self) -> str:
-        return f"<Cluster of {self.size} ranks, {len(self.runs)} runs>"
+        return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
 
 
 def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:

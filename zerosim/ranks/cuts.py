@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from zerosim.numerics.checks import is_count
+
 Cut = tuple[int, ...]
 
 
@@ -59,11 +61,6 @@ def whole_numbers(splits: Iterable[int], length: int, ranks: int) -> Cut:
     except TypeError as error:
         raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
                          f"{ceil_cut(length, ranks)}") from error
-
-
-def is_count(value: object) -> bool:
-    """True for a whole number, which True and 2.0 are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,9 @@ class Holding:
 
 
 def base_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory which ``array`` looks at."""
+    """The array that owns the memory which ``array`` looks at; ValueError for what is no array."""
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"the ledger holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

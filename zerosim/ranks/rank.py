@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.checks import is_count
 from zerosim.ranks import checks
 from zerosim.ranks.algorithms import algorithm_of
-from zerosim.ranks.cuts import Cut, checked_cut, gathered_cut, is_count
+from zerosim.ranks.cuts import Cut, checked_cut, gathered_cut
 from zerosim.ranks.entry import ExchangeEntry
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.request import Request, perform

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from zerosim.ranks.cuts import is_count
+from zerosim.numerics.checks import is_count
 
 
 @cache

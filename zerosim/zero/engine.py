@@ -49,7 +49,7 @@ class Engine:
         recompute: Recompute | str = "none",
         clip_norm: float | None = None,
     ) -> None:
-        check_parts(model, optimizer, policy)
+        check_parts(rank, model, optimizer, policy)
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.stage, self.policy = stage_of(stage), policy or Policy()
         self.layout = layout_of(layout, unit_shapes(model.units), rank.size)
@@ -59,8 +59,7 @@ class Engine:
         self._lender = Lender(self.states)
         self._stale = False  # replicated parameters of which other ranks have newer shards
         ctx = Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views)
-        policy_of_memory = Recompute.parse(recompute) if isinstance(recompute, str) else recompute
-        self._passes = Passes(model, policy_of_memory, ctx, self._lender.weights, self.gradients.absorb, rank)
+        self._passes = Passes(model, Recompute.parse(recompute), ctx, self._lender.weights, self.gradients.absorb, rank)
 
     # -- a step and its parts -------------------------------------------------------------------------------------
 
@@ -174,8 +173,11 @@ class Engine:
 
 
 
-def check_parts(model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
-    """Raises ValueError for what is no model, no policy, or no optimizer that may be cut anywhere."""
+def check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
+    """Raises ValueError for what is no rank, no model, no policy, or no optimizer that may be cut anywhere."""
+    if not isinstance(rank, Rank):
+        raise ValueError(f"an engine is made by a rank program, found rank={rank!r}; write Engine(rank, model, ...) in "
+                         "a program that a cluster runs")
     if not isinstance(model, Model):
         raise ValueError(
             f"model must be a zerosim model, found {type(model).__name__}; build one from units with Model([...])"
