@@ -14,7 +14,7 @@ from zerosim.models.context import Context
 from zerosim.models.units import Model
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.optim.base import Optimizer, UpdateContext
 
 BLOCK = 65536
 
@@ -27,11 +27,9 @@ def owners(model: Model, ranks: int, layout: str) -> np.ndarray:
     return np.concatenate([np.arange(n) // max(1, -(-n // ranks)) for n in lengths]).astype(int)
 
 
-def regions(model: Model, layout: str) -> list[slice]:
-    """The stretches of the vector that are cut once among all ranks."""
-    ends = np.cumsum([0] + [unit.parameter_count for unit in model.units])
-    if layout == "contiguous":
-        return [slice(0, int(ends[-1]))]
+def parameters(model: Model) -> list[slice]:
+    """Where each parameter lies in the vector."""
+    ends = np.cumsum([0] + [int(np.prod(shape, dtype=int)) for shape in model.shapes.values()])
     return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
 
@@ -120,12 +118,12 @@ class Twin:
             return total
 
     def norm(self, g32: np.ndarray) -> float:
-        """The global norm: per owner the float64 sum of squares in blocks, region by region; owners in rank order."""
+        """The global norm: per owner the float64 sum of squares in blocks, tensor by tensor; owners in rank order."""
         total = 0.0
         for rank in range(self.ranks):
             partial = 0
-            for region in regions(self.model, self.layout):
-                mine, piece = g32[region][self.owner[region] == rank].astype(np.float64), 0.0
+            for lies in parameters(self.model):
+                mine, piece = g32[lies][self.owner[lies] == rank].astype(np.float64), 0.0
                 for low in range(0, len(mine), BLOCK):
                     piece += float(np.add.reduce(mine[low:low + BLOCK] ** 2))
                 partial += piece
@@ -146,5 +144,5 @@ class Twin:
         if clip_norm is not None and norm > clip_norm:
             g32 = g32 * np.float32(clip_norm / norm)
         self.taken += 1
-        self.optimizer.update(self.kernels, self.master, g32, self.slots, self.taken)
+        self.optimizer.update(UpdateContext(self.kernels), self.master, g32, self.slots, self.taken)
         return {"losses": losses, "norm": norm, "skipped": False}

@@ -21,7 +21,7 @@ from zerosim.ranks import (
                            Work,
                            step_through,
 )
-from zerosim.zero import STAGES, Engine, Layout, Placement, Stage, StepResult, redistribute
+from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, redistribute
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "DeadlockError",
     "Engine",
     "Format",
+    "Group",
     "Hop",
     "Layout",
     "Memory",

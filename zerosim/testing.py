@@ -14,7 +14,7 @@ from zerosim.models.units import Model
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.ranks.cuts import checked_cut
 
 try:
@@ -143,7 +143,7 @@ class SingleDevice:
         kernels, mean = NumpyKernels(), np.empty_like(self.weights)
         kernels.gradient_block(self._ring_sum(kernels, gradients), self.ranks, 1.0, mean)
         self.steps_taken += 1
-        self.optimizer.update(kernels, self.weights, mean, self.state, self.steps_taken)
+        self.optimizer.update(UpdateContext(kernels), self.weights, mean, self.state, self.steps_taken)
         return self.weights.copy()
 
     def _ring_sum(self, kernels: NumpyKernels, gradients: Sequence[np.ndarray]) -> np.ndarray:

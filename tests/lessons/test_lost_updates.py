@@ -225,7 +225,7 @@ def test_the_lessons_moments_in_fp32_are_the_bits_of_the_packages_adam(found):
     rows = moments_of(found, "fp32")
     for step in range(1, 2001):
         w = np.zeros(1, np.float32)
-        adam.update(KERNELS, w, g, state, step)
+        adam.update(zs.optim.UpdateContext(KERNELS), w, g, state, step)
         if step in rows:
             row = rows[step]
             assert [row.m, row.v, row.update] == [shortest(x[0]) for x in (state["m"], state["v"], -w)]

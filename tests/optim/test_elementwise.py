@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import SGD, Adam, AdamW, Optimizer
+from zerosim.optim.base import UpdateContext
 
 OPTIMIZERS = [SGD(lr=0.1), Adam(lr=0.1), AdamW(lr=0.1, weight_decay=0.1)]
 KERNELS = NumpyKernels()
+CTX = UpdateContext(KERNELS)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -32,7 +34,7 @@ def updated(optimizer: Optimizer, w: np.ndarray,
     """The weights and the state after one step per gradient; ``w`` stays as it is."""
     w, state = w.copy(), new_state(optimizer, w.size)
     for step, g in enumerate(gradients, start=1):
-        optimizer.update(KERNELS, w, g, state, step)
+        optimizer.update(CTX, w, g, state, step)
     return w, state
 
 
@@ -182,15 +184,15 @@ def test_adamw_without_decay_is_adam_bit_for_bit():
 def test_the_step_number_changes_bits():
     w, state = normal(10), new_state(Adam(), 10)
     first, tenth = w.copy(), w.copy()
-    Adam().update(KERNELS, first, normal(10, 1), {name: slot.copy() for name, slot in state.items()}, 1)
-    Adam().update(KERNELS, tenth, normal(10, 1), state, 10)
+    Adam().update(CTX, first, normal(10, 1), {name: slot.copy() for name, slot in state.items()}, 1)
+    Adam().update(CTX, tenth, normal(10, 1), state, 10)
     assert (first != tenth).all()
 
 
 def test_a_group_replaces_hyperparameters_for_one_call():
     w, g = normal(10), normal(10, 1)
     grouped = w.copy()
-    SGD(lr=0.1).update(KERNELS, grouped, g, {}, 1, group={"lr": 0.5})
+    SGD(lr=0.1).update(CTX, grouped, g, {}, 1, group={"lr": 0.5})
     np.testing.assert_array_equal(grouped, updated(SGD(lr=0.5), w, [g])[0])
 
 
@@ -201,6 +203,6 @@ def test_a_group_replaces_each_hyperparameter_of_adam_too(optimizer, group):
     grouped, replaced, plain = w.copy(), w.copy(), w.copy()
     for weights, settings, replacing in ((grouped, {"lr": 0.1}, group), (replaced, {"lr": 0.1, **group}, None),
                                          (plain, {"lr": 0.1}, None)):
-        optimizer(**settings).update(KERNELS, weights, g, new_state(optimizer(), 10), 7, group=replacing)
+        optimizer(**settings).update(CTX, weights, g, new_state(optimizer(), 10), 7, group=replacing)
     np.testing.assert_array_equal(grouped, replaced)
     assert (grouped != plain).any()

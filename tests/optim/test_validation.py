@@ -5,8 +5,10 @@ import pytest
 
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import SGD, Adam, AdamW, Slot
+from zerosim.optim.base import UpdateContext
 
 KERNELS = NumpyKernels()
+CTX = UpdateContext(KERNELS)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam, AdamW])
@@ -64,15 +66,15 @@ def test_update_refuses_arrays_that_are_not_flat_fp32_of_one_length(what, array,
     w, g, m, v = arrays.values()
     with pytest.raises(ValueError, match=rf"^Adam\.update asked for {what} in flat float32, of w's . elements, and "
                                          rf"found {found}; hand it the fp32 shards"):
-        Adam().update(KERNELS, w, g, {"m": m, "v": v}, 1)
+        Adam().update(CTX, w, g, {"m": m, "v": v}, 1)
 
 
 def test_update_refuses_a_state_that_is_not_its_own():
     w = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match=r"Adam\.update asked for the state m, v, and found m; allocate what slots"):
-        Adam().update(KERNELS, w, w, {"m": w}, 1)
+        Adam().update(CTX, w, w, {"m": w}, 1)
     with pytest.raises(ValueError, match=r"SGD\.update asked for the state nothing, and found m"):
-        SGD(lr=0.1).update(KERNELS, w, w, {"m": w}, 1)
+        SGD(lr=0.1).update(CTX, w, w, {"m": w}, 1)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1), Adam()])
@@ -80,12 +82,12 @@ def test_update_refuses_step_zero(optimizer):
     w = np.zeros(4, np.float32)
     state = {name: np.zeros(4, np.float32) for name in optimizer.slots((4,))}
     with pytest.raises(ValueError, match="was asked for step 0; count steps from 1, since at 0 the corrections of the"):
-        optimizer.update(KERNELS, w, w.copy(), state, 0)
+        optimizer.update(CTX, w, w.copy(), state, 0)
 
 
 def test_a_group_with_an_unknown_hyperparameter_is_refused():
     w = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="SGD was given a group with momentum; its hyperparameters are lr"):
-        SGD(lr=0.1).update(KERNELS, w, w.copy(), {}, 1, group={"momentum": 0.9})
+        SGD(lr=0.1).update(CTX, w, w.copy(), {}, 1, group={"momentum": 0.9})
     with pytest.raises(ValueError, match=r"SGD was given lr=-1\.0"):
-        SGD(lr=0.1).update(KERNELS, w, w.copy(), {}, 1, group={"lr": -1.0})
+        SGD(lr=0.1).update(CTX, w, w.copy(), {}, 1, group={"lr": -1.0})

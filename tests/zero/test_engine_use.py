@@ -84,16 +84,26 @@ def test_an_optimizer_that_needs_more_than_its_shard_is_refused():
     class Normed(zs.optim.SGD):
         needs = frozenset({"tensor_norm"})
 
-    with pytest.raises(ValueError, match="needs tensor_norm beside its shard"):
+    with pytest.raises(ValueError, match=r"Normed needs norms of whole tensors, and has no direction\(\)"):
         alone(lambda rank: zs.Engine(rank, MODELS["odd"](), Normed(lr=0.1)))
 
 
-def test_an_optimizer_that_needs_whole_tensors_is_refused_because_layouts_cut_inside_them():
+def test_an_optimizer_that_needs_whole_tensors_is_refused_where_the_layout_cuts_inside_them():
     class Tensorwise(zs.optim.SGD):
         cut = "tensor"
 
-    with pytest.raises(ValueError, match="Tensorwise may be cut by tensor"):
-        alone(lambda rank: zs.Engine(rank, MODELS["odd"](), Tensorwise(lr=0.1)))
+    def made(rank, **options):
+        return zs.Engine(rank, MODELS["odd"](), Tensorwise(lr=0.1), **options) and None
+
+    text = (r"Tensorwise needs all of layer0.weight \(3, 5\), which the layout 'per_unit' lays on several ranks; take "
+            "layout='whole_matrices', or gather=True")
+    for stage in (1, 2, 3):
+        with pytest.raises(ValueError, match=text):
+            zs.Cluster(3).run(lambda rank, stage=stage: made(rank, stage=stage))
+        zs.Cluster(3).run(lambda rank, stage=stage: made(rank, stage=stage, layout="whole_matrices"))
+        zs.Cluster(3).run(lambda rank, stage=stage: made(rank, stage=stage, gather=True))
+    zs.Cluster(3).run(lambda rank: made(rank, stage=0))
+    zs.Cluster(1).run(lambda rank: made(rank, stage=3))
 
 
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)

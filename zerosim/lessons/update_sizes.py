@@ -15,7 +15,7 @@ from zerosim.lessons.one_addition import add_once, last_that, shortest
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
-from zerosim.optim import SGD, Adam, Optimizer
+from zerosim.optim import SGD, Adam, Optimizer, UpdateContext
 
 Direction = Literal["down", "up"]
 EPSILON = Adam().epsilon
@@ -82,7 +82,7 @@ def first_update(kernels: NumpyKernels, optimizer: Optimizer, gradient: float) -
     """What the optimizer subtracts from a weight in its first step, in fp32: its own step, made on a weight of 0."""
     w, g = np.zeros(1, np.float32), np.array([gradient], np.float32)
     state = {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(w.shape).items()}
-    optimizer.update(kernels, w, g, state, step=1)
+    optimizer.update(UpdateContext(kernels), w, g, state, step=1)
     return -float(w[0])
 
 

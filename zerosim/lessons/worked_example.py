@@ -143,9 +143,9 @@ class Witness:
                   "gradient": Resting(stage.gradients, states.gradient.copy()),
                   "master": Resting(states.master_placement, states.master.copy())}
         arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in states.slots.items()}
-        if engine.reduced is not None:
-            arrays["reduced"] = Resting(engine.reduced.placement, engine.reduced.array.copy())
-            self.divisor = engine.reduced.divisor
+        if states.reduced is not None:
+            arrays["reduced"] = Resting(states.reduced.placement, states.reduced.array.copy())
+            self.divisor = states.reduced.divisor
         memory = engine.rank.memory
         self.snapshots.append(Snapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from zerosim.numerics import random
 from zerosim.numerics.kernels import NumpyKernels
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ def note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
     """Hears what was computed and forgets it."""
 
 
+def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
+    """Hears a linear layer's input (M, I) and output gradient (M, O), and forgets them."""
+
+
+def draw_first(name: str, count: int) -> np.ndarray:
+    """Random words (count,), uint32: those of the first micro-batch of the first step."""
+    return random.bits((0, "dropout", 0, name), 0, count)
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Array module, policy, kernels and workspace of the layers that are called with it.
@@ -72,6 +82,9 @@ class Context:
     workspace: Workspace
     note: Note
     gradients: Callable[[Unit], Gradients]
+    draw: Callable[[str, int], np.ndarray] = draw_first
+    observe: Callable[[str, np.ndarray, np.ndarray], None] = observe_nothing
+    keep: str = "all"
 
     @classmethod
     def standalone(cls, policy: ComputePolicy, kernels: NumpyKernels | None = None) -> Context:

@@ -23,6 +23,13 @@ class Loss(Protocol):
     def integer_targets(self) -> bool:
         """False where targets are values."""
 
+    @property
+    def is_global(self) -> bool:
+        """True where the mean is over the valid targets of all ranks, which the engine counts by ``tokens``."""
+
+    def tokens(self, target: np.ndarray) -> int:
+        """How many of the targets are valid."""
+
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""
 
@@ -35,6 +42,11 @@ class HalfSquaredError:
     """The mean over the batch of ½·Σ(y - target)²."""
 
     integer_targets: ClassVar[bool] = False
+    is_global: ClassVar[bool] = False
+
+    def tokens(self, target: np.ndarray) -> int:
+        """All of them."""
+        return target.size
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """See `half_squared_error_forward`."""

@@ -25,6 +25,7 @@ class Recompute:
     """
 
     units_per_segment: int | None = None
+    inside: str = "all"
 
     def __post_init__(self) -> None:
         """Raises ValueError for a segment of less than one unit."""

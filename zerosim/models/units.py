@@ -51,6 +51,16 @@ class Unit(ABC):
         """What makes the first values of one parameter."""
 
     @property
+    def borrows(self) -> Mapping[str, str]:
+        """Parameters of earlier units that this one is lent too (tied weights): by name, the unit they belong to."""
+        return {}
+
+    @property
+    def factored(self) -> frozenset[str]:
+        """The weights of which backward hands ctx.observe the input and the output gradient."""
+        return frozenset()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The full names of the parameters, in the order of the flat vector."""
         return tuple(self.shapes)

@@ -31,6 +31,8 @@ class Policy:
     wire: str | None = None
     average: str = AVERAGES[0]
     loss_scale: float = 1.0
+    master: str = "fp32"
+    state: str = "fp32"
 
     def __post_init__(self) -> None:
         for name in (self.compute, self.reduce, self.accumulate, self.wire):
@@ -61,11 +63,21 @@ class Policy:
         return format_of(self.accumulate or self.compute).dtype
 
     @property
+    def master_dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights that the optimizer updates."""
+        return format_of(self.master).dtype
+
+    @property
+    def state_dtype(self) -> np.dtype[Any]:
+        """The dtype in which the optimizer's state rests."""
+        return format_of(self.state).dtype
+
+    @property
     def reduction(self) -> dict[str, Any]:
         """The options of every reduction of gradients."""
         rule = {} if self.average == AVERAGES[0] else {"op": "mean", "average": self.average}
         return {"wire": self.wire} | rule
 
-    def divisor(self, ranks: int, micro_batches: int) -> float:
+    def divisor(self, ranks: int, micro_batches: int, scale: float) -> float:
         """By what the reduced gradient is divided in fp32: S * N * k, without N where the reduction has averaged."""
-        return self.loss_scale * micro_batches * (ranks if self.average == AVERAGES[0] else 1)
+        return scale * micro_batches * (ranks if self.average == AVERAGES[0] else 1)

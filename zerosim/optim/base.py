@@ -26,6 +26,19 @@ class Slot:
     format: str = "fp32"
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateContext:
+    """What an update is handed besides its arrays.
+
+    ``norms`` are those of the whole tensor's weights and of its direction, ``factors`` those of the layer's inputs
+    (I, I) and output gradients (O, O), for optimizers that need them.
+    """
+
+    kernels: NumpyKernels
+    norms: tuple[float, float] | None = None
+    factors: tuple[np.ndarray, np.ndarray] | None = None
+
+
 class Optimizer(ABC):
     """An update rule as a frozen value: its fields are hyperparameters, and state lives with the caller.
 
@@ -43,8 +56,12 @@ class Optimizer(ABC):
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The state kept for a parameter, or a flat piece of one, of this shape; by name."""
 
+    def cut_of(self, shape: tuple[int, ...]) -> Cut:
+        """Where the state of a tensor of this shape may be cut: as ``cut`` says, unless an optimizer knows better."""
+        return self.cut
+
     @abstractmethod
-    def update(self, kernels: NumpyKernels, w: np.ndarray, g: np.ndarray, state: State, step: int,
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
         """One step, in place: w and every slot of ``state`` change, g (unscaled, averaged) does not.
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim.base import (
     Cut,
     Group,
     Optimizer,
     Slot,
     State,
+    UpdateContext,
     require_at_least_zero,
     require_decay_rate,
     require_update,
@@ -36,11 +36,11 @@ class SGD(Optimizer):
         """None."""
         return {}
 
-    def update(self, kernels: NumpyKernels, w: np.ndarray, g: np.ndarray, state: State, step: int,
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
         """One step on w (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        kernels.sgd_step(w, g, lr=self.for_group(group).lr)
+        ctx.kernels.sgd_step(w, g, lr=self.for_group(group).lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Adam(Optimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def update(self, kernels: NumpyKernels, w: np.ndarray, g: np.ndarray, state: State, step: int,
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
         """One step on w, m, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
         now = self.for_group(group)
-        kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
+        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
                           epsilon=now.epsilon, step=step)
 
 
@@ -99,10 +99,10 @@ class AdamW(Optimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def update(self, kernels: NumpyKernels, w: np.ndarray, g: np.ndarray, state: State, step: int,
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
         """One step on w, m, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
         now = self.for_group(group)
-        kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
+        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
                           epsilon=now.epsilon, step=step, weight_decay=now.weight_decay)

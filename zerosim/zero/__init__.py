@@ -1,6 +1,7 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
 from zerosim.zero.engine import Engine
+from zerosim.zero.groups import Group
 from zerosim.zero.layout import Layout, layout_of
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
@@ -11,6 +12,7 @@ __all__ = [
     "SHARDED",
     "STAGES",
     "Engine",
+    "Group",
     "Layout",
     "Placement",
     "Stage",

@@ -7,31 +7,35 @@ unit's gradient of each micro-batch is reduced as backward goes, then added. At 
 
 import numpy as np
 
-from zerosim.models.context import Gradients
-from zerosim.models.units import Unit
-from zerosim.optim.base import Optimizer
-from zerosim.zero.placements import PARTIAL, SHARDED, Placement, redistribute
-from zerosim.zero.states import States, clear_padding
+from zerosim.zero.buckets import Bucket, buckets, limit_of
+from zerosim.zero.moves import Move, Parts, of_shard, of_whole
+from zerosim.zero.placements import PARTIAL, SHARDED, Placement
+from zerosim.zero.reduction import Agreement, Reduction
+from zerosim.zero.states import Reduced, States, clear_padding
 
 
-class Accumulator:
-    """One step's gradients of one rank."""
+class Gradients:
+    """One step's gradients of one rank, of one kin of trained parameters."""
 
-    def __init__(self, states: States, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, states: States, *, bucket_nbytes: int | None, overlap: bool, agreement: Agreement) -> None:
         self.states, self.rank, self.policy, self.layout = states, states.rank, states.policy, states.layout
-        self.placement = states.stage.gradients
+        self.placement, self.bucket_nbytes = states.stage.gradients, bucket_nbytes
+        self.agreement = agreement
         self.micro_batch = 0
-        self._lent: dict[str, np.ndarray] = {}  # by unit: the vector of which it was lent views
+        self._reduction = Reduction(states, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)
 
-    # -- during backward ------------------------------------------------------------------------------------------
+    # -- during backward ----------------------------------------------------------------------------------------------
 
-    def views(self, unit: Unit) -> Gradients:
-        """Where the unit writes its gradients: views of one vector (u,) in the compute dtype, by name."""
-        lies = self.layout.units[unit.name]
-        whole = self._resting(lies) if self._writes_at_rest else self._whole_unit(unit, lies)
-        self._lent[unit.name] = whole
-        return self.layout.unit_views(unit.name, whole)
+    def place(self, unit: str) -> np.ndarray:
+        """Where a unit's backward writes (u,), in the compute dtype: where it rests, or new memory."""
+        lies = self.layout.units[unit]
+        if self._writes_at_rest:
+            return self.states.gradient[lies]
+        whole = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
+        padding = self.layout.padding(lies.start, lies.stop)
+        if not self.rank.memory.debug:
+            whole[padding.start - lies.start:] = 0
+        return whole
 
     @property
     def _writes_at_rest(self) -> bool:
@@ -39,111 +43,64 @@ class Accumulator:
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
         return self.placement is PARTIAL and self.micro_batch == 0 and same_format
 
-    def _resting(self, lies: slice) -> np.ndarray:
-        """The resting gradient of a unit: (u,), or this rank's chunk of it."""
-        if self.placement is SHARDED:
-            lies = self.layout.owned(self.rank.index, lies.start, lies.stop)
-        return self.states.gradient[lies]
-
-    def _whole_unit(self, unit: Unit, lies: slice) -> np.ndarray:
-        whole = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit.name)
-        padding = self.layout.padding(lies.start, lies.stop)
-        if not self.rank.memory.debug:
-            whole[padding.start - lies.start:] = 0
-        return whole
-
-    def absorb(self, unit: Unit, gradients: Gradients) -> None:
-        """Takes the gradients that a unit's backward returned: adds them to what rests, reduced first if need be.
-
-        Raises ValueError unless there is one of the right shape for each parameter.
-        """
-        whole = self._collected(unit, gradients)
-        if self._writes_at_rest:
+    def absorb(self, unit: str, whole: np.ndarray) -> None:
+        """Takes a unit's gradient (u,): adds it to what rests, reduced first where it does not rest partial."""
+        lies = self.layout.units[unit]
+        if self.placement is not PARTIAL:
+            self._reduction.add(lies, whole, self.micro_batch)
             return
-        lies = self.layout.units[unit.name]
-        if self.placement is PARTIAL:
-            self._add(whole, self._resting(lies))
-            return
-        resting = self._resting(lies)
-        direct = self.micro_batch == 0 and resting.dtype == self.policy.reduce_dtype
-        cut = self.layout.cut(lies.start, lies.stop)
-        reduced = redistribute(self.rank, self._cast(whole), PARTIAL, self.placement, cut, policy=self.policy,
-                               out=resting if direct else None, purpose="gradients", agreement=self._agreement())
-        if not direct:
-            self._add(reduced, resting)
+        resting = self.states.gradient[lies]
+        if self.micro_batch > 0:
+            self.rank.kernels.add_rounded(resting, whole, resting)
+        elif not np.may_share_memory(whole, resting):
+            self.rank.kernels.cast_pack(whole, resting)
 
-    def _agreement(self) -> str:
-        """What would make replicas drift apart unseen, were it not the same on all ranks."""
-        return f"micro-batch {self.micro_batch}, loss scale {self.policy.loss_scale:g}, {self.optimizer}"
-
-    def _collected(self, unit: Unit, gradients: Gradients) -> np.ndarray:
-        """The unit's gradients in one vector (u,): the one whose views it was lent, and may have written to."""
-        if unit.name not in self._lent:
-            self.views(unit)
-        whole = self._lent.pop(unit.name)
-        lent = self.layout.unit_views(unit.name, whole)
-        shapes = {name: gradient.shape for name, gradient in gradients.items()}
-        if shapes != {name: view.shape for name, view in lent.items()}:
-            raise ValueError(
-                f"the backward of unit {unit.name!r} returned gradients of the shapes {shapes}; its parameters "
-                f"have {dict(unit.shapes)}, so return one of that shape for each"
-            )
-        for name, gradient in gradients.items():
-            if not is_same_memory(gradient, lent[name]):
-                self.rank.kernels.cast_pack(gradient, lent[name])
-        return whole
+    def end_of_backward(self) -> None:
+        """Reduces what waits in a bucket that is not full: no bucket has two micro-batches in it."""
+        self._reduction.flush(self.micro_batch)
+        self._reduction.finish()
+        self.micro_batch += 1
 
     def reset(self) -> None:
         """Forgets this step's gradients: the next micro-batch is the first."""
         self.micro_batch = 0
-        self._lent.clear()
+        self._reduction.forget()
 
-    def _cast(self, whole: np.ndarray) -> np.ndarray:
-        """The gradient in the reduce format."""
-        if whole.dtype == self.policy.reduce_dtype:
-            return whole
-        cast = self.rank.memory.alloc(len(whole), self.policy.reduce_dtype, "communication_buffer", "cast gradient")
-        self.rank.kernels.cast_pack(whole, cast)
-        return cast
+    # -- after backward -----------------------------------------------------------------------------------------------
 
-    def _add(self, addend: np.ndarray, resting: np.ndarray) -> None:
-        """The first micro-batch sets what rests, later ones add to it, each addition rounded to the resting format."""
-        if self.micro_batch == 0:
-            self.rank.kernels.cast_pack(addend, resting)
-        else:
-            self.rank.kernels.add_rounded(resting, addend, resting)
+    def reduce(self, scale: float, token_share: float) -> None:
+        """Leaves the sum over ranks, as the optimizer needs it, in ``states.reduced``: at rest, or a new array.
 
-    # -- after backward -------------------------------------------------------------------------------------------
-
-    def reduce(self) -> tuple[np.ndarray, Placement]:
-        """The sum over ranks as the optimizer needs it, and its placement: (n,) or (s,), at rest or a new array."""
+        It is to be divided by S·N·k, and by the share of places that have a token.
+        """
+        divisor = self.policy.divisor(self.rank.size, self.micro_batch, scale) * token_share
         have, want = self.placement, self.states.stage.optimizer
-        if have is want:
-            return self.states.gradient, have
-        if have is not PARTIAL and want is SHARDED:
-            return self.states.gradient, have  # the optimizer reads its slices of the replicated sum
-        out = self._target(want)
-        for region in self.layout.regions:
-            low, high = region.low, region.high
-            lies = slice(low, high) if have is not SHARDED else self.layout.owned(self.rank.index, low, high)
-            goes = slice(low, high) if want is not SHARDED else self.layout.owned(self.rank.index, low, high)
-            vector = self.states.gradient[lies]
-            vector = self._cast(vector) if have is PARTIAL else vector
-            with self.rank.trace.span(region.name):
-                redistribute(self.rank, vector, have, want, self.layout.cut(low, high), policy=self.policy,
-                             out=out[goes], purpose="gradients", agreement=self._agreement())
-        return out, want
+        if have is want or (have is not PARTIAL and want is SHARDED):
+            # The same, or the optimizer reads its slices of the replicated sum.
+            self.states.reduced = Reduced(self.states.gradient, have, divisor)
+            return
+        out, dtype = self._target(want), self._moving_dtype
+        ranges = [slice(region.low, region.high) for region in self.layout.regions]
+        for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
+            with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                Move(self.states, bucket, have, want, source=self._parts(bucket, self.states.gradient, have),
+                     target=self._parts(bucket, out, want), dtype=dtype, purpose="gradients",
+                     agreement=self.agreement.at(self.micro_batch)).finish()
+        self.states.reduced = Reduced(out, want, divisor)
+
+    def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
+        return of_shard(bucket, self.rank.index, array) if placement is SHARDED else of_whole(bucket, array)
+
+    @property
+    def _moving_dtype(self) -> np.dtype:
+        """Addends travel in the reduce format, sums in that in which they rest."""
+        return self.policy.reduce_dtype if self.placement is PARTIAL else self.states.gradient.dtype
 
     def _target(self, want: Placement) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
-        dtype = self.policy.reduce_dtype if self.placement is PARTIAL else self.states.gradient.dtype
+        dtype = self._moving_dtype
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.states.gradient.dtype:
             return self.states.gradient
         out = self.rank.memory.alloc(self.states.length(want), dtype, "gradient", "reduced gradient")
         clear_padding(out, self.layout, want, self.rank)
         return out
-
-
-def is_same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    """True when both arrays are views of the same elements in the same order."""
-    return a.__array_interface__ == b.__array_interface__

@@ -6,7 +6,8 @@ A *region* is a stretch of the vector that is cut once among all ranks: one unit
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -52,6 +53,24 @@ class Piece:
 
     vector: slice
     shard: slice
+
+    @property
+    def count(self) -> int:
+        """Its elements."""
+        return int(self.vector.stop - self.vector.start)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterPiece(Piece):
+    """A piece of one parameter: its elements from ``start`` on."""
+
+    entry: Entry
+    start: int
+
+    @property
+    def is_whole(self) -> bool:
+        """True where the piece is all of the parameter."""
+        return self.vector == slice(self.entry.low, self.entry.high)
 
 
 @dataclass(frozen=True)
@@ -119,10 +138,37 @@ class Layout:
             start += high - low
         return pieces
 
+    def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
+        """What the rank owns, parameter by parameter in the order of the vector; empty pieces are left out."""
+        return [ParameterPiece(slice(low, high), slice(at, at + high - low), entry, low - entry.low)
+                for piece in self.valid(rank)
+                for entry, low, high in self.entries_in(piece.vector.start, piece.vector.stop)
+                for at in [piece.shard.start + low - piece.vector.start]]
+
+    def entries_in(self, low: int, high: int) -> Iterator[tuple[Entry, int, int]]:
+        """The parameters that overlap [low, high), each with the overlap."""
+        first = max(0, bisect_right(self._lows, low) - 1)
+        while first and self.entries[first - 1].high > low:  # behind parameters without elements
+            first -= 1
+        for entry in self.entries[first:]:
+            if entry.low >= high:
+                return
+            start, stop = max(low, entry.low), min(high, entry.high)
+            if start < stop:
+                yield entry, start, stop
+
+    @cached_property
+    def _lows(self) -> list[int]:
+        return [entry.low for entry in self.entries]
+
     def padding(self, low: int, high: int) -> slice:
         """The padding inside [low, high), a range that ends with its region or before its padding."""
         valid_high = self._region(low, high).valid_high
         return slice(min(max(valid_high, low), high), high)
+
+    def region_at(self, low: int) -> Region:
+        """The region in which an element lies."""
+        return next(region for region in self.regions if region.low <= low < region.high or region.low == low)
 
     def _region(self, low: int, high: int) -> Region:
         for region in self.regions:
@@ -195,7 +241,21 @@ def contiguous(shapes: UnitShapes, ranks: int) -> Layout:
     return Layout("contiguous", ranks, tuple(entries), units, (whole,))
 
 
-LAYOUTS = {"per_unit": per_unit, "contiguous": contiguous}
+def whole_matrices(shapes: UnitShapes, ranks: int) -> Layout:
+    """Slices of the whole vector that begin and end on borders of parameters: no rank owns part of a matrix.
+
+    Nothing is padded, and the shards differ by up to the largest parameter: each border is the parameter's nearest to
+    an equal share. Where there are more ranks than parameters, some own nothing.
+    """
+    flat = contiguous(shapes, 1)
+    borders = sorted({0, *(entry.high for entry in flat.entries)})
+    length = borders[-1]
+    bounds = [min(borders, key=lambda border: (abs(border * ranks - rank * length), border)) for rank in range(ranks)]
+    whole = Region("all", 0, length, length, (*bounds, length))
+    return Layout("whole_matrices", ranks, flat.entries, flat.units, (whole,))
+
+
+LAYOUTS = {"per_unit": per_unit, "contiguous": contiguous, "whole_matrices": whole_matrices}
 
 
 def layout_of(name: str, shapes: UnitShapes, ranks: int) -> Layout:

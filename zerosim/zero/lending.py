@@ -1,49 +1,143 @@
 """Lending a unit's weights: for as long as a ``with`` block lasts, and no longer.
 
-Legend: u elements of one padded unit.
+Legend: u elements of one padded unit. Where parameters rest sharded they are gathered for it: on entry, or ahead of it
+while the unit before computes (prefetch), and freed on exit, or after backward (keep gathered).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerosim.models.units import Unit, Weights
-from zerosim.zero.placements import REPLICATED, SHARDED, redistribute
+from zerosim.models.units import Model, Unit, Weights
+from zerosim.zero.buckets import buckets, limit_of
+from zerosim.zero.moves import Move, of_shard
+from zerosim.zero.placements import REPLICATED, SHARDED
 from zerosim.zero.states import States
 
 
-class Lender:
-    """Gives out one rank's weights, unit by unit, from wherever they rest."""
+@dataclass(slots=True)
+class Gathered:
+    """One unit's whole parameters, (u,) for each kin, how many blocks use them, and the gathers still under way."""
 
-    def __init__(self, states: States) -> None:
-        self.states, self.rank, self.layout = states, states.rank, states.layout
+    whole: dict[int, np.ndarray]
+    moves: list[Move] = field(default_factory=list)
+    users: int = 0
+
+    def arrive(self) -> None:
+        """Waits for what is under way."""
+        while self.moves:
+            self.moves.pop(0).finish()
+
+
+class Lender:
+    """Gives out one rank's weights, unit by unit, from wherever they rest.
+
+    ``keep`` names the units that stay gathered from forward to the end of backward, ``prefetch`` how many units ahead
+    are gathered, ``bucket_nbytes`` the most that one gather brings.
+    """
+
+    def __init__(self, model: Model, families: Sequence[States], *, keep: frozenset[str], prefetch: int,
+                 bucket_nbytes: int | None) -> None:
+        self.model, self.families, self.rank = model, families, families[0].rank
+        self.keep, self.prefetch, self.bucket_nbytes = keep, prefetch, bucket_nbytes
+        self._units = {unit.name: unit for unit in model.units}
+        self._gathered: dict[str, Gathered] = {}
+        self._ahead: list[str] = []
+
+    # -- weights in a with block --------------------------------------------------------------------------------------
 
     @contextmanager
     def weights(self, unit: Unit) -> Iterator[Weights]:
-        """The unit's parameters by name, read-only, in the compute format: gathered where sharded, freed on exit.
+        """The unit's parameters by name, read-only, at rest's format: gathered where sharded, freed on exit.
 
         Raises ValueError for a unit of another model.
         """
-        if unit not in self.states.model.units:
-            known = ", ".join(own.name for own in self.states.model.units)
+        if unit not in self.model.units:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
-                             f"engine.model.units: {known}")
-        lies, parameter = self.layout.units[unit.name], self.states.parameter
-        if self.states.stage.parameters is REPLICATED:
-            yield self._views(unit, parameter[lies])
-            return
-        own = parameter[self.layout.owned(self.rank.index, lies.start, lies.stop)]
-        whole = self.rank.memory.alloc(lies.stop - lies.start, own.dtype, "gathered_parameter", unit.name)
-        redistribute(self.rank, own, SHARDED, REPLICATED, self.layout.cut(lies.start, lies.stop), out=whole,
-                     policy=self.states.policy, purpose="parameters", agreement=f"weights of {unit.name}")
+                             f"engine.model.units: {', '.join(self._units)}")
+        needed = [unit.name, *dict.fromkeys(unit.borrows.values())]
+        taken = [self._acquire(name) for name in needed]
+        self._look_ahead(unit.name)
         try:
-            yield self._views(unit, whole)
+            views = {name: view for source, whole in zip(needed, taken, strict=True)
+                     for name, view in self._views(source, whole).items()}
+            yield {name: views[name] for name in (*unit.shapes, *unit.borrows)}
         finally:
-            self.rank.memory.free(whole)
+            for name in needed:
+                self._release(name)
 
-    def _views(self, unit: Unit, whole: np.ndarray) -> Weights:
-        views = self.layout.unit_views(unit.name, whole)
+    def follow(self, order: Sequence[int]) -> None:
+        """Says in which order the units will be asked for, so that the next ones can be gathered ahead."""
+        self._ahead = [self.model.units[index].name for index in order]
+
+    def end_of_backward(self) -> None:
+        """Frees what was kept gathered: after backward, and before the weights change."""
+        self._ahead = []
+        for name in list(self._gathered):
+            self._gathered[name].arrive()
+            if not self._gathered[name].users:
+                self._free(name)
+
+    def _views(self, name: str, whole: dict[int, np.ndarray]) -> Weights:
+        views = {}
+        for index, states in enumerate(self.families):
+            if name in states.layout.units:
+                views.update(states.layout.unit_views(name, whole[index]))
         for view in views.values():
             view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
         return views
+
+    # -- gathering and freeing ----------------------------------------------------------------------------------------
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self.families[0].stage.parameters is SHARDED
+
+    def _acquire(self, name: str) -> dict[int, np.ndarray]:
+        if not self._is_sharded:
+            return {index: states.parameter[states.layout.units[name]]
+                    for index, states in enumerate(self.families) if name in states.layout.units}
+        gathered = self._gathered.get(name) or self._gather(name, async_op=False)
+        gathered.arrive()
+        gathered.users += 1
+        return gathered.whole
+
+    def _release(self, name: str) -> None:
+        gathered = self._gathered.get(name)
+        if gathered is not None:
+            gathered.users -= 1
+            if not gathered.users and name not in self.keep:
+                self._free(name)
+
+    def _free(self, name: str) -> None:
+        for whole in self._gathered.pop(name).whole.values():
+            self.rank.memory.free(whole)
+
+    def _look_ahead(self, name: str) -> None:
+        """Begins to gather the units that are asked for after this one."""
+        if name in self._ahead:
+            del self._ahead[:self._ahead.index(name) + 1]
+        if self._is_sharded:
+            for next_name in self._ahead[:self.prefetch]:
+                if next_name not in self._gathered:
+                    self._gather(next_name, async_op=True)
+
+    def _gather(self, name: str, *, async_op: bool) -> Gathered:
+        gathered = self._gathered[name] = Gathered({})
+        for index, states in enumerate(self.families):
+            lies = states.layout.units.get(name)
+            if lies is None:
+                continue
+            dtype = states.parameter.dtype
+            whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
+            gathered.whole[index] = whole
+            for bucket in buckets(states.layout, [lies], limit_of(self.bucket_nbytes, dtype.itemsize)):
+                (part,) = bucket.ranges
+                here = whole[part.start - lies.start:part.stop - lies.start]
+                gathered.moves.append(Move(
+                    states, bucket, SHARDED, REPLICATED, source=of_shard(bucket, self.rank.index, states.parameter),
+                    target=[(slice(0, len(here)), here)], dtype=dtype, purpose="parameters",
+                    agreement=f"weights of {name}", async_op=async_op))
+        return gathered

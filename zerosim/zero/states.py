@@ -1,48 +1,59 @@
-"""What a rank holds of a model between steps: parameters, gradients, master weights, optimizer state.
+"""What a rank holds of parameters of one kin between steps: weights, gradients, master weights, optimizer state.
 
 Legend: n elements of the padded vector, s of this rank's shard; at rest an array is (n,) or (s,) by its placement.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from zerosim.models.units import Model
 from zerosim.numerics.blocks import spans
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.optim.base import Slot
 from zerosim.ranks.memory import poison
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Entry, Layout, Piece
+from zerosim.zero.groups import Kin
+from zerosim.zero.layout import Entry, Layout, ParameterPiece, Piece, Region, layout_of
 from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
 
-FP32 = np.dtype(np.float32)
+NOTHING = np.empty(0, np.float32)  # the gradient of what is frozen
+
+
+@dataclass(slots=True)
+class Reduced:
+    """The gradient's sum over ranks, how it rests, and by what it is divided to be the mean."""
+
+    array: np.ndarray
+    placement: Placement
+    divisor: float
 
 
 class States:
-    """The arrays at rest, each under its placement, and the views of them that a step works on."""
+    """The arrays at rest, each under its placement, and the pieces of them that a step works on."""
 
-    def __init__(
-        self, rank: Rank, model: Model, optimizer: Optimizer, layout: Layout, stage: Stage, policy: Policy
-    ) -> None:
-        self.rank, self.model, self.layout, self.stage, self.policy = rank, model, layout, stage, policy
-        self.parameter = self._alloc(stage.parameters, policy.compute_dtype, "parameter")
-        self.gradient = self._alloc(stage.gradients, policy.accumulate_dtype, "gradient")
-        self.master = self.parameter if self.parameter_is_master else self._alloc(stage.optimizer, FP32, "master")
-        length = self.length(stage.optimizer)
-        self.slots = {name: self._alloc(stage.optimizer, format_of(slot.format).dtype, "optimizer_state", name)
-                      for name, slot in optimizer.slots((length,)).items()}
-        for slot in self.slots.values():
-            for piece in self.pieces(stage.optimizer):
-                slot[at(piece, stage.optimizer)] = 0
+    def __init__(self, rank: Rank, model: Model, kin: Kin, layout: str, stage: Stage, *, gather: bool = False) -> None:
+        self.rank, self.model, self.stage, self.policy = rank, model, stage, kin.policy
+        self.frozen, self.optimizers, self.gather = kin.frozen, kin.optimizers, gather
+        self.layout = layout_of(layout, kin.shapes, rank.size)
+        self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
+        self.gradient = NOTHING if self.frozen else self._alloc(
+            stage.gradients, self.policy.accumulate_dtype, "gradient")
+        self.master = self.parameter if self.parameter_is_master else self._alloc(
+            stage.optimizer, self.policy.master_dtype, "master")
+        self.reduced: Reduced | None = None
+        self.pieces = self._pieces()
+        self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
+        self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # of one parameter: (its name, the slot's)
+        self._make_slots()
         self._initialize()
 
     @property
     def parameter_is_master(self) -> bool:
-        """True where compute is fp32 and the rank's parameters cover what its optimizer updates: no second copy."""
+        """True where no second copy is kept: it would have the same format, and the rank's parameters cover it."""
         covered = self.stage.parameters is REPLICATED or self.stage.optimizer is SHARDED
-        return self.policy.compute_dtype == FP32 and covered
+        return self.frozen or (self.policy.compute_dtype == self.policy.master_dtype and covered)
 
     @property
     def master_placement(self) -> Placement:
@@ -53,31 +64,109 @@ class States:
         """Elements at rest under a placement."""
         return self.layout.shard_length(self.rank.index) if placement is SHARDED else self.layout.length
 
-    def pieces(self, placement: Placement) -> list[Piece]:
-        """The valid pieces that this rank holds under a placement: its own, or every rank's in rank order."""
+    def regions_held(self, placement: Placement) -> list[Piece]:
+        """The valid stretches that this rank holds under a placement: its own, or every rank's in rank order."""
         owners = [self.rank.index] if placement is SHARDED else range(self.layout.ranks)
         return [piece for owner in owners for piece in self.layout.valid(owner)]
+
+    def slot(self, piece: ParameterPiece, name: str) -> np.ndarray:
+        """The elements of a slot that belong to a piece (n,), or the slot itself where it has another shape."""
+        own = self.own_slots.get((piece.entry.name, name))
+        if own is None:
+            return self.slots[name][at(piece, self.stage.optimizer)]
+        if self.stage.optimizer is SHARDED or not self.is_flat(piece.entry, name):
+            return own
+        return own[piece.start:piece.start + piece.count]
+
+    @property
+    def gradient_sum(self) -> Reduced:
+        """The reduced gradient, between reduce() and update()."""
+        assert self.reduced is not None, "update() checks that there is one"
+        return self.reduced
+
+    def pieces_in(self, region: Region) -> list[ParameterPiece]:
+        """What this rank updates of one region."""
+        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
+
+    def whole_piece(self, entry: Entry) -> ParameterPiece:
+        """All of a parameter of which this rank updates all."""
+        if self.stage.optimizer is SHARDED:
+            return next(piece for piece in self.pieces if piece.entry is entry)
+        return ParameterPiece(slice(entry.low, entry.high), slice(0, 0), entry, 0)
+
+    def slots_of(self, entry: Entry) -> dict[str, Slot]:
+        """What the parameter's optimizer keeps for it, by name."""
+        return self.optimizers[entry.name].slots(entry.shape)
+
+    def flat_slots_of(self, entry: Entry) -> list[str]:
+        """The names of its slots that have an element for each of the parameter's."""
+        return [] if self.frozen else [name for name in self.slots_of(entry) if self.is_flat(entry, name)]
+
+    def slot_dtype(self, slot: Slot) -> np.dtype:
+        """fp32 slots rest in the policy's format of state; others as the optimizer says."""
+        return self.policy.state_dtype if slot.format == "fp32" else format_of(slot.format).dtype
+
+    def is_flat(self, entry: Entry, name: str) -> bool:
+        """True for a slot with an element for each of the parameter's."""
+        return self.slots_of(entry)[name].shape == entry.shape
+
+    # -- what is made at the start ------------------------------------------------------------------------------------
+
+    def _pieces(self) -> list[ParameterPiece]:
+        """What this rank updates, parameter by parameter: its own, or every owner's where the state is replicated."""
+        if self.frozen:
+            return []
+        owners = [self.rank.index] if self.stage.optimizer is SHARDED else range(self.layout.ranks)
+        return [piece for owner in owners for piece in self.layout.parameter_pieces(owner)]
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
         array = self.rank.memory.alloc(self.length(placement), dtype, kind, name or kind)
         clear_padding(array, self.layout, placement, self.rank)
         return array
 
+    def _make_slots(self) -> None:
+        """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""
+        kept = {entry.name: self.slots_of(entry) for entry in self.layout.entries if not self.frozen}
+        flat = [{(name, self.slot_dtype(slot)) for name, slot in slots.items() if self.is_flat(entry, name)}
+                for entry in self.layout.entries if (slots := kept.get(entry.name)) is not None]
+        shared = set.intersection(*flat) if flat else set()
+        for name, dtype in sorted(shared, key=str):
+            self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
+            for piece in self.regions_held(self.stage.optimizer):
+                self.slots[name][at(piece, self.stage.optimizer)] = 0
+        for entry, count in self._held_entries():
+            for name, slot in kept[entry.name].items():
+                if (name, self.slot_dtype(slot)) not in shared or not self.is_flat(entry, name):
+                    shape = count if self.is_flat(entry, name) else slot.shape
+                    own = self.rank.memory.alloc(shape, self.slot_dtype(slot), "optimizer_state",
+                                                 f"{entry.name} {name}")
+                    own[...] = 0
+                    self.own_slots[entry.name, name] = own
+
+    def _held_entries(self) -> Iterator[tuple[Entry, int]]:
+        """The parameters of which this rank updates elements, and how many of each."""
+        counts: dict[str, int] = {}
+        for piece in self.pieces:
+            counts[piece.entry.name] = counts.get(piece.entry.name, 0) + piece.count
+        yield from ((self.layout.by_name[name], count) for name, count in counts.items())
+
     def _initialize(self) -> None:
         """Draws the first values piece by piece: no rank holds more than it keeps, and no value depends on N."""
         kernels, stage = self.rank.kernels, self.stage
-        for array, placement in ((self.master, self.master_placement), (self.parameter, stage.parameters)):
-            for piece in self.pieces(placement):
+        copies = [(self.parameter, stage.parameters)]
+        if not self.parameter_is_master:
+            copies.append((self.master, stage.optimizer))
+        for array, placement in copies:
+            for piece in self.regions_held(placement):
                 target = array[at(piece, placement)]
-                for entry, low, high in self._entries_in(piece.vector):
+                for entry, low, high in self._blocks_in(piece.vector):
                     values = self._first_values(entry, low - entry.low, high - low)
                     kernels.cast_pack(values, target[low - piece.vector.start:high - piece.vector.start])
 
-    def _entries_in(self, vector: slice) -> Iterator[tuple[Entry, int, int]]:
+    def _blocks_in(self, vector: slice) -> Iterator[tuple[Entry, int, int]]:
         """The parameters that overlap a stretch of the vector, each with the overlap, in blocks."""
-        for entry in self.layout.entries:
-            low, high = max(entry.low, vector.start), min(entry.high, vector.stop)
-            for span in spans(max(0, high - low)):
+        for entry, low, high in self.layout.entries_in(vector.start, vector.stop):
+            for span in spans(high - low):
                 yield entry, low + span.start, low + span.stop
 
     def _first_values(self, entry: Entry, start: int, count: int) -> np.ndarray:

@@ -1,27 +1,32 @@
 """From the reduced gradient to updated parameters: overflow check, norm, clipping, optimizer, cast.
 
 Legend: n elements of the padded vector, s of this rank's shard; N ranks, k micro-batches; S loss scale.
-The gradient's fp32 copy never exists as a whole: fp32(sum) / (S * N * k) is made block by block.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from zerosim.numerics.blocks import BLOCK, spans
 from zerosim.numerics.checks import is_number
-from zerosim.optim.base import Optimizer
-from zerosim.zero.layout import Piece
-from zerosim.zero.placements import SHARDED, Placement
+from zerosim.numerics.loss_scale import LossScaler
+from zerosim.zero import norms
+from zerosim.zero.layout import ParameterPiece, Region
+from zerosim.zero.pieces import Moment, Norms, tensor_norms, update_piece
+from zerosim.zero.placements import SHARDED
+from zerosim.zero.refresh import Refresh
 from zerosim.zero.states import States, at
+from zerosim.zero.tensors import is_torn, update_gathered, update_tensor
+
+Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """This rank's losses (one per micro-batch), whether all ranks skipped, the global gradient norm, the loss scale.
 
-    On a skipped step, where some rank saw inf or NaN, ``norm`` is NaN and nothing was changed.
+    The norm is that of the mean gradient, before clipping; the scale is the S of this step. On a skipped step, where
+    some rank saw inf or NaN, ``norm`` is NaN and nothing was changed but a dynamic loss scale.
     """
 
     losses: tuple[float, ...]
@@ -30,95 +35,80 @@ class StepResult:
     scale: float
 
 
-@dataclass(slots=True)
-class Reduced:
-    """The gradient's sum over ranks, how it rests, and by what it is divided to be the mean."""
-
-    array: np.ndarray
-    placement: Placement
-    divisor: float
-
-
 class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
-    def __init__(self, states: States, optimizer: Optimizer, clip_norm: float | None) -> None:
+    def __init__(self, refresh: Mapping[States, Refresh], loss_scale: LossScaler, clip_norm: float | None,
+                 schedule: Schedule | None) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
-        self.states, self.optimizer, self.clip_norm = states, optimizer, clip_norm
-        self.rank, self.kernels = states.rank, states.rank.kernels
+        self.refresh, self.families = refresh, [states for states in refresh if not states.frozen]
+        self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
         self.steps_taken = 0
-        self.reduced: Reduced | None = None
 
     @property
-    def own_pieces(self) -> list[Piece]:
-        """What this rank updates: its own pieces, or all where the optimizer's state is replicated."""
-        return self.states.pieces(self.states.stage.optimizer)
+    def is_ready(self) -> bool:
+        """True between reduce() and update()."""
+        return any(states.reduced is not None for states in self.families)
 
-    def take(self, array: np.ndarray, placement: Placement, micro_batches: int) -> None:
-        """Receives the reduced gradient, (n,) or (s,)."""
-        self.reduced = Reduced(array, placement, self.states.policy.divisor(self.rank.size, micro_batches))
+    def forget(self) -> None:
+        """Drops the reduced gradients."""
+        for states in self.families:
+            states.reduced = None
 
-    def step(self, losses: tuple[float, ...]) -> StepResult:
-        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before ``take``."""
-        reduced = self.reduced
-        if reduced is None:
+    def step(self, losses: tuple[float, ...], factors: Mapping[str, Any]) -> StepResult:
+        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce()."""
+        if not self.is_ready:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
-        scale = self.states.policy.loss_scale
-        norm = math.nan if self._overflowed(reduced) else self._norm(reduced)
-        if not math.isfinite(norm):  # inf: the sum is finite, and dividing it by a scale below 1 is not
-            self.reduced = None
-            return StepResult(losses, True, math.nan, scale)
-        factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-        self.steps_taken += 1
-        for piece in self.own_pieces:
-            self._update_piece(piece, reduced, factor)
-        self._cast_to_compute()
-        self.reduced = None
-        return StepResult(losses, False, norm, scale)
+        scale = self.loss_scale.scale
+        norm = math.nan if norms.overflowed(self.families) else norms.gradient_norm(self.families)
+        skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
+        self.loss_scale.update(skipped)
+        if not skipped:
+            self.steps_taken += 1
+            moment = Moment(self.steps_taken, self._clip_factor(norm), self._lr_factor(), factors)
+            for states in self.families:
+                self._update(states, moment)
+        self.forget()
+        return StepResult(losses, skipped, math.nan if skipped else norm, scale)
 
-    @property
-    def _sharded(self) -> bool:
-        """True where no rank sees all of the reduced gradient, so that what it saw must be told."""
-        return self.states.stage.optimizer is SHARDED
+    def _clip_factor(self, norm: float) -> float:
+        return self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
 
-    def _overflowed(self, reduced: Reduced) -> bool:
-        mine = not all(self.kernels.all_finite(reduced.array[at(p, reduced.placement)]) for p in self.own_pieces)
-        return bool(self._told(np.array([mine], np.uint8)).any())
+    def _lr_factor(self) -> float | None:
+        return None if self.schedule is None else float(self.schedule(self.steps_taken))
 
-    def _norm(self, reduced: Reduced) -> float:
-        """Each owner's sum of squares in float64, over its valid elements in fixed blocks; added in rank order."""
-        owners = [self.rank.index] if self._sharded else range(self.rank.size)
-        partials = [sum(self.kernels.sum_of_squares(reduced.array[at(piece, reduced.placement)], reduced.divisor)
-                        for piece in self.states.layout.valid(owner)) for owner in owners]
-        total = 0.0
-        for partial in self._told(np.array(partials, np.float64)):
-            total += float(partial)
-        return math.sqrt(total)
+    def _update(self, states: States, moment: Moment) -> None:
+        measured = tensor_norms(states, moment)
+        for index, region in enumerate(states.layout.regions):
+            _update_region(states, region, moment, measured)
+            _cast_to_compute(states, index)
+            self.refresh[states].updated(region)
 
-    def _told(self, mine: np.ndarray) -> np.ndarray:
-        """What every rank found, in rank order; nothing is sent where each knows all."""
-        return self.rank.all_gather(mine, purpose="control") if self._sharded else mine
 
-    def _update_piece(self, piece: Piece, reduced: Reduced, factor: float) -> None:
-        states = self.states
-        w = states.master[at(piece, states.master_placement)]
-        s = reduced.array[at(piece, reduced.placement)]
-        slots = {name: slot[at(piece, states.stage.optimizer)] for name, slot in states.slots.items()}
-        g32 = self.kernels.empty(min(BLOCK, len(w)), np.float32)
-        for here in spans(len(w)):
-            g = g32[:here.stop - here.start]
-            self.kernels.gradient_block(s[here], reduced.divisor, factor, g)
-            self.optimizer.update(
-                self.kernels, w[here], g, {name: slot[here] for name, slot in slots.items()}, self.steps_taken
-            )
+def _update_region(states: States, region: Region, moment: Moment, measured: Mapping[str, Norms]) -> None:
+    """Updates what this rank updates of one region, tensor by tensor in the order of the vector."""
+    own: dict[str, list[ParameterPiece]] = {}
+    for piece in states.pieces_in(region):
+        own.setdefault(piece.entry.name, []).append(piece)
+    for entry, _, _ in states.layout.entries_in(region.low, region.high):
+        pieces = own.get(entry.name, [])
+        if states.optimizers[entry.name].cut_of(entry.shape) == "anywhere":
+            for piece in pieces:
+                update_piece(states, piece, moment, measured.get(entry.name))
+        elif is_torn(states, entry):
+            update_gathered(states, entry, moment)
+        elif pieces:
+            update_tensor(states, states.whole_piece(entry), moment)
 
-    def _cast_to_compute(self) -> None:
-        """Rounds the updated master to the compute format, as far as this rank has both."""
-        states = self.states
-        if states.parameter_is_master:
-            return
-        for piece in states.pieces(SHARDED if SHARDED in (states.stage.parameters, states.stage.optimizer)
-                                   else states.stage.parameters):
-            self.kernels.cast_pack(states.master[at(piece, states.stage.optimizer)],
-                                   states.parameter[at(piece, states.stage.parameters)])
+
+def _cast_to_compute(states: States, region: int) -> None:
+    """Rounds the updated master of one region to the compute format, as far as this rank has both."""
+    if states.parameter_is_master:
+        return
+    stage = states.stage
+    own = SHARDED in (stage.parameters, stage.optimizer)
+    for owner in [states.rank.index] if own else range(states.layout.ranks):
+        piece = states.layout.valid(owner)[region]
+        states.rank.kernels.cast_pack(states.master[at(piece, stage.optimizer)],
+                                      states.parameter[at(piece, stage.parameters)])

@@ -1,0 +1,84 @@
+"""The micro-batches of a step: what is charged for them, what is drawn for them, and how many tokens they have.
+
+Legend: B batch, T tokens of a sample; N ranks, k micro-batches. Micro-batch j of rank r has the number j·N + r in its
+step: whatever is drawn for it depends on that number and on no layout.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from zerosim.models.context import Context
+from zerosim.models.units import Model
+from zerosim.numerics import random
+from zerosim.numerics.policy import Policy
+from zerosim.ranks.rank import Rank
+from zerosim.zero.passes import Tape
+
+FP32 = np.dtype(np.float32)
+
+
+class MicroBatches:
+    """One rank's micro-batches of the step under way."""
+
+    def __init__(self, rank: Rank, model: Model, policy: Policy, ctx: Context, seed: int) -> None:
+        self.rank, self.model, self.policy, self.ctx, self.seed = rank, model, policy, ctx, seed
+        self.step = 0
+        self._forwards = 0
+        self._tokens = self._places = 0
+
+    def next_step(self) -> None:
+        """Begins to count anew."""
+        self.step += 1
+        self._forwards = self._tokens = self._places = 0
+
+    def context(self) -> Context:
+        """The context of the next forward: what it draws, its backward draws again."""
+        number = self._forwards * self.rank.size + self.rank.index
+        self._forwards += 1
+        return replace(self.ctx, draw=partial(self._draw, self.step, number))
+
+    def _draw(self, step: int, number: int, name: str, count: int) -> np.ndarray:
+        return random.bits((self.seed, "dropout", step, name), number * count, count)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def charged(self, x: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of a micro-batch, charged as input: values in the compute format, indices as they are."""
+        first, loss = self.model.units[0], self.model.loss
+        return (self._charged(x, self.policy.compute_dtype, "x", indices=first.integer_inputs),
+                self._charged(target, FP32, "target", indices=loss.integer_targets))
+
+    def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
+        values = np.ascontiguousarray(values)
+        if indices:
+            dtype = values.dtype
+        elif values.dtype.kind in "iu" or not values.dtype.isnative:
+            values = values.astype(np.float64)
+        charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
+        self.rank.kernels.cast_pack(values, charged)
+        return charged
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def count(self, tape: Tape) -> None:
+        """Counts the tokens of a micro-batch that has gone back."""
+        self._tokens += tape.tokens
+        self._places += tape.places
+
+    def token_share(self) -> float:
+        """1, or where the loss is normalized by all ranks' tokens, the share of places that have one: tokens/(N·k·B·T).
+
+        A loss that divides by its B·T places, and a mean gradient divided by this, weigh every token the same.
+        """
+        if not self.model.loss.is_global:
+            return 1.0
+        found = self.rank.all_gather(np.array([self._tokens], np.int64), purpose="control",
+                                     agreement=f"{self._places} places for tokens")
+        tokens = int(found.sum())
+        if not tokens:
+            raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "
+                             "leave the step out")
+        return tokens / (self.rank.size * self._places)
