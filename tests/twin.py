@@ -1,36 +1,64 @@
 """The twin: one device, no ranks, no shards; the definition of what every stage must compute, bit for bit.
 
-Legend: P parameters in one flat vector without padding, N imagined ranks, k micro-batches.
+Legend: P parameters, N imagined ranks, k micro-batches. Everything is kept parameter by parameter, without padding.
 It adds the gradients of N batches in the order of a ring, each addition rounded as NumPy and ml_dtypes round, and
 feeds the sum to the unsharded optimizer. It imports nothing of zerosim.zero and zerosim.ranks.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from zerosim.models.context import Context
 from zerosim.models.units import Model
+from zerosim.numerics import random
+from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.loss_scale import scaling_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
 
 BLOCK = 65536
+Vectors = dict[str, np.ndarray]
 
 
-def owners(model: Model, ranks: int, layout: str) -> np.ndarray:
-    """(P,): the rank that owns each parameter element, by ceil(length / N) in each unit or in the whole vector."""
-    lengths = [unit.parameter_count for unit in model.units]
-    if layout == "contiguous":
-        lengths = [sum(lengths)]
-    return np.concatenate([np.arange(n) // max(1, -(-n // ranks)) for n in lengths]).astype(int)
+def count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=int))
 
 
-def parameters(model: Model) -> list[slice]:
-    """Where each parameter lies in the vector."""
-    ends = np.cumsum([0] + [int(np.prod(shape, dtype=int)) for shape in model.shapes.values()])
-    return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+@dataclass(frozen=True)
+class Rule:
+    """What holds for one parameter: who updates it (None: frozen), and the format of its weights."""
+
+    optimizer: Optimizer | None
+    compute: str
+
+
+def cut_whole(lengths: list[int], ranks: int) -> np.ndarray:
+    """The owner of each element where shards begin and end on borders of parameters, each the nearest to its share."""
+    borders, total = sorted({0, *np.cumsum(lengths).tolist()}), sum(lengths)
+    starts = [min(borders, key=lambda b: (abs(b * ranks - rank * total), b)) for rank in range(ranks)]
+    return np.searchsorted(starts, np.arange(total), "right") - 1
+
+
+def owners(model: Model, ranks: int, layout: str, kin: dict[str, object]) -> Vectors:
+    """By parameter, the rank that owns each element: by ceil(length / N) in each unit, or in the whole vector, of
+    parameters of one kin; or on borders of parameters."""
+    found = {}
+    for kind in dict.fromkeys(kin.values()):
+        stretches = [[name for name in unit.shapes if kin[name] == kind] for unit in model.units]
+        if layout != "per_unit":
+            stretches = [[name for names in stretches for name in names]]
+        for names in stretches:
+            lengths = [count(model.shapes[name]) for name in names]
+            n = sum(lengths)
+            owner = (cut_whole(lengths, ranks) if layout == "whole_matrices"
+                     else np.arange(n) // max(1, -(-n // ranks)))
+            ends = np.cumsum([0, *lengths])
+            found |= {name: owner[a:b] for name, (a, b) in zip(names, pairwise(ends), strict=True)}
+    return found
 
 
 def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -40,7 +68,7 @@ def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def ring_sum(vectors: list[np.ndarray], owner: np.ndarray) -> np.ndarray:
-    """The sum of N vectors (P,) in which an element of owner c is x[c+1] + x[c+2] + ... + x[c]."""
+    """The sum of N vectors in which an element of owner c is x[c+1] + x[c+2] + ... + x[c]."""
     ranks = len(vectors)
     total = np.empty_like(vectors[0])
     for c in range(ranks):
@@ -52,9 +80,20 @@ def ring_sum(vectors: list[np.ndarray], owner: np.ndarray) -> np.ndarray:
     return total
 
 
+def squares(x: np.ndarray) -> float:
+    """The float64 sum of squares in blocks, the blocks' sums added left to right."""
+    wide, total = x.astype(np.float64), 0.0
+    for low in range(0, len(wide), BLOCK):
+        total += float(np.add.reduce(wide[low:low + BLOCK] ** 2))
+    return total
+
+
 @dataclass
 class Twin:
-    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first" or "reduce_first"."""
+    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first" or "reduce_first".
+
+    ``rules`` are those of the parameters that differ from the others; ``seed`` is that of dropout.
+    """
 
     model: Model
     optimizer: Optimizer
@@ -62,87 +101,170 @@ class Twin:
     policy: Policy
     layout: str
     order: str
+    rules: dict[str, Rule] = field(default_factory=dict)
+    schedule: object = None
+    seed: int = 0
     taken: int = 0
-    master: np.ndarray = field(init=False)
-    slots: dict[str, np.ndarray] = field(init=False)
+    begun: int = 0
 
     def __post_init__(self) -> None:
-        self.master = np.concatenate([unit.initial(name, 0, int(np.prod(shape, dtype=int)))
-                                      for unit in self.model.units for name, shape in unit.shapes.items()])
-        self.slots = {name: np.zeros(len(self.master), np.float32) for name in self.optimizer.slots(self.master.shape)}
-        self.kernels = NumpyKernels()
-        self.owner = owners(self.model, self.ranks, self.layout)
+        self.rule = {name: self.rules.get(name, Rule(self.optimizer, self.policy.compute))
+                     for name in self.model.shapes}
+        kin = {name: (rule.compute, rule.optimizer is None) for name, rule in self.rule.items()}
+        self.kin = {kind: [name for name in kin if kin[name] == kind] for kind in dict.fromkeys(kin.values())}
+        self.owner = owners(self.model, self.ranks, self.layout, kin)
+        self.weights, self.state = {}, {}
+        for unit in self.model.units:
+            for name, shape in unit.shapes.items():
+                first, frozen = unit.initial(name, 0, count(shape)), self.rule[name].optimizer is None
+                at_rest = self.compute_dtype(name) if frozen else self.policy.master_dtype
+                with np.errstate(all="ignore"):
+                    self.weights[name] = first.astype(at_rest)
+                self.state[name] = {} if frozen else {
+                    key: np.zeros(slot.shape, self.policy.state_dtype if slot.format == "fp32"
+                                  else format_of(slot.format).dtype)
+                    for key, slot in self.rule[name].optimizer.slots(shape).items()}
+        self.kernels, self.scaler = NumpyKernels(), scaling_of(self.policy.loss_scale).start()
+
+    # -- what is compared ---------------------------------------------------------------------------------------------
+
+    def compute_dtype(self, name: str) -> np.dtype:
+        return format_of(self.rule[name].compute).dtype
+
+    def cast(self, name: str) -> np.ndarray:
+        """One parameter's weights in its compute format, flat."""
+        with np.errstate(all="ignore"):
+            return self.weights[name].astype(self.compute_dtype(name))
+
+    @property
+    def master(self) -> np.ndarray:
+        """(P,): the weights that the optimizer updates, in the order of the model."""
+        return np.concatenate(list(self.weights.values()))
 
     @property
     def compute(self) -> np.ndarray:
-        """(P,): the weights in the compute format."""
-        with np.errstate(all="ignore"):
-            return self.master.astype(self.policy.compute_dtype)
+        """(P,): the weights in the compute formats."""
+        return np.concatenate([self.cast(name) for name in self.weights])
 
-    def gradient(self, x: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss and the local gradient (P,) of one micro-batch, from its own forward and backward."""
-        ctx, flat, kept, weights, low = Context.standalone(self.policy), self.compute, [], [], 0
-        y = np.ascontiguousarray(x).astype(self.policy.compute_dtype)
-        for unit in self.model.units:
-            w = {}
-            for name, shape in unit.shapes.items():
-                high = low + int(np.prod(shape, dtype=int))
-                w[name], low = flat[low:high].reshape(shape), high
+    @property
+    def slots(self) -> Vectors:
+        """The slots that every parameter has, with an element for each of its elements."""
+        names = set.intersection(*[{key for key, slot in state.items() if slot.size == self.weights[name].size}
+                                   for name, state in self.state.items()])
+        return {key: np.concatenate([state[key].reshape(-1) for state in self.state.values()]) for key in sorted(names)}
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def gradient(self, x: np.ndarray, target: np.ndarray, number: int = 0) -> tuple[float, Vectors]:
+        """The loss and the local gradients of one micro-batch, from its own forward and backward."""
+        def draw(name: str, n: int) -> np.ndarray:
+            return random.bits((self.seed, "dropout", self.begun, name), number * n, n)
+
+        ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
+        y = np.ascontiguousarray(x)
+        y = y if self.model.units[0].integer_inputs else y.astype(self.policy.compute_dtype)
+        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.borrows)}
+                   for unit in self.model.units]
+        for unit, w in zip(self.model.units, weights, strict=True):
             y, keeps = unit.forward(ctx, w, y)
             kept.append(keeps)
-            weights.append(w)
         loss, keeps = self.model.loss.forward(ctx, y, target)
-        dy = self.model.loss.backward(ctx, keeps, self.policy.loss_scale)
-        parts: list[np.ndarray] = []
+        dy = self.model.loss.backward(ctx, keeps, self.scaler.scale)
+        found: Vectors = {}
         for unit, w, keeps in zip(reversed(self.model.units), reversed(weights), reversed(kept), strict=True):
             dy, grads = unit.backward(ctx, w, keeps, dy)
-            parts = [grads[name].reshape(-1).copy() for name in unit.shapes] + parts
-        return loss, np.concatenate(parts)
+            for name in (*unit.shapes, *unit.borrows):
+                self._collect(found, name, grads[name])
+        return loss, found
 
-    def reduced(self, gradients: list[list[np.ndarray]]) -> np.ndarray:
+    def _places(self, unit: object) -> Vectors:
+        """Where a unit writes the gradients of its own parameters and of those that it borrows."""
+        return {name: np.empty(self.model.shapes[name], self.compute_dtype(name))
+                for name in (*unit.shapes, *unit.borrows)}
+
+    def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
+        """Borrowers come first, and their part is the first addend, in the accumulate format."""
+        own = np.zeros(count(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
+        own = own.reshape(-1).astype(self.compute_dtype(name))
+        found[name] = (rounded_add(found[name].astype(self.policy.accumulate_dtype), own) if name in found
+                       else own.copy())
+
+    def reduced(self, gradients: list[list[Vectors]], name: str) -> np.ndarray:
         """The sum of gradients[r][j] over ranks and micro-batches, in the twin's order."""
-        accumulate, reduce = self.policy.accumulate_dtype, self.policy.reduce_dtype
+        policy = replace(self.policy, compute=self.rule[name].compute)
+        accumulate, reduce = policy.accumulate_dtype, policy.reduce_dtype
         with np.errstate(all="ignore"):
             if self.order == "local_first":
                 sums = []
                 for mine in gradients:
-                    total = mine[0].astype(accumulate)
+                    total = mine[0][name].astype(accumulate)
                     for g in mine[1:]:
-                        total = rounded_add(total, g)
+                        total = rounded_add(total, g[name])
                     sums.append(total.astype(reduce))
-                return ring_sum(sums, self.owner)
+                return ring_sum(sums, self.owner[name])
             total = None
             for j in range(len(gradients[0])):
-                summed = ring_sum([mine[j].astype(reduce) for mine in gradients], self.owner)
+                summed = ring_sum([mine[j][name].astype(reduce) for mine in gradients], self.owner[name])
                 total = summed.astype(accumulate) if total is None else rounded_add(total, summed)
             return total
 
-    def norm(self, g32: np.ndarray) -> float:
-        """The global norm: per owner the float64 sum of squares in blocks, tensor by tensor; owners in rank order."""
-        total = 0.0
-        for rank in range(self.ranks):
-            partial = 0
-            for lies in parameters(self.model):
-                mine, piece = g32[lies][self.owner[lies] == rank].astype(np.float64), 0.0
-                for low in range(0, len(mine), BLOCK):
-                    piece += float(np.add.reduce(mine[low:low + BLOCK] ** 2))
-                partial += piece
-            total += partial
-        return float(np.sqrt(total))
+    # -- the step -----------------------------------------------------------------------------------------------------
 
     def step(self, batches: list[list[tuple[np.ndarray, np.ndarray]]], clip_norm: float | None = None) -> dict:
         """One step on batches[r][j] = (x, target); the losses per rank, the norm, and whether it was skipped."""
-        pairs = [[self.gradient(x, t) for x, t in mine] for mine in batches]
-        losses = [[loss for loss, _ in mine] for mine in pairs]
-        total = self.reduced([[g for _, g in mine] for mine in pairs])
-        divisor = np.float32(self.policy.loss_scale * self.ranks * len(batches[0]))
+        k, scale = len(batches[0]), self.scaler.scale
+        pairs = [[self.gradient(x, t, j * self.ranks + r) for j, (x, t) in enumerate(mine)]
+                 for r, mine in enumerate(batches)]
+        self.begun += 1
+        losses, local = ([[pair[i] for pair in mine] for mine in pairs] for i in (0, 1))
+        divisor = np.float32(scale * self.ranks * k * self._token_share(batches))
         with np.errstate(all="ignore"):
-            g32 = total.astype(np.float32) / divisor
-        if not np.isfinite(g32).all():
-            return {"losses": losses, "norm": float("nan"), "skipped": True}
-        norm = self.norm(g32)
-        if clip_norm is not None and norm > clip_norm:
-            g32 = g32 * np.float32(clip_norm / norm)
+            g32 = {name: self.reduced(local, name).astype(np.float32) / divisor
+                   for names in self.kin.values() for name in names if self.rule[name].optimizer is not None}
+        norm = self._norm(lambda name: g32[name], list(g32))
+        skipped = not np.isfinite(norm)
+        self.scaler.update(skipped)
+        if not skipped:
+            self._update(g32, np.float32(clip_norm / norm) if clip_norm is not None and norm > clip_norm else None)
+        return {"losses": losses, "norm": math.nan if skipped else norm, "skipped": skipped, "scale": scale}
+
+    def _token_share(self, batches: list) -> float:
+        loss, targets = self.model.loss, [t for mine in batches for _, t in mine]
+        return sum(map(loss.tokens, targets)) / sum(t.size for t in targets) if loss.is_global else 1.0
+
+    def _norm(self, vector: object, names: list[str]) -> float:
+        """The norm of some tensors: per owner, tensor by tensor; owners in rank order."""
+        total = 0.0
+        for rank in range(self.ranks):
+            partial = 0
+            for name in names:
+                partial += squares(vector(name)[self.owner[name] == rank])
+            total += partial
+        return math.sqrt(total) if np.isfinite(total) else math.nan
+
+    def _update(self, g32: Vectors, clip: np.float32 | None) -> None:
         self.taken += 1
-        self.optimizer.update(UpdateContext(self.kernels), self.master, g32, self.slots, self.taken)
-        return {"losses": losses, "norm": norm, "skipped": False}
+        for name, g in g32.items():
+            rule, shape = self.rule[name], self.model.shapes[name]
+            whole = rule.optimizer.cut_of(shape) != "anywhere"
+            g = g if clip is None else g * clip
+            w, g = (x.reshape(shape) if whole else x for x in (self.weights[name].astype(np.float32), g))
+            state = {key: slot.astype(np.float32) if slot.size != g.size or whole else
+                     slot.astype(np.float32).reshape(-1) for key, slot in self.state[name].items()}
+            group = None if self.schedule is None else {"lr": rule.optimizer.lr * self.schedule(self.taken)}
+            ctx = UpdateContext(self.kernels)
+            if "tensor_norm" in rule.optimizer.needs:
+                ctx = self._with_norms(name, w, g, state, group)
+            rule.optimizer.update(ctx, w, g, state, self.taken, group)
+            with np.errstate(all="ignore"):
+                self.weights[name] = w.reshape(-1).astype(self.weights[name].dtype)
+                self.state[name] = {key: slot.reshape(self.state[name][key].shape).astype(self.state[name][key].dtype)
+                                    for key, slot in state.items()}
+
+    def _with_norms(self, name: str, w: np.ndarray, g: np.ndarray, state: Vectors, group: dict | None) -> UpdateContext:
+        optimizer, ctx, direction = self.rule[name].optimizer, UpdateContext(self.kernels), np.empty_like(w)
+        optimizer.advance(ctx, w, g, state, self.taken, group)
+        for key, slot in state.items():  # the moments point from where they rest
+            slot[...] = slot.astype(self.state[name][key].dtype).astype(np.float32)
+        optimizer.direction(ctx, w, g, state, self.taken, group, direction)
+        return replace(ctx, norms=(self._norm(lambda _: w, [name]), self._norm(lambda _: direction, [name])))

@@ -28,10 +28,10 @@ def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int 
 
 
 def flat_state(engine: zs.Engine) -> dict[str, np.ndarray]:
-    """Every kind of state of the whole model, as flat vectors without padding."""
+    """Every kind of state that all parameters have, as flat vectors without padding."""
     states = [engine.state(name) for name in engine.model.shapes]
-    return {key: np.concatenate([state[key].reshape(-1) for state in states])
-            for key in states[0] if states[0][key] is not None}
+    common = [key for key in states[0] if all(state.get(key) is not None for state in states)]
+    return {key: np.concatenate([state[key].reshape(-1) for state in states]) for key in common}
 
 
 def train(rank: zs.Rank, model: Model, data: list, **options: object) -> dict:

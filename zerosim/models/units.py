@@ -118,6 +118,11 @@ class LinearUnit(Unit):
         return {"weight": (self.inputs, self.outputs)} | ({"bias": (self.outputs,)} if self.bias else {})
 
     @property
+    def factored(self) -> frozenset[str]:
+        """The weight."""
+        return frozenset({f"{self.name}.weight"})
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The weight, then the bias where there is one."""
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}
@@ -146,6 +151,7 @@ class LinearUnit(Unit):
             dy = layers.relu_backward(ctx, kept_by_activation, dy)
         elif self.activation == "gelu":
             dy = layers.gelu_backward(ctx, kept_by_activation, dy)
+        ctx.observe(f"{self.name}.weight", x, dy)
         grads = ctx.gradients(self)
         dx = layers.linear_backward(ctx, w[f"{self.name}.weight"], x, dy, grads[f"{self.name}.weight"],
                                     grads.get(f"{self.name}.bias"), input_gradient=not self.first)
@@ -167,6 +173,7 @@ class Model:
         self.loss: Loss = HalfSquaredError() if loss is None else loss
         _refuse_twins("unit", (unit.name for unit in units))
         _refuse_twins("parameter", (name for unit in units for name in unit.names))
+        _refuse_early_borrowers(units)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -184,6 +191,18 @@ def require_activation(where: str, activation: Any) -> None:
     if activation not in ACTIVATIONS:
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"{where} was given activation={activation!r}; the activations are {known}")
+
+
+def _refuse_early_borrowers(units: Sequence[Unit]) -> None:
+    """A parameter's own unit goes back last of its users, so that its gradient is complete then."""
+    earlier: dict[str, Unit] = {}
+    for unit in units:
+        for name, owner in unit.borrows.items():
+            if owner not in earlier or name not in earlier[owner].shapes:
+                raise ValueError(f"unit {unit.name!r} borrows {name!r} of the unit {owner!r}, which does not come "
+                                 "before it or has no such parameter; declare a shared parameter in the first unit that "
+                                 "uses it")
+        earlier[unit.name] = unit
 
 
 def _refuse_twins(what: str, names: Iterable[str]) -> None:

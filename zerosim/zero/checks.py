@@ -59,6 +59,8 @@ def check_optimizers(model: Model, families: Sequence[States], schedule: Any, *,
     Raises ValueError for an optimizer that would update part of a tensor that it needs whole, for one without the lr
     that a schedule changes, and for a layer that hands over no factors.
     """
+    if all(states.frozen for states in families):
+        raise ValueError("all parameters are frozen, and a step would train nothing; leave some to the optimizer")
     factored = {name for unit in model.units for name in unit.factored}
     observed = set()
     for states in families:

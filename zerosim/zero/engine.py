@@ -123,6 +123,7 @@ class Engine:
         self.gradients.reset()
         self._observer.forget()
         self._update.forget()
+        self._lender.end_of_backward()
         self._micro_batches.next_step()
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:

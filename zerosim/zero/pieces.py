@@ -66,13 +66,17 @@ def tensor_norms(states: States, moment: Moment) -> dict[str, Norms]:
 
 
 def _squares(states: States, moment: Moment, piece: ParameterPiece) -> Norms:
-    """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point."""
+    """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point.
+
+    The direction is that of the moments as they rest, rounded to their format: `update_piece` finds the same.
+    """
     optimizer: Any = states.optimizers[piece.entry.name]
     kernels, group = states.rank.kernels, moment.group(optimizer)
     ctx, direction = UpdateContext(kernels), kernels.empty(min(BLOCK, piece.count), FP32)
     weights = directions = 0.0
     for w, g, state in blocks(states, piece, moment):
         optimizer.advance(ctx, w, g, state, moment.step, group)
+    for w, g, state in blocks(states, piece, moment):
         optimizer.direction(ctx, w, g, state, moment.step, group, direction[:len(w)])
         weights += kernels.sum_of_squares(w)
         directions += kernels.sum_of_squares(direction[:len(w)])

@@ -11,6 +11,7 @@ import numpy as np
 from zerosim.models.units import Model
 from zerosim.numerics.blocks import spans
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Slot
 from zerosim.ranks.memory import poison
 from zerosim.ranks.rank import Rank
@@ -161,6 +162,8 @@ class States:
                 target = array[at(piece, placement)]
                 for entry, low, high in self._blocks_in(piece.vector):
                     values = self._first_values(entry, low - entry.low, high - low)
+                    if not self.frozen:  # weights are cast from the master, whatever its format, from the start
+                        values = round_to(values, self.policy.master)
                     kernels.cast_pack(values, target[low - piece.vector.start:high - piece.vector.start])
 
     def _blocks_in(self, vector: slice) -> Iterator[tuple[Entry, int, int]]:

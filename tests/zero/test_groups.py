@@ -1,0 +1,203 @@
+"""Parameter groups, frozen, tied, unused and fp32 parameters: each stage equals the twin, and the ledger shows them."""
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.twin import Rule, Twin
+from tests.zero.training import MODELS, batches, bits, train
+from tests.zero.units import gained, tied
+
+ADAM, SGD = zs.optim.Adam(lr=0.01), zs.optim.SGD(lr=0.1)
+ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
+
+
+def assert_equal_to_the_twin(model, rules=None, *, ranks=(1, 3, 4), compute="bf16", layout="per_unit", **options):
+    """Two steps of two micro-batches under every stage, in parameters, masters and losses."""
+    for n in ranks:
+        data = batches(model, n, 2, 2)
+        for stage, order in ORDERS:
+            twin = Twin(model, ADAM, n, zs.Policy(compute), layout, order, rules or {})
+            said = [twin.step(step) for step in data]
+            found = zs.Cluster(n).run(lambda rank, s=stage, d=data: train(
+                rank, model, d, optimizer=ADAM, stage=s, policy=zs.Policy(compute), layout=layout, **options))
+            for rank, result in enumerate(found):
+                assert bits(result["parameter"]) == bits(twin.compute), (n, stage)
+                assert bits(result["master"]) == bits(twin.master), (n, stage)
+                assert [list(losses) for losses in result["losses"]] == [step["losses"][rank] for step in said]
+                assert result["norms"] == [step["norm"] for step in said], (n, stage)
+
+
+# -- hyperparameters and optimizers by name ---------------------------------------------------------------------------
+
+
+def test_groups_replace_hyperparameters_and_optimizers_and_the_first_match_decides():
+    model = MODELS["odd"]()
+    groups = (zs.Group("*.bias", lr=0.5), zs.Group("layer1.*", optimizer=zs.optim.Adam(lr=0.2, beta1=0.5)))
+    rules = {name: Rule(zs.optim.Adam(lr=0.5), "bf16") for name in ("layer0.bias", "layer1.bias")}
+    rules["layer1.weight"] = Rule(zs.optim.Adam(lr=0.2, beta1=0.5), "bf16")
+    assert_equal_to_the_twin(model, rules, groups=groups)
+
+
+def test_parameters_of_optimizers_with_other_state_keep_their_own():
+    """Adam has two slots, SGD none: what a rank holds of state is 8 bytes for each element that Adam updates."""
+    model, groups = MODELS["odd"](), (zs.Group("layer0.*", optimizer=SGD),)
+    assert_equal_to_the_twin(model, {name: Rule(SGD, "bf16") for name in ("layer0.weight", "layer0.bias")},
+                             groups=groups)
+    for stage, ranks in ((0, 3), (3, 3)):
+        cluster = zs.Cluster(ranks)
+        engines = cluster.run(lambda rank, s=stage: zs.Engine(rank, model, ADAM, stage=s, groups=groups))
+        state = [memory.now_nbytes_by_kind["optimizer_state"] for memory in cluster.memory]
+        assert len(engines) == ranks
+        assert sum(state) == 8 * 12 * (ranks if stage == 0 else 1)  # layer1: 5·2 + 2
+
+
+def test_a_schedule_multiplies_every_lr_and_does_not_advance_on_a_skipped_step():
+    model, factors = MODELS["odd"](), {1: 1.0, 2: 0.25, 3: 0.125}
+    data = batches(model, 3, 1, 4)
+    overflowing = (np.full((2, 3), 3e38, np.float32), np.zeros((2, 2), np.float32))
+    data[1][2] = [overflowing]  # on one rank alone, in the second step
+    twin = Twin(model, ADAM, 3, zs.Policy("bf16"), "per_unit", "local_first", schedule=factors.__getitem__)
+    said = [twin.step(step) for step in data]
+    assert [step["skipped"] for step in said] == [False, True, False, False]
+    for stage in zs.STAGES:
+        found = zs.Cluster(3).run(lambda rank, s=stage: train(
+            rank, model, data, optimizer=ADAM, stage=s, policy=zs.Policy("bf16"), schedule=factors.__getitem__))
+        assert [bits(result["master"]) for result in found] == [bits(twin.master)] * 3
+    constant = zs.Cluster(3).run(lambda rank: train(rank, model, data, optimizer=ADAM, policy=zs.Policy("bf16")))
+    assert bits(constant[0]["master"]) != bits(twin.master)
+
+
+@pytest.mark.parametrize(("groups", "text"), [
+    ((zs.Group("layer9.*", lr=0.1),),
+     r"Group\('layer9.\*', lr=0.1\): no parameter matches 'layer9.\*'; there are layer"),
+    ((zs.Group("*.bias", momentum=0.1),), "Adam was given a group with momentum; its hyperparameters are"),
+    ((zs.Group("*.bias", lr=-1.0),), "lr is a finite number, 0 or more"),
+    ((zs.Group("*.bias", compute="fp61"),), "no number format is named 'fp61'"),
+    (("*.bias",), r"groups takes a list of Group, found '\*.bias'")])
+def test_groups_that_cannot_be_are_refused(groups, text):
+    with pytest.raises(ValueError, match=text):
+        zs.Cluster(2).run(lambda rank: zs.Engine(rank, MODELS["odd"](), ADAM, groups=groups) and None)
+
+
+def test_a_group_without_patterns_or_frozen_with_hyperparameters_is_refused():
+    with pytest.raises(ValueError, match=r"a group needs patterns of parameter names, found \(\)"):
+        zs.Group(lr=0.1)
+    with pytest.raises(ValueError, match="is frozen, and was given an optimizer or hyperparameters"):
+        zs.Group("*", frozen=True, lr=0.1)
+
+
+# -- frozen -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
+def test_frozen_parameters_stay_and_the_others_equal_the_twin(layout):
+    """Only biases are trained (BitFit)."""
+    model = MODELS["deep"]()
+    weights = [name for name in model.shapes if name.endswith("weight")]
+    assert_equal_to_the_twin(model, {name: Rule(None, "bf16") for name in weights}, layout=layout,
+                             groups=(zs.Group("*.weight", frozen=True),))
+
+
+def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_reduced():
+    model, ranks = MODELS["deep"](), 3
+    groups, cluster = (zs.Group("*.weight", frozen=True),), zs.Cluster(ranks)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=2, policy=zs.Policy("bf16"), groups=groups)
+        engine.step(batches(model, ranks, 1, 1)[0][rank.index])
+        return engine
+
+    engines = cluster.run(program)
+    trained = sum(-(-shape[0] // ranks) for name, shape in model.shapes.items() if name.endswith("bias"))  # a shard
+    held = cluster.memory[0].now_nbytes_by_kind
+    assert (held["gradient"], held["master"], held["optimizer_state"]) == (2 * trained, 4 * trained, 8 * trained)
+    assert cluster.trace[0].sent_nbytes("gradients") == 2 * trained * (ranks - 1)
+    assert cluster.trace[0].sent_nbytes("parameters") == 2 * trained * (ranks - 1)  # the refresh, of biases alone
+    with pytest.raises(ValueError, match="this engine has 2 kin of parameters"):
+        _ = engines[0].layout
+
+
+def test_an_engine_that_trains_nothing_is_refused():
+    with pytest.raises(ValueError, match="all parameters are frozen"):
+        zs.Cluster(2).run(lambda rank: zs.Engine(rank, MODELS["odd"](), ADAM, groups=[zs.Group("*", frozen=True)]))
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_a_parameter_in_fp32_beside_16_bit_ones_equals_the_twin(compute):
+    assert_equal_to_the_twin(gained(), {"scale.gain": Rule(ADAM, "fp32")}, compute=compute,
+                             groups=(zs.Group("scale.*", compute="fp32"),))
+
+
+def test_a_parameter_in_fp32_is_its_own_master_and_does_change_bits():
+    model, data, policy = gained(), batches(gained(), 2, 1, 2), zs.Policy("bf16")
+    cluster = zs.Cluster(2)
+    engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, policy=policy, groups=[
+        zs.Group("scale.*", compute="fp32")]))
+    assert len(engines) == 2
+    rest = 6 * 3 + 2 + 5 * 2 + 2  # padding to a multiple of 2 included: 20 + 12
+    assert cluster.memory[0].now_nbytes_by_kind["parameter"] == 2 * rest + 4 * 6
+    assert cluster.memory[0].now_nbytes_by_kind["master"] == 4 * rest
+    mixed, plain = (zs.Cluster(2).run(lambda rank, g=g: train(rank, model, data, policy=policy, groups=g))[0]["master"]
+                    for g in ((zs.Group("scale.*", compute="fp32"),), ()))
+    assert bits(mixed) != bits(plain)
+
+
+# -- tied and unused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_a_tied_weight_equals_the_twin(compute, layout):
+    assert_equal_to_the_twin(tied(), compute=compute, layout=layout)
+
+
+@pytest.mark.parametrize("keep", [(), None, "all"])
+def test_a_tied_unit_is_gathered_at_each_use_or_kept_and_reduced_once(keep):
+    model, ranks = tied(), 3
+    cluster = zs.Cluster(ranks)
+    cluster.run(lambda rank: train(rank, model, batches(model, ranks, 1, 1), stage=3, keep_gathered=keep))
+    gathers = [row.call.agreement for row in cluster.trace[0].collectives("all_gather", "parameters")]
+    assert gathers.count("weights of enc") == {(): 4, None: 1, "all": 1}[keep]
+    assert len(cluster.trace[0].collectives("reduce_scatter", "gradients")) == 3
+
+
+def test_levers_change_no_bit_of_a_tied_model():
+    model = tied()
+    data = batches(model, 3, 2, 2)
+    runs = [zs.Cluster(3).run(lambda rank, o=o: train(rank, model, data, stage=3, policy=zs.Policy("bf16"), **o))[0]
+            for o in ({}, {"prefetch": 2, "overlap": True, "bucket_nbytes": 20}, {"keep_gathered": ()},
+                      {"recompute": "block"}, {"recompute": "segment(2)"})]
+    assert len({bits(run["master"]) for run in runs}) == 1
+
+
+def test_an_undeclared_tie_and_a_borrower_before_its_lender_are_refused():
+    units = tied().units
+    with pytest.raises(ValueError, match="more than one unit named 'enc'"):
+        zs.models.Model([units[0], units[0]])
+    with pytest.raises(ValueError, match=r"unit 'dec' borrows 'enc.weight' of the unit 'enc', which does not come bef"):
+        zs.models.Model([units[1], units[0]])
+    with pytest.raises(ValueError, match=r"unit 'dec' borrows 'enc.weight' of the unit 'enc', which does not come bef"):
+        zs.models.Model([units[1], units[2]])
+
+
+def test_an_unused_parameter_has_a_gradient_of_zeros_and_does_not_hang():
+    model = gained(used=False)
+    assert_equal_to_the_twin(model)
+    found = zs.Cluster(3).run(lambda rank: train(rank, model, batches(model, 3, 1, 2), optimizer=SGD, stage=3))
+    first = model.units[1].initial("scale.gain", 0, 5)
+    assert bits(found[0]["master"][20:25]) == bits(first)
+
+
+def test_a_parameter_that_only_some_ranks_use_is_averaged_over_all():
+    """Rank 0 alone uses the gain: its gradient is divided by N all the same."""
+    data = batches(gained(), 3, 1, 1)
+    found = zs.Cluster(3).run(lambda rank: train(rank, gained(used=rank.index == 0), data, optimizer=SGD, stage=2))
+    twin = Twin(gained(), SGD, 1, zs.Policy(), "per_unit", "local_first")
+    first = twin.weights["scale.gain"].copy()
+    _, gradient = twin.gradient(*data[0][0][0])
+    expected = first - np.float32(0.1) * (gradient["scale.gain"] / np.float32(3))
+    assert [bits(result["master"][20:25]) for result in found] == [bits(expected)] * 3

@@ -1,0 +1,94 @@
+"""Units that the tests of the engine need and no model of the package has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerosim.models import layers
+from zerosim.models.initializers import Normal
+from zerosim.models.units import LinearUnit, Model, Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Lender(LinearUnit):
+    """A linear unit without a bias, whose weight another unit borrows, transposed."""
+
+    bias: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Borrower(Unit):
+    """y = (x @ own) @ borrowedᵀ: x (B, O) -> (B, I), own (O, O)."""
+
+    name: str
+    owner: str
+    width: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {f"{self.name}.own": (self.width, self.width)}
+
+    @property
+    def borrows(self) -> dict[str, str]:
+        return {f"{self.owner}.weight": self.owner}
+
+    def initializer(self, name):
+        return Normal(7, 0.5)
+
+    def forward(self, ctx, w, x):
+        h, kept_x = layers.linear_forward(ctx, x, w[f"{self.name}.own"])
+        y, kept_h = layers.linear_forward(ctx, h, w[f"{self.owner}.weight"].T)
+        return y, (kept_x, kept_h)
+
+    def backward(self, ctx, w, kept, dy):
+        x, h = kept
+        borrowed, grads = w[f"{self.owner}.weight"].T, ctx.gradients(self)
+        dh = layers.linear_backward(ctx, borrowed, h, dy, grads[f"{self.owner}.weight"].T)
+        return layers.linear_backward(ctx, w[f"{self.name}.own"], x, dh, grads[f"{self.name}.own"]), grads
+
+
+def tied(inputs: int = 3, outputs: int = 5) -> Model:
+    """x -> relu(x @ w) -> (· @ own) @ wᵀ -> a linear unit: w is in two units."""
+    return Model([Lender("enc", inputs, outputs, "relu", first=True), Borrower("dec", "enc", outputs),
+                  LinearUnit("out", inputs, 2)])
+
+
+@dataclass(frozen=True, eq=False)
+class Gain(Unit):
+    """y = x · gain, computed in fp32 and rounded once, whatever the format of gain: x (B, C), gain (C,).
+
+    ``used`` False leaves gain out, and says so: its gradient is None.
+    """
+
+    name: str
+    channels: int
+    used: bool = True
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {f"{self.name}.gain": (self.channels,)}
+
+    def initializer(self, name):
+        return Normal(3, 1.0)
+
+    def forward(self, ctx, w, x):
+        if not self.used:
+            return x, None
+        y = ctx.empty(x.shape)
+        y[...] = (x.astype(np.float32) * w[f"{self.name}.gain"].astype(np.float32)).astype(y.dtype)
+        return y, x
+
+    def backward(self, ctx, w, kept, dy):
+        if not self.used:
+            return dy, {f"{self.name}.gain": None}
+        grads, wide = ctx.gradients(self), dy.astype(np.float32)
+        gradient = (wide * kept.astype(np.float32)).sum(0)
+        grads[f"{self.name}.gain"][...] = gradient.astype(grads[f"{self.name}.gain"].dtype)
+        dx = ctx.empty(dy.shape, "activation_gradient")
+        dx[...] = (wide * w[f"{self.name}.gain"].astype(np.float32)).astype(dx.dtype)
+        return dx, grads
+
+
+def gained(used: bool = True) -> Model:
+    """Linear, gain, linear: the gain is the parameter that is treated in other ways than the others."""
+    return Model([LinearUnit("first", 3, 5, "relu", first=True), Gain("scale", 5, used), LinearUnit("last", 5, 2)])

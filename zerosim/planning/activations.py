@@ -1,0 +1,249 @@
+"""What transformer blocks keep of their forward pass for backward, with pencil and paper and to the byte.
+
+Legend: B batch, L tokens of a sequence, d channels, H heads, n blocks; elements are in the compute format (2 bytes in
+16 bit), statistics in fp32 whatever the format.
+
+Of each block backward needs the input of every linear layer, of every LayerNorm and of the GELU, the output of the
+softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs.
+
+Sources: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), section 4.1 (what a block
+keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 3 (segments); Dao et al. 2022,
+"FlashAttention" (arXiv:2205.14135), section 3.1 (only a log-sum-exp is kept of attention).
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from zerosim.planning.cuts import checked_count
+
+FP32_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One transformer block and the batch that it sees: B sequences of L tokens, d channels in H heads.
+
+    `itemsize` is the bytes of an element at rest. Raises ValueError for counts below one, and for heads that do not
+    divide the channels.
+    """
+
+    batch: int
+    tokens: int
+    channels: int
+    heads: int
+    itemsize: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "tokens", "channels", "heads", "itemsize"):
+            object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
+        if self.channels % self.heads:
+            raise ValueError(f"a block of {self.channels} channels was asked for {self.heads} heads; each head has as "
+                             "many channels as the others, so take a number of heads that divides the channels")
+
+    @property
+    def positions(self) -> int:
+        """B·L."""
+        return self.batch * self.tokens
+
+    @property
+    def stream(self) -> int:
+        """B·L·d: elements of what flows from block to block."""
+        return self.positions * self.channels
+
+    @property
+    def square(self) -> int:
+        """B·H·L²: elements of the attention probabilities."""
+        return self.batch * self.heads * self.tokens**2
+
+
+# The published example: d = 4096, H = 32, L = 2048, B = 4 in 16 bit.
+EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
+
+# What each tensor of a block holds: elements in the compute format, or numbers in fp32.
+ELEMENTS: Mapping[str, Callable[[Block], int]] = {
+    "LayerNorm 1 input": lambda block: block.stream,
+    "QKV": lambda block: 3 * block.stream,
+    "probabilities": lambda block: block.square,
+    "attention output": lambda block: block.stream,
+    "LayerNorm 2 input": lambda block: block.stream,
+    "pre-GELU": lambda block: 4 * block.stream,
+    "post-GELU": lambda block: 4 * block.stream,
+}
+STATISTICS: Mapping[str, Callable[[Block], int]] = {
+    "LayerNorm 1 statistics": lambda block: 2 * block.positions,  # mean and 1/σ of each token
+    "LayerNorm 2 statistics": lambda block: 2 * block.positions,
+    "log-sum-exp": lambda block: block.positions * block.heads,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a policy keeps of a block, and what it computes again in backward: one of `again`'s parts at a time."""
+
+    kept: tuple[str, ...]
+    again: tuple[tuple[str, ...], ...] = ()
+
+
+_ATTENTION = ("LayerNorm 1 statistics", "QKV", "probabilities", "attention output")
+_FEED_FORWARD = ("LayerNorm 2 statistics", "pre-GELU", "post-GELU")
+_ALL = ("LayerNorm 1 input", *_ATTENTION, "LayerNorm 2 input", *_FEED_FORWARD)
+_ALL_BUT_PROBABILITIES = tuple(name for name in _ALL if name != "probabilities")
+
+INSIDE: Mapping[str, Inside] = {
+    "all": Inside(_ALL),
+    "sub_block": Inside(("LayerNorm 1 input", "LayerNorm 2 input"), (_ATTENTION, _FEED_FORWARD)),
+    "selective": Inside(_ALL_BUT_PROBABILITIES, (("probabilities",),)),
+    "tiled": Inside((*_ALL_BUT_PROBABILITIES, "log-sum-exp")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Elements in the compute format and numbers in fp32; `nbytes` of both together."""
+
+    elements: int
+    statistics: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes at rest."""
+        return self.elements * self.itemsize + self.statistics * FP32_NBYTES
+
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(self.elements + other.elements, self.statistics + other.statistics, self.itemsize)
+
+    def __mul__(self, times: int) -> "Kept":
+        return Kept(self.elements * times, self.statistics * times, self.itemsize)
+
+
+def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
+    """Each tensor that one block keeps from forward to backward, as `policy` has it inside the block.
+
+    >>> {name: kept.nbytes for name, kept in tensors(EXAMPLE, "sub_block").items()}
+    {'LayerNorm 1 input': 67108864, 'LayerNorm 2 input': 67108864}
+
+    Raises ValueError for a text that names no policy.
+    """
+    return {name: _tensor(block, name) for name in INSIDE[parse(policy)[1]].kept}
+
+
+def kept(block: Block, policy: str = "none") -> Kept:
+    """What one block keeps, its input included: 14·BLd + BHL² elements and 4·BL statistics where all is kept.
+
+    >>> kept(EXAMPLE).elements == 14 * EXAMPLE.stream + EXAMPLE.square, kept(EXAMPLE).statistics
+    (True, 32768)
+
+    For "block" and "segment(k)" it is what a block keeps while its segment goes back. Raises ValueError for a text
+    that names no policy. Source: Korthikanti et al. 2022, section 4.1, without its masks and LayerNorm outputs.
+    """
+    return _total(block, tensors(block, policy).values())
+
+
+def peak(block: Block, blocks: int, policy: str = "none") -> Kept:
+    """The most that n blocks keep at one moment, which is in backward: what rests, and what was computed again.
+
+    none: n(14·BLd + BHL²). selective: 14n·BLd + BHL². sub_block: 2n·BLd + max(4·BLd + BHL², 8·BLd). tiled:
+    14n·BLd, and n·BHL numbers of fp32. segment(k): the inputs of the earlier segments, and all of one segment:
+    (n/k - 1)·BLd + k(14·BLd + BHL²), where k divides n; block is k = 1. (Texts that write n/k for n/k - 1 count the
+    input of the segment that goes back twice.)
+
+    >>> [round(peak(EXAMPLE, 32, policy).nbytes / 1e9, 2) for policy in ("none", "block", "selective", "sub_block")]
+    [64.43, 4.1, 31.15, 5.64]
+
+    Raises ValueError for fewer than one block and for a text that names no policy.
+    Source: Chen et al. 2016, section 3; Korthikanti et al. 2022, section 5.
+    """
+    count = checked_count("blocks", blocks, 1)
+    k, inside = parse(policy)
+    of_block, stream = kept(block, inside_text(inside)), Kept(block.stream, 0, block.itemsize)
+    again = [_total(block, [_tensor(block, name) for name in part]) for part in INSIDE[inside].again]
+    in_use = max(again, key=lambda part: part.nbytes, default=_total(block, []))
+    runs = [(0, count)] if k is None else [(start, min(k, count - start)) for start in range(0, count, k)]
+    moments = [stream * index + of_block * length + in_use for index, (_, length) in enumerate(runs)]
+    return max(moments, key=lambda moment: moment.nbytes)
+
+
+def best_segment(block: Block, blocks: int) -> float:
+    """The k, not rounded, of the segment(k) that keeps least: √(n·BLd/(14·BLd + BHL²)).
+
+    >>> round(best_segment(EXAMPLE, 32), 2)
+    1.04
+
+    It is where the inputs that are kept weigh as much as the segment that is computed again. The popular k = √n takes
+    a block's inside to weigh as much as its input. Raises ValueError for fewer than one block.
+    """
+    return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, 14 * block.stream + block.square))
+
+
+def recomputed_outputs_count(block: Block) -> int:
+    """Bytes of one block without statistics, LayerNorm outputs computed again: (14·BLd + BHL²) elements."""
+    return (14 * block.stream + block.square) * block.itemsize
+
+
+def kept_outputs_count(block: Block) -> int:
+    """Bytes of one block in the literature's count, sbh(34 + 5as/h) in 16 bit: s = L, b = B, h = d, a = H.
+
+    It keeps the outputs of both LayerNorms (4 sbh), one byte for each element of two dropout masks (2 sbh) and of a
+    third over the probabilities, and the softmax's output beside the dropped-out one (5 as²b in all).
+    Raises ValueError where elements do not have 2 bytes, for which it was made.
+    Source: Korthikanti et al. 2022, equation 1.
+    """
+    if block.itemsize != 2:
+        raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
+                         f"{block.itemsize} bytes; give it itemsize=2, or take the count 'recomputed-outputs'")
+    return 34 * block.stream + 5 * block.square
+
+
+COUNTS: Mapping[str, Callable[[Block], int]] = {
+    "recomputed-outputs": recomputed_outputs_count,
+    "korthikanti-2022": kept_outputs_count,
+}
+
+
+def published_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
+    """Bytes that one block keeps as a published formula counts them, by the formula's name in `COUNTS`.
+
+    >>> published_nbytes(EXAMPLE), published_nbytes(EXAMPLE, "korthikanti-2022")
+    (2013265920, 3825205248)
+
+    Raises ValueError for a name that is not there.
+    """
+    if count not in COUNTS:
+        raise ValueError(f"no published count {count!r}; there are {', '.join(COUNTS)}")
+    return COUNTS[count](block)
+
+
+def parse(policy: Any) -> tuple[int | None, str]:
+    """Blocks in a segment (None: no segments), and what is kept inside a block: a key of `INSIDE`.
+
+    >>> parse("none"), parse("block"), parse("segment(4)"), parse("tiled"), parse("segment(2)+tiled")
+    ((None, 'all'), (1, 'all'), (4, 'all'), (None, 'tiled'), (2, 'tiled'))
+
+    Raises ValueError for a text that names no policy.
+    """
+    words = re.fullmatch(r"(?:(none)|(block)|segment\((0*[1-9]\d*)\))?\+?(sub_block|selective|tiled)?", str(policy))
+    if words is None or not str(policy) or ("+" in str(policy)) != (words.lastindex == 4 and words.span(4)[0] > 0):
+        raise ValueError(f"{policy!r} names no recomputation policy; there are none, block, segment(k), sub_block, "
+                         "selective, tiled, and two joined, as in segment(2)+tiled")
+    _, block, k, inside = words.groups()
+    return 1 if block else int(k) if k else None, inside or "all"
+
+
+def inside_text(inside: str) -> str:
+    """The text of the policy that has no segments and keeps this inside a block."""
+    return "none" if inside == "all" else inside
+
+
+def _tensor(block: Block, name: str) -> Kept:
+    if name in STATISTICS:
+        return Kept(0, STATISTICS[name](block), block.itemsize)
+    return Kept(ELEMENTS[name](block), 0, block.itemsize)
+
+
+def _total(block: Block, parts: Iterable[Kept]) -> Kept:
+    return sum(parts, Kept(0, 0, block.itemsize))
