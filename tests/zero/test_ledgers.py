@@ -1,6 +1,7 @@
 """What the engine holds and sends equals pencil and paper, to the byte."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.zero.training import MODELS, batches
+from tests.zero.units import tied
 from zerosim.models import MLP
 from zerosim.models.recompute import Recompute
 from zerosim.planning import closed_forms as pencil
@@ -100,6 +102,20 @@ def test_any_model_holds_and_sends_what_the_closed_forms_say(
     """In debug mode the bytes are those of the hops really made; else the ring's, by its closed form."""
     model = MLP(widths, seed=1)
     assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy(compute), layout, micro_batches, debug=debug)
+
+
+@pytest.mark.parametrize("recompute", ["none", "block", "segment(2)"])
+@pytest.mark.parametrize(("keep", "kept"), [((), ()), (None, (0,)), ("all", (0, 1, 2)), (("out",), (2,))])
+def test_tied_and_kept_units_cost_the_gathers_that_the_closed_forms_say(keep, kept, recompute):
+    model, ranks, policy = tied(), 3, zs.Policy("fp16")
+    cluster = zs.Cluster(ranks)
+    cluster.run(lambda rank: steps(rank, model, batches(model, ranks, 2, 1), stage=3, policy=policy,
+                                   keep_gathered=keep, recompute=recompute) and None)
+    job = job_of(model, ranks, 3, policy, "per_unit", 2, Recompute.parse(recompute).units_per_segment)
+    job = replace(job, kept_gathered=kept, borrows=((1, 0),))
+    for purpose in ("gradients", "parameters"):
+        assert cluster.trace.sent_nbytes(purpose) == pencil.sent_nbytes(job)[purpose]
+    assert len(cluster.trace[0].collectives("all_gather", "parameters")) == 2 * sum(job.gathers)
 
 
 def test_stage_2_never_holds_all_gradients_and_peaks_lower_than_stage_1():

@@ -200,8 +200,8 @@ def _refuse_early_borrowers(units: Sequence[Unit]) -> None:
         for name, owner in unit.borrows.items():
             if owner not in earlier or name not in earlier[owner].shapes:
                 raise ValueError(f"unit {unit.name!r} borrows {name!r} of the unit {owner!r}, which does not come "
-                                 "before it or has no such parameter; declare a shared parameter in the first unit that "
-                                 "uses it")
+                                 "before it or has no such parameter; declare a shared parameter in the first unit "
+                                 "that uses it")
         earlier[unit.name] = unit
 
 

@@ -101,6 +101,9 @@ INSIDE: Mapping[str, Inside] = {
 }
 
 
+INSIDE_NAMES = tuple(name for name in INSIDE if name != "all")
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Elements in the compute format and numbers in fp32; `nbytes` of both together."""
@@ -153,7 +156,7 @@ def peak(block: Block, blocks: int, policy: str = "none") -> Kept:
     input of the segment that goes back twice.)
 
     >>> [round(peak(EXAMPLE, 32, policy).nbytes / 1e9, 2) for policy in ("none", "block", "selective", "sub_block")]
-    [64.43, 4.1, 31.15, 5.64]
+    [64.43, 4.09, 31.14, 5.64]
 
     Raises ValueError for fewer than one block and for a text that names no policy.
     Source: Chen et al. 2016, section 3; Korthikanti et al. 2022, section 5.
@@ -172,7 +175,7 @@ def best_segment(block: Block, blocks: int) -> float:
     """The k, not rounded, of the segment(k) that keeps least: √(n·BLd/(14·BLd + BHL²)).
 
     >>> round(best_segment(EXAMPLE, 32), 2)
-    1.04
+    1.03
 
     It is where the inputs that are kept weigh as much as the segment that is computed again. The popular k = √n takes
     a block's inside to weigh as much as its input. Raises ValueError for fewer than one block.
@@ -226,12 +229,15 @@ def parse(policy: Any) -> tuple[int | None, str]:
 
     Raises ValueError for a text that names no policy.
     """
-    words = re.fullmatch(r"(?:(none)|(block)|segment\((0*[1-9]\d*)\))?\+?(sub_block|selective|tiled)?", str(policy))
-    if words is None or not str(policy) or ("+" in str(policy)) != (words.lastindex == 4 and words.span(4)[0] > 0):
-        raise ValueError(f"{policy!r} names no recomputation policy; there are none, block, segment(k), sub_block, "
-                         "selective, tiled, and two joined, as in segment(2)+tiled")
-    _, block, k, inside = words.groups()
-    return 1 if block else int(k) if k else None, inside or "all"
+    between, plus, inside = re.sub(r"\s", "", str(policy)).partition("+")
+    if not plus and between in INSIDE_NAMES:
+        between, inside = "none", between
+    segment = re.fullmatch(r"none|block|segment\(0*([1-9]\d*)\)", between)
+    if segment is None or (inside and inside not in INSIDE_NAMES) or (plus and (between == "none" or not inside)):
+        raise ValueError(f"{policy!r} names no recomputation policy; there are none, block, segment(k), "
+                         f"{', '.join(INSIDE_NAMES)}, and two of them as in segment(2)+tiled")
+    k = 1 if between == "block" else int(segment[1]) if segment[1] else None
+    return k, inside or "all"
 
 
 def inside_text(inside: str) -> str:

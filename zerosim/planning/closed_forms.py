@@ -58,6 +58,8 @@ class Job:
     `unit_lengths` are the elements of the model's units, padding not included; `slots` the fp32 tensors that
     the optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
     length of the segments of which only the input is kept (None: everything is kept; 1: each block's input).
+    `kept_gathered` are the units that stay gathered from forward to the end of backward, `borrows` pairs (unit, owner)
+    of units that use another unit's parameters (tied weights), by their places in the model.
 
     Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
     """
@@ -70,6 +72,8 @@ class Job:
     slots: int = 2
     micro_batches: int = 1
     recompute_units: int | None = None
+    kept_gathered: tuple[int, ...] = ()
+    borrows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -93,6 +97,11 @@ class Job:
     def region_cuts(self) -> list[Cut]:
         """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
         return region_cuts(self.unit_lengths, self.ranks, self.layout)
+
+    @property
+    def gathers(self) -> tuple[int, ...]:
+        """How often each unit's cut parameters are gathered in one micro-batch."""
+        return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.borrows)
 
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
@@ -142,19 +151,28 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
 
 
-def gathers_by_unit(unit_count: int, recompute_units: int | None = None) -> tuple[int, ...]:
+def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
+                    borrows: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
     """How often each unit's cut parameters are gathered in one micro-batch.
 
     >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
     ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
+    >>> gathers_by_unit(3, borrows=[(2, 0)]), gathers_by_unit(3, kept_gathered=[0], borrows=[(2, 0)])
+    ((4, 2, 2), (1, 2, 2))
 
     Once forward, once backward, and once more for each unit that is run again to find the input of the next
-    one in its segment: all but the segment's last, which is run again inside its own backward gather.
+    one in its segment: all but the segment's last, which is run again inside its own backward gather. A borrowed unit
+    is gathered at its borrowers' uses too; one that stays gathered, once.
     Raises ValueError for fewer than one unit, or segments of fewer than one.
     """
     count = checked_count("unit_count", unit_count, 1)
     segment = checked_count("recompute_units", 1 if recompute_units is None else recompute_units, 1)
-    return tuple(2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count))
+    uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
+    borrowed = [(owner, uses[borrower]) for borrower, owner in borrows]
+    for owner, times in borrowed:
+        uses[owner] += times
+    kept = set(kept_gathered)
+    return tuple(1 if unit in kept else times for unit, times in enumerate(uses))
 
 
 def sent_nbytes(job: Job) -> dict[str, list[int]]:
@@ -188,7 +206,7 @@ def _sent_gradients(job: Job) -> list[int]:
 def _sent_parameters(job: Job) -> list[int]:
     """Cut parameters: gathered whenever a unit runs. Whole ones: once, if each rank has updated a part."""
     if job.states.parameters_sharded:
-        times = [job.micro_batches * n for n in gathers_by_unit(len(job.unit_lengths), job.recompute_units)]
+        times = [job.micro_batches * n for n in job.gathers]
         return _rings(job, "all_gather", job.unit_cuts, job.policy.compute_dtype, times)
     if job.states.optimizer_sharded:
         return _rings(job, "all_gather", job.region_cuts, job.policy.compute_dtype)
@@ -226,7 +244,6 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
     gradients = (k if states.gradients_sharded else 1) + (not states.optimizer_sharded)
     if not states.parameters_sharded:
         return {"gradients": Fraction(gradients), "parameters": Fraction(states.optimizer_sharded)}
-    gathers = gathers_by_unit(len(job.unit_lengths), job.recompute_units)
-    elements = sum(times * n for times, n in zip(gathers, job.padded_lengths, strict=True))
+    elements = sum(times * n for times, n in zip(job.gathers, job.padded_lengths, strict=True))
     parameters = Fraction(elements, sum(job.padded_lengths) or 1)
     return {"gradients": Fraction(gradients), "parameters": k * parameters}
