@@ -29,6 +29,10 @@ class ComputePolicy(Protocol):
     def compute_dtype(self) -> np.dtype:
         """The dtype in which weights, activations and their gradients are at rest."""
 
+    @property
+    def output_dtype(self) -> np.dtype:
+        """The dtype of the model's last output."""
+
 
 class Workspace(Protocol):
     """Where arrays that outlive a kernel come from: a rank's memory, or plain allocation."""
@@ -112,6 +116,21 @@ class Context:
               name: str = "") -> np.ndarray:
         """A new uninitialized array charged to ``kind``; in the compute dtype unless told otherwise."""
         return self.workspace.alloc(shape, self.dtype if dtype is None else dtype, kind, name)
+
+    @property
+    def output_dtype(self) -> np.dtype:
+        """The dtype of the model's last output, which the loss reads."""
+        return self.policy.output_dtype
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | None = None,
+               gradient: str | None = None) -> None:
+        """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
+
+        ``gradient`` ("a" or "b") names the operand that is a gradient.
+        """
+        self.kernels.matmul(a, b, bias=bias, out=out)
+        flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] + (0 if bias is None else out.size)
+        self.note(flops=flops, nbytes=a.nbytes + b.nbytes + out.nbytes + (bias.nbytes if bias is not None else 0))
 
     def cast(self, x: np.ndarray, kind: str = "input", name: str = "") -> np.ndarray:
         """``x`` in the compute dtype: itself where it is so already, else a new array, nearest even."""

@@ -37,6 +37,15 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
+class Ones:
+    """Ones."""
+
+    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+        """fp32 (count,)."""
+        return np.ones(count, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """Values written out one by one, in row-major order."""
 

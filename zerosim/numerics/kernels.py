@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zerosim.numerics.attention_kernels import AttentionKernels
 from zerosim.numerics.blocks import (
     BLOCK,
     SMALL,
@@ -43,6 +44,7 @@ from zerosim.numerics.checks import (
 from zerosim.numerics.extrema import maximum, minimum
 from zerosim.numerics.optimizer_steps import adam_block, sgd_block
 from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
+from zerosim.numerics.row_kernels import RowKernels
 
 # Up to here the array types' own addition costs less than a block's two dozen calls.
 SMALL_SUM = 4096  # elements
@@ -51,7 +53,7 @@ SMALL_SUM = 4096  # elements
 _quiet = np.errstate(all="ignore")
 
 
-class NumpyKernels:
+class NumpyKernels(RowKernels, AttentionKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     BLOCK = BLOCK

@@ -33,6 +33,7 @@ class Policy:
     loss_scale: float = 1.0
     master: str = "fp32"
     state: str = "fp32"
+    output: str | None = None
 
     def __post_init__(self) -> None:
         for name in (self.compute, self.reduce, self.accumulate, self.wire):
@@ -51,6 +52,11 @@ class Policy:
     def compute_dtype(self) -> np.dtype[Any]:
         """The dtype of weights, activations and local gradients."""
         return format_of(self.compute).dtype
+
+    @property
+    def output_dtype(self) -> np.dtype[Any]:
+        """The dtype of the model's last output, which the loss reads."""
+        return format_of(self.output or self.compute).dtype
 
     @property
     def reduce_dtype(self) -> np.dtype[Any]:

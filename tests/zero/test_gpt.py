@@ -1,0 +1,123 @@
+"""A GPT under every stage, format, number of ranks and number of micro-batches: the twin's bits."""
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.twin import Twin
+from tests.zero.training import bits, train
+from zerosim.models import GPT
+
+ADAM = zs.optim.AdamW(lr=0.01)
+ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
+
+
+def token_batches(model, ranks, micro_batches, steps, seed=0, rows=2):
+    """batches[step][rank][j] = (tokens, next tokens), different everywhere."""
+    rng, shape = np.random.default_rng(seed), (rows, model.config.context)
+    return [[[tuple(rng.integers(0, model.config.vocabulary, shape) for _ in range(2)) for _ in range(micro_batches)]
+             for _ in range(ranks)] for _ in range(steps)]
+
+
+def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, layout="per_unit", data=None, **options):
+    data = data or token_batches(model, ranks, k, steps)
+    for order in ("local_first", "reduce_first"):
+        twin = Twin(model, ADAM, ranks, policy, layout, order)
+        said = [twin.step(step, 1.0) for step in data]
+        for stage in [stage for stage, of in ORDERS if of == order]:
+            found = zs.Cluster(ranks).run(lambda rank, s=stage: train(
+                rank, model, data, optimizer=ADAM, stage=s, policy=policy, layout=layout, clip_norm=1.0, **options))
+            for rank, result in enumerate(found):
+                assert bits(result["parameter"]) == bits(twin.compute), stage
+                assert bits(result["master"]) == bits(twin.master), stage
+                assert [list(losses) for losses in result["losses"]] == [step["losses"][rank] for step in said], stage
+                assert np.array_equal(result["norms"], [step["norm"] for step in said], equal_nan=True), stage
+    return said
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+def test_a_gpt_equals_the_twin_under_every_stage(compute, ranks, k):
+    scale = 1024.0 if compute == "fp16" else 1.0
+    assert_equal_to_the_twin(GPT("gpt-nano"), ranks, k, zs.Policy(compute, loss_scale=scale))
+
+
+@pytest.mark.parametrize("options", [
+    {"tied": False}, {"units": "sub_block"}, {"units": 2}, {"normalization": "global"}], ids=str)
+def test_any_gpt_equals_its_twin(options):
+    assert_equal_to_the_twin(GPT("gpt-nano", **options), 3, 2, zs.Policy("bf16"))
+
+
+def test_a_gpt_with_dropout_equals_its_twin_and_differs_from_one_without():
+    from dataclasses import replace
+
+    from zerosim.models import PRESETS
+
+    dropping = GPT(replace(PRESETS["gpt-nano"], dropout=0.25))
+    for recompute in ("none", "block", "segment(2)", "sub_block"):
+        with_it = assert_equal_to_the_twin(dropping, 3, 2, zs.Policy("bf16"), recompute=recompute)
+    without = assert_equal_to_the_twin(GPT("gpt-nano"), 3, 2, zs.Policy("bf16"))
+    assert [step["norm"] for step in with_it] != [step["norm"] for step in without]
+
+
+def test_global_normalization_weighs_every_token_the_same_and_own_does_not():
+    """Ranks with 1 to 16 valid targets: the global mean gradient is that of one device with all tokens in one batch."""
+    ranks, rng = 3, np.random.default_rng(1)
+    data = token_batches(GPT("gpt-nano"), ranks, 2, 1)
+    for mine in data[0]:
+        for _, target in mine:
+            target[rng.random(target.shape) < rng.random()] = -1
+    norms = {}
+    for normalization in ("own", "global"):
+        model = GPT("gpt-nano", normalization=normalization)
+        norms[normalization] = assert_equal_to_the_twin(model, ranks, 2, zs.Policy(), data=data, steps=1)[0]["norm"]
+    together = tuple(np.concatenate([pair[i] for mine in data[0] for pair in mine]) for i in (0, 1))
+    single = Twin(GPT("gpt-nano"), ADAM, 1, zs.Policy(), "per_unit", "local_first")
+    expected = single.step([[together]])["norm"]
+    assert abs(norms["global"] - expected) < 1e-5 * expected  # fp32 sums in another order
+    assert abs(norms["own"] - expected) > 1e-3 * expected
+
+
+@pytest.mark.parametrize("recompute", ["block", "segment(2)", "sub_block", "selective"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_no_recomputation_changes_a_bit(stage, recompute):
+    model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 1, 2), zs.Policy("bf16")
+    kept, again = (zs.Cluster(3).run(lambda rank, r=r: train(
+        rank, model, data, optimizer=ADAM, stage=stage, policy=policy, recompute=r))[0] for r in ("none", recompute))
+    assert bits(kept["master"]) == bits(again["master"])
+    assert kept["losses"] == again["losses"]
+
+
+def test_levers_change_no_bit_of_a_gpt():
+    model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 2, 2), zs.Policy("bf16")
+    for stage in (2, 3):
+        plain, pulled = (zs.Cluster(3).run(lambda rank, o=o: train(
+            rank, model, data, optimizer=ADAM, stage=stage, policy=policy, **o))[0]
+            for o in ({}, {"bucket_nbytes": 300, "overlap": True, "prefetch": 1, "keep_gathered": ()}))
+        assert bits(plain["master"]) == bits(pulled["master"])
+
+
+def test_no_rank_ever_holds_the_whole_model_at_stage_3():
+    """Parameters are drawn shard by shard: until training gathers a unit, a rank holds its shard and no more."""
+    model, ranks = GPT("gpt-nano"), 4
+    cluster = zs.Cluster(ranks)
+    engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=3, policy=zs.Policy("bf16")))
+    shard = engines[0].layout.shard_length(0)
+    assert cluster.memory.peak_nbytes == cluster.memory.now_nbytes == [16 * shard] * ranks
+    whole = zs.Cluster(1).run(lambda rank: train(rank, model, [], stage=0, policy=zs.Policy("bf16")))
+    assert [bits(r["master"]) for r in zs.Cluster(ranks).run(
+        lambda rank: train(rank, model, [], stage=3, policy=zs.Policy("bf16")))] == [bits(whole[0]["master"])] * ranks
+
+
+def test_norms_in_fp32_beside_16_bit_weights_equal_the_twin():
+    from tests.twin import Rule
+
+    model, policy, data = GPT("gpt-nano"), zs.Policy("bf16"), token_batches(GPT("gpt-nano"), 3, 1, 2)
+    names = [name for name in model.shapes if "ln_" in name]
+    twin = Twin(model, ADAM, 3, policy, "per_unit", "reduce_first", {name: Rule(ADAM, "fp32") for name in names})
+    said = [twin.step(step) for step in data]
+    found = zs.Cluster(3).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=3, policy=policy,
+                                                 groups=[zs.Group("*ln_*", compute="fp32")]))
+    assert bits(found[1]["parameter"]) == bits(twin.compute)
+    assert found[1]["norms"] == [step["norm"] for step in said]
