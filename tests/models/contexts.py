@@ -19,6 +19,11 @@ class Compute:
     """A policy that says no more than layers ask. Only tests compute in float64: it is no format of the package."""
 
     compute_dtype: np.dtype
+    matmul: str | None = None
+
+    @property
+    def output_dtype(self) -> np.dtype:
+        return self.compute_dtype
 
 
 class Recorder:

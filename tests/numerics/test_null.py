@@ -15,7 +15,7 @@ SLICES = st.slices(7) | st.integers(-7, 6) | st.none() | st.just(Ellipsis)
 
 
 def public_methods(kernels: type) -> dict[str, list[str]]:
-    found = {name: member for name, member in vars(kernels).items() if not name.startswith("_") and callable(member)}
+    found = {name: member for name, member in inspect.getmembers(kernels, callable) if not name.startswith("_")}
     return {name: list(inspect.signature(member).parameters) for name, member in found.items()}
 
 

@@ -1,9 +1,11 @@
 """A policy is a value: what is not said follows from compute, and what makes no sense is refused."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import zerosim as zs
+from zerosim.numerics.loss_scale import Dynamic
 
 
 def test_what_is_not_said_is_as_compute() -> None:
@@ -17,8 +19,27 @@ def test_each_format_can_be_said_by_itself() -> None:
 
 
 def test_the_divisor_is_scale_times_ranks_times_micro_batches_unless_the_reduction_has_averaged() -> None:
-    assert zs.Policy(loss_scale=8.0).divisor(ranks=3, micro_batches=2) == 48
-    assert zs.Policy(loss_scale=8.0, average="split").divisor(ranks=3, micro_batches=2) == 16
+    assert zs.Policy().divisor(ranks=3, micro_batches=2, scale=8.0) == 48
+    assert zs.Policy(average="split").divisor(ranks=3, micro_batches=2, scale=8.0) == 16
+
+
+def test_a_rule_of_loss_scaling_is_a_loss_scale_too_and_starts_anew_for_every_run() -> None:
+    policy = zs.Policy("fp16", loss_scale=Dynamic("torch", initial=8.0, window=1))
+    first, second = policy.start_scaling(), policy.start_scaling()
+    first.update(False)
+    assert (first.scale, second.scale) == (16.0, 8.0)
+    assert zs.Policy(loss_scale=4).start_scaling().scale == 4.0
+
+
+def test_every_array_at_rest_has_a_format_of_its_own() -> None:
+    policy = zs.Policy("bf16", output="fp32", master="fp16", state="bf16")
+    assert (policy.output_dtype, policy.master_dtype, policy.state_dtype) == (
+        np.float32,
+        np.float16,
+        ml_dtypes.bfloat16,
+    )
+    assert zs.Policy("fp16").output_dtype == np.float16
+    assert (zs.Policy("fp16").master_dtype, zs.Policy("fp16").state_dtype) == (np.float32, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +47,11 @@ def test_the_divisor_is_scale_times_ranks_times_micro_batches_unless_the_reducti
     [
         ({"compute": "fp17"}, "no number format is named 'fp17'"),
         ({"reduce": "int8"}, "'int8'"),
+        ({"master": "fp17"}, "no number format is named 'fp17'"),
+        ({"state": "fp17"}, "no number format is named 'fp17'"),
+        ({"output": "fp17"}, "no number format is named 'fp17'"),
+        ({"matmul": "fp16"}, "matmul='fp16' is no way to multiply; choose one of None, 'fp8'"),
+        ({"loss_scale": "dynamic"}, "or a rule such as Dynamic"),
         ({"average": "mean"}, "choose one of cast_then_divide"),
         ({"average": "splitt"}, "did you mean 'split'"),
         ({"loss_scale": 0.0}, "positive finite number"),

@@ -92,8 +92,8 @@ def test_no_recomputation_changes_a_bit(stage, recompute):
 def test_levers_change_no_bit_of_a_gpt():
     model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 2, 2), zs.Policy("bf16")
     for stage in (2, 3):
-        plain, pulled = (zs.Cluster(3).run(lambda rank, o=o: train(
-            rank, model, data, optimizer=ADAM, stage=stage, policy=policy, **o))[0]
+        plain, pulled = (zs.Cluster(3).run(lambda rank, o=o, s=stage: train(
+            rank, model, data, optimizer=ADAM, stage=s, policy=policy, **o))[0]
             for o in ({}, {"bucket_nbytes": 300, "overlap": True, "prefetch": 1, "keep_gathered": ()}))
         assert bits(plain["master"]) == bits(pulled["master"])
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from zerosim.numerics import random
+from zerosim.numerics.fp8 import quantized
 from zerosim.numerics.kernels import NumpyKernels
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class ComputePolicy(Protocol):
     @property
     def output_dtype(self) -> np.dtype:
         """The dtype of the model's last output."""
+
+    @property
+    def matmul(self) -> str | None:
+        """"fp8" where the operands of matrix products are rounded to fp8."""
 
 
 class Workspace(Protocol):
@@ -126,11 +131,14 @@ class Context:
                gradient: str | None = None) -> None:
         """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
 
-        ``gradient`` ("a" or "b") names the operand that is a gradient.
+        ``gradient`` ("a" or "b") names the operand that is a gradient: in the fp8 experiment it is rounded to e5m2,
+        other operands to e4m3, each with a scale of its own.
         """
-        self.kernels.matmul(a, b, bias=bias, out=out)
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] + (0 if bias is None else out.size)
         self.note(flops=flops, nbytes=a.nbytes + b.nbytes + out.nbytes + (bias.nbytes if bias is not None else 0))
+        if self.policy.matmul == "fp8":
+            a, b = (quantized(x, "fp8_e5m2" if gradient == name else "fp8_e4m3") for name, x in (("a", a), ("b", b)))
+        self.kernels.matmul(a, b, bias=bias, out=out)
 
     def cast(self, x: np.ndarray, kind: str = "input", name: str = "") -> np.ndarray:
         """``x`` in the compute dtype: itself where it is so already, else a new array, nearest even."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from zerosim.models.blocks import Attention, FeedForward, Part, PartsUnit
 from zerosim.models.checks import require_integer
+from zerosim.models.cross_entropy import CrossEntropy
 from zerosim.models.ends import Embed, Head
 from zerosim.models.gpt_config import GPTConfig, config_of
-from zerosim.models.cross_entropy import CrossEntropy
 from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count
 

@@ -31,7 +31,7 @@ class AttentionKernels:
 
     @_quiet
     def attend(self, qkv: Array, heads: int, p: Array | None, o: Array) -> None:
-        """o (B, T, C) from qkv (B, T, 3C); P (B, H, T, T) is written where it is to be kept, zeros above the diagonal."""
+        """o (B, T, C) from qkv (B, T, 3C); P (B, H, T, T) is written where it is to be kept, 0 above the diagonal."""
         for b in range(len(qkv)):
             q, k, v = self._heads(qkv[b], heads, "qkv")
             wide_o = self._scratch.array("o", o[b].size, q.dtype).reshape(*o[b].shape[:1], heads, -1).transpose(1, 0, 2)

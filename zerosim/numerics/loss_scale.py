@@ -1,18 +1,48 @@
-"""Loss scaling: the factor S of the loss, and what a step that overflowed does to it."""
+"""Loss scaling: the factor S of the loss, and what a step that overflowed does to it.
+
+Small gradients underflow in fp16; those of S·loss are S times as large, and the reduced gradient is divided by S in
+fp32. Scaling cures no overflow: a dynamic scaler notices by it that S is too large, and the step is skipped.
+Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2. The dynamic machines in use differ, and have names:
+
+torch             grows on the W-th good step in a row, every overflow shrinks it
+deepspeed         grows on the W+1-th step after an overflow (or from the start), then on every W-th; shrinks on the
+                  H-th overflow since it last grew, and on all that follow; raises below the smallest scale
+deepspeed-legacy  grows on the W-th step after an overflow, then on every W-th; else as deepspeed
+
+They are those of PyTorch's `torch.amp.GradScaler` and of DeepSpeed's `DynamicLossScaler`, now and before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.formats import FORMATS
+
+DIALECTS = ("torch", "deepspeed", "deepspeed-legacy")
+LARGEST = FORMATS["fp32"].largest  # S meets gradients in fp32
+
+
+class LossScaleExhausted(ValueError):
+    """Steps overflow at the smallest scale that the scaler allows: it is not the scale that they overflow by."""
 
 
 class LossScaler(Protocol):
-    """The scale of one training run, which moves from step to step."""
+    """The scale of one training run, which moves from step to step; the same on every rank."""
 
     scale: float
 
     def update(self, overflow: bool) -> None:
         """Hears whether the step overflowed on any rank."""
+
+    def state(self) -> dict[str, Any]:
+        """What a later run needs to go on from here, as plain numbers."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` said."""
 
 
 class Scaling(Protocol):
@@ -22,27 +52,148 @@ class Scaling(Protocol):
         """The scaler at the start of a run."""
 
 
+def require_scale(what: str, scale: object) -> None:
+    """Raises ValueError unless a scale is a positive finite number of fp32's normal range."""
+    if not is_number(scale) or not FORMATS["fp32"].smallest_normal <= scale <= LARGEST:  # type: ignore[operator]
+        raise ValueError(f"{what}={scale!r} must be a positive finite number of fp32's normal range; "
+                         "1.0 scales nothing")
+
+
 @dataclass(frozen=True, slots=True)
 class Static:
-    """The same scale for ever."""
+    """The same scale for ever: a step that overflows is skipped, and the next one tries again."""
 
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        require_scale("loss_scale", self.scale)
+
     def start(self) -> LossScaler:
         """A scaler that never moves."""
-        return FixedScaler(self.scale)
+        return StaticScaler(float(self.scale))
 
 
 @dataclass(slots=True)
-class FixedScaler:
+class StaticScaler:
     """A scale that never moves."""
 
     scale: float
 
     def update(self, overflow: bool) -> None:
-        """Changes nothing: the step is skipped, and the next one tries again."""
+        """Changes nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """The scale."""
+        return {"scale": self.scale}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes the scale."""
+        self.scale = float(state["scale"])
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as a dialect does.
+
+    ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale, at which DeepSpeed's
+    dialects raise LossScaleExhausted (``torch`` goes on shrinking, and takes neither).
+    """
+
+    dialect: str = "torch"
+    initial: float = 2.0**16
+    window: int = 2000
+    hysteresis: int = 1
+    factor: float = 2.0
+    smallest: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown dialect and for settings that it does not have or that cannot be."""
+        if self.dialect not in DIALECTS:
+            near = get_close_matches(str(self.dialect), DIALECTS, 1)
+            raise ValueError(f"no dynamic loss scaler is called {self.dialect!r}; choose one of {', '.join(DIALECTS)}"
+                             + (f"; did you mean {near[0]!r}?" if near else ""))
+        require_scale("initial", self.initial)
+        require_scale("smallest", self.smallest)
+        for name in ("window", "hysteresis"):
+            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number of steps, 1 or more")
+        if not is_number(self.factor) or not 1 < self.factor <= LARGEST:
+            raise ValueError(f"factor={self.factor!r} must be a number above 1; 2.0 moves the exponent alone")
+        if self.dialect == "torch" and self.hysteresis != 1:
+            raise ValueError("the dialect 'torch' shrinks on every overflow, and was given "
+                             f"hysteresis={self.hysteresis}; take 'deepspeed', or leave it out")
+
+    def start(self) -> LossScaler:
+        """The scaler at the start of a run."""
+        return TorchScaler(self) if self.dialect == "torch" else DeepSpeedScaler(self)
+
+
+class TorchScaler:
+    """Grows on the W-th good step in a row; every overflow shrinks it."""
+
+    def __init__(self, rule: Dynamic) -> None:
+        self.rule, self.scale, self.good_steps = rule, float(rule.initial), 0
+
+    def update(self, overflow: bool) -> None:
+        """One step: good or not."""
+        self.good_steps = 0 if overflow else self.good_steps + 1
+        if overflow:
+            self.scale /= self.rule.factor
+        elif self.good_steps == self.rule.window:
+            self.scale, self.good_steps = grown(self.scale, self.rule.factor), 0
+
+    def state(self) -> dict[str, Any]:
+        """The scale, and the good steps in a row."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
+
+
+class DeepSpeedScaler:
+    """Counts steps since the last overflow; hysteresis is used up by overflows and refilled by growth alone."""
+
+    def __init__(self, rule: Dynamic) -> None:
+        self.rule, self.scale, self.overflows_left = rule, float(rule.initial), rule.hysteresis
+        self.steps_since = 0  # since the last overflow, or the start
+
+    def update(self, overflow: bool) -> None:
+        """One step: good or not. Raises LossScaleExhausted where it would shrink below the smallest scale."""
+        if overflow:
+            self.steps_since = 0
+            self._shrink()
+            return
+        self.steps_since += 1
+        steps = self.steps_since - (self.rule.dialect == "deepspeed")
+        if steps > 0 and steps % self.rule.window == 0:
+            self.scale, self.overflows_left = grown(self.scale, self.rule.factor), self.rule.hysteresis
+
+    def _shrink(self) -> None:
+        if self.overflows_left > 1:
+            self.overflows_left -= 1
+        elif self.scale <= self.rule.smallest:
+            raise LossScaleExhausted(
+                f"a step overflowed at the smallest loss scale, {self.scale:g}: no scale would help. Look for inf or "
+                "NaN in the data and in the forward pass, lower the learning rate, or compute in bf16")
+        else:
+            self.scale = max(self.scale / self.rule.factor, self.rule.smallest)
+
+    def state(self) -> dict[str, Any]:
+        """The scale, the steps since the last overflow, and the overflows that are left before it shrinks."""
+        return {"scale": self.scale, "steps_since": self.steps_since, "overflows_left": self.overflows_left}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.scale, self.steps_since = float(state["scale"]), int(state["steps_since"])
+        self.overflows_left = int(state["overflows_left"])
+
+
+def grown(scale: float, factor: float) -> float:
+    """The scale times the factor, unless that is no fp32 number: then it stays."""
+    return scale * factor if scale * factor <= LARGEST else scale
 
 
 def scaling_of(loss_scale: float | Scaling) -> Scaling:
     """The rule that a policy names: a number is a static scale."""
-    return Static(float(loss_scale)) if isinstance(loss_scale, int | float) else loss_scale
+    return Static(loss_scale) if is_number(loss_scale) else loss_scale  # type: ignore[arg-type, return-value]

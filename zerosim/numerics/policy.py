@@ -1,4 +1,4 @@
-"""Precision policies as values: in which format a step computes, reduces and accumulates."""
+"""Precision policies as values: in which format a step computes, reduces, accumulates and rests."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -6,21 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import is_number
-from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
+MATMULS = (None, "fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The formats of a training step, by name.
 
-    ``compute``: weights, activations and their gradients at rest. ``reduce``: gradients on the wire (None: as compute).
-    ``accumulate``: gradients added up over micro-batches (None: as compute). ``wire``: the format in which the ring's
-    partial sums travel (None: as reduce). ``average``: where the mean over ranks divides; ``cast_then_divide`` sums in
-    the reduce format, casts to fp32 and divides there, once. ``loss_scale``: the factor S of the loss.
-    Master weights and optimizer state are fp32; where compute is fp32 the parameter is the master.
+    ``compute``: weights, activations and their gradients at rest. ``output``: the model's last output, which the loss
+    reads (None: as compute). ``reduce``: gradients on the wire (None: as compute). ``accumulate``: gradients added up
+    over micro-batches (None: as compute). ``wire``: the format in which the ring's partial sums travel (None: as
+    reduce). ``average``: where the mean over ranks divides; ``cast_then_divide`` sums in the reduce format, casts to
+    fp32 and divides there, once. ``loss_scale``: the factor S of the loss, or a rule of `numerics.loss_scale`.
+    ``master``: the weights that the optimizer updates; where that is the compute format, there is no second copy.
+    ``state``: the optimizer's fp32 state at rest. Less than fp32 for these two is there to be seen failing.
+    ``matmul``: "fp8" is an experiment: values enter matrix products in e4m3, gradients in e5m2, a scale per tensor.
 
     Raises ValueError for an unknown format or rule, and for a loss scale that is not a positive finite number.
     """
@@ -30,23 +34,30 @@ class Policy:
     accumulate: str | None = None
     wire: str | None = None
     average: str = AVERAGES[0]
-    loss_scale: float = 1.0
+    loss_scale: float | Scaling = 1.0
     master: str = "fp32"
     state: str = "fp32"
     output: str | None = None
+    matmul: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (self.compute, self.reduce, self.accumulate, self.wire):
+        for name in (self.compute, self.reduce, self.accumulate, self.wire, self.master, self.state, self.output):
             if name is not None:
                 format_of(name)
         if self.average not in AVERAGES:
             near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
                              + (f"; did you mean {near[0]!r}?" if near else ""))
-        smallest, largest = FORMATS["fp32"].smallest_normal, FORMATS["fp32"].largest
-        if not is_number(self.loss_scale) or not smallest <= self.loss_scale <= largest:
-            raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number of fp32's normal range; "
-                             "1.0 scales nothing")
+        if self.matmul not in MATMULS:
+            raise ValueError(f"matmul={self.matmul!r} is no way to multiply; choose one of None, 'fp8'")
+        rule = scaling_of(self.loss_scale)
+        if not callable(getattr(rule, "start", None)):
+            raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number of fp32's normal range, "
+                             "or a rule such as Dynamic('torch'); 1.0 scales nothing")
+
+    def start_scaling(self) -> LossScaler:
+        """The loss scaler at the start of a run."""
+        return scaling_of(self.loss_scale).start()
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:

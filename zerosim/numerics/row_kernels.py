@@ -29,7 +29,7 @@ class RowKernels:
 
     @_quiet
     def normalize_rows(self, x: Array, w: Array, b: Array, epsilon: float, mean: Array, rstd: Array, y: Array) -> None:
-        """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); mean and rstd = 1/√(variance + ε) (M,) are written."""
+        """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
         columns = x.shape[1]
         for rows, wide in self._row_blocks(x, "rows"):
             np.divide(np.add.reduce(wide, axis=1), columns, out=mean[rows])
@@ -89,21 +89,21 @@ class RowKernels:
 
     @_quiet
     def add_rows(self, x: Array, rows: Tokens, out: Array) -> None:
-        """out (V, C): for each v the sum of x[i] over the i with rows[i] == v, in the order of i; 0 where there is none."""
+        """out (V, C): for each v the sum of x[i] over the i with rows[i] == v, in the order of i; else 0."""
         work = work_type(x, out)
         order = np.argsort(rows, kind="stable")
         present, starts = np.unique(rows[order], return_index=True)
         out.fill(0)
         if len(order):
             wide = widened("rows", x.reshape(-1), work, self._scratch).reshape(x.shape)
-            out[present] = np.add.reduceat(wide[order], starts, axis=0).astype(work, copy=False) if out.dtype == work \
-                else self._rounded(np.add.reduceat(wide[order], starts, axis=0), out.dtype)
+            sums = np.add.reduceat(wide[order], starts, axis=0)
+            out[present] = sums if out.dtype == work else self._rounded(sums, out.dtype)
 
     # --- dropout --------------------------------------------------------------------------------------------
 
     @_quiet
     def drop(self, x: Array, words: npt.NDArray[np.uint32], threshold: int, factor: float, y: Array) -> None:
-        """y = x·factor where the word is at least the threshold, else +0; x, words, y (n,). No NaN is multiplied by 0."""
+        """y = x·factor where the word is at least the threshold, else +0; x, words, y (n,); no NaN meets a 0."""
         work = work_type(x, y)
         scale = np.array(factor, work)
         for span in spans(y.size):

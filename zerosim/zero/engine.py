@@ -13,7 +13,6 @@ import numpy as np
 from zerosim.models.context import Context
 from zerosim.models.recompute import Recompute
 from zerosim.models.units import Model, Unit, Weights
-from zerosim.numerics.loss_scale import scaling_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.ranks.rank import Rank
@@ -76,7 +75,7 @@ class Engine:
         keep = check_levers(model, bucket_nbytes, prefetch, keep_gathered, seed)
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
-        self.loss_scale = scaling_of(self.policy.loss_scale).start()
+        self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
         self.families = [States(rank, model, kin, layout, self.stage) for kin in kin_of(model, settings)]
         self._factors: dict[str, Factors] = {}

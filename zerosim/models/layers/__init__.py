@@ -1,9 +1,9 @@
 """Layers as pairs of functions: a forward that says what it kept, and a backward that needs no more.
 
-Every value at rest is in the compute dtype (2 bytes for a 16-bit format), statistics in fp32. What happens in between is
-what hardware does: a matmul widens its inputs, adds up in fp32, adds the bias in fp32 and rounds once on the way out; an
-elementwise function, a softmax and a normalization compute in fp32 and round once. No layer has hidden state, and
-nothing kept is a weight.
+Every value at rest is in the compute dtype (2 bytes for a 16-bit format), statistics in fp32. What happens in between
+is what hardware does: a matmul widens its inputs, adds up in fp32, adds the bias in fp32 and rounds once on the way
+out; an elementwise function, a softmax and a normalization compute in fp32 and round once. No layer has hidden state,
+and nothing kept is a weight.
 """
 
 from zerosim.models.layers.activations import gelu_backward, gelu_forward, relu_backward, relu_forward

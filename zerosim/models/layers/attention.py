@@ -53,7 +53,10 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
 
 
 def attention_backward(ctx: Context, kept: KeptAttention, dy: np.ndarray) -> np.ndarray:
-    """do (B, T, C) -> dqkv (B, T, 3C): dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D, dK = dSᵀ Q/√D."""
+    """do (B, T, C) -> dqkv (B, T, 3C).
+
+    dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D; dK = dSᵀ Q/√D.
+    """
     qkv = kept.qkv
     require_shape("attention_backward", "dy", dy, (*qkv.shape[:2], qkv.shape[2] // 3), OWN_OUTPUT)
     require_at_rest(ctx, "attention_backward", dy=dy)

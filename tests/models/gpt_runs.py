@@ -1,0 +1,125 @@
+"""A GPT's units forward and backward without ranks: what is held at any moment, and what was computed, are counted.
+
+Legend: B batch, T tokens, V vocabulary.
+"""
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.models.contexts import DTYPES, Compute
+from zerosim.models import GPT, Context, Recompute, Unit
+from zerosim.numerics.kernels import NumpyKernels
+
+Arrays = dict[str, np.ndarray]
+
+
+class Counting:
+    """A workspace that knows at any moment what is alive, by kind and by name, and what was noted."""
+
+    def __init__(self) -> None:
+        self.kernels = NumpyKernels()
+        self.now: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.shapes: list[tuple[int, ...]] = []
+        self.flops = 0
+
+    def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
+        array = self.kernels.empty(shape, np.dtype(dtype))
+        base = array if array.base is None else array.base
+        self.now[kind] += array.nbytes
+        self.peak[kind] = max(self.peak[kind], self.now[kind])
+        self.shapes.append(array.shape)
+        weakref.finalize(base, self._free, kind, array.nbytes)
+        return array
+
+    def _free(self, kind: str, nbytes: int) -> None:
+        self.now[kind] -= nbytes
+
+    def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
+        self.flops += flops
+
+    def reset_peak(self) -> None:
+        self.peak = Counter(self.now)
+
+
+@dataclass
+class Run:
+    """One model in one format, its weights, and a context that counts."""
+
+    model: GPT
+    ctx: Context
+    w: Arrays
+    counting: Counting
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        x = tokens
+        for unit in self.model.units:
+            x = unit.forward(self.ctx, self.w, x)[0]
+        return x
+
+    def loss(self, tokens: np.ndarray, target: np.ndarray) -> float:
+        return self.model.loss.forward(self.ctx, self.logits(tokens), target)[0]
+
+    def gradients(self, tokens: np.ndarray, target: np.ndarray, policy: str | Recompute = "none",
+                  scale: float = 1.0) -> tuple[float, Arrays]:
+        """Forward and backward under a recomputation policy, as an engine does it; a tied gradient is the sum."""
+        policy = Recompute.parse(policy)
+        self.ctx = replace(self.ctx, keep=policy.inside)
+        kept, inputs, x = self._forward(tokens, policy)
+        loss, of_loss = self.model.loss.forward(self.ctx, x, target)
+        dy, sums = self.model.loss.backward(self.ctx, of_loss, scale), {}
+        del x, of_loss
+        units = self.model.units
+        for run in reversed(policy.segments(len(units)) or [range(len(units))]):
+            if run.start in inputs:
+                x = inputs.pop(run.start)
+                for index in run:
+                    x, kept[index] = units[index].forward(self.ctx, self.w, x)
+                del x
+            for index in reversed(run):
+                dy, of_unit = units[index].backward(self.ctx, self.w, kept.pop(index), dy)
+                for name, gradient in of_unit.items():
+                    sums[name] = gradient if name not in sums else sums[name] + gradient
+        return loss, sums
+
+    def _forward(self, x: np.ndarray, policy: Recompute) -> tuple[dict[int, Any], dict[int, np.ndarray], np.ndarray]:
+        starts = [run.start for run in policy.segments(len(self.model.units))]
+        kept, inputs = {}, {}
+        for index, unit in enumerate(self.model.units):
+            if index in starts:
+                inputs[index] = x
+            x, of_unit = unit.forward(self.ctx, self.w, x)
+            if not starts:
+                kept[index] = of_unit
+            del of_unit
+        return kept, inputs, x
+
+
+def run_of(model: GPT, dtype: str = "fp32", scatter: float = 0.0) -> Run:
+    """The model with its first values, in the format of this name; ``scatter`` adds noise to all of them, the biases'
+    zeros and the LayerNorms' ones too, which would otherwise test little."""
+    counting, policy = Counting(), Compute(DTYPES[dtype])
+
+    def gradients(unit: Unit) -> Arrays:
+        return {name: counting.alloc(model.shapes[name], policy.compute_dtype, "unit_gradient", name)
+                for name in (*unit.shapes, *unit.borrows)}
+
+    ctx = Context(np, policy, counting.kernels, counting, counting.note, gradients)
+    rng, w = np.random.default_rng(1), {}
+    for unit in model.units:
+        for name, shape in unit.shapes.items():
+            value = unit.initial(name, 0, int(np.prod(shape))).astype(np.float64)
+            value = (value + scatter * rng.standard_normal(value.shape)).reshape(shape)
+            w[name] = value if dtype == "fp64" else value.astype(np.float32).astype(DTYPES[dtype])
+    return Run(model, ctx, w, counting)
+
+
+def batch_of(model: GPT, batch: int = 2, tokens: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """tokens and targets (B, T), T that of the context where nothing is said."""
+    shape = (batch, tokens or model.config.context)
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, model.config.vocabulary, shape), rng.integers(0, model.config.vocabulary, shape)

@@ -1,0 +1,43 @@
+"""Matrix products of fp8 operands, an experiment: each operand is scaled as a whole, so that its largest value fits.
+
+Source: Micikevicius et al. 2022, "FP8 formats for deep learning" (arXiv:2209.05433), section 4: e4m3 for weights and
+activations, e5m2 for gradients, per-tensor scales. Real recipes take the scale from earlier steps (delayed scaling);
+here it is that of the tensor itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from zerosim.numerics.blocks import Array
+from zerosim.numerics.formats import Format, format_of
+from zerosim.numerics.rounding import round_to
+
+
+def scale_to(x: Array, fmt: Format | str) -> float:
+    """The power of two by which x is multiplied: the largest that keeps every finite value in the format; 1 for zeros.
+
+    A power of two moves exponents alone, so that what is rounded is the format's mantissa and nothing else. Infinities
+    and NaN say nothing about the scale.
+    """
+    fmt = format_of(fmt)
+    finite = np.abs(x.astype(np.float32, copy=False), dtype=np.float32)
+    top = float(np.max(finite, where=np.isfinite(finite), initial=0.0))
+    if top == 0:
+        return 1.0
+    _, exponent = math.frexp(fmt.largest / top)
+    return math.ldexp(1.0, min(max(exponent - 1, -126), 126))
+
+
+def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
+    """x as the matrix unit sees it: fp32 values that are the format's numbers divided by the scale; any shape.
+
+    Infinities and NaN stay, as far as the format has them.
+    """
+    scale = np.float32(scale_to(x, fmt))
+    with np.errstate(all="ignore"):
+        scaled = np.multiply(x.astype(np.float32, copy=False), scale)
+        return np.divide(round_to(scaled, fmt), scale)
