@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from zerosim.models.text import Corpus
+
 app = typer.Typer(
     name="zerosim",
     help="ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop.",
@@ -24,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+TextFile = Annotated[str | None, typer.Option("--text", help="A UTF-8 text; without it, one that comes along.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]
 
 LEAST_WIDTH = 40  # columns; some shells say 0
@@ -73,13 +76,20 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return register
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Where text goes: as wide as the terminal, 80 columns in a pipe, without color there or under NO_COLOR."""
     from rich.console import Console
 
-    found = Console(highlight=False, emoji=False)
+    found = Console(highlight=False, emoji=False, stderr=stderr)
     found.width = max(found.width, LEAST_WIDTH)
     return found
+
+
+def corpus_of(text: str | None) -> Corpus:
+    """The text to train on: a file, or the one that comes with the package."""
+    from zerosim.models.text import read, shipped
+
+    return shipped() if text is None else read(text)
 
 
 def busy(what: str) -> Status:
@@ -151,6 +161,79 @@ def lost_updates(
         print_json(found.as_json())
     else:
         print_lesson(console(), found)
+
+
+@command("train")
+def train(
+    text: TextFile = None,
+    model: Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, ...")] = "gpt-micro",
+    ranks: Annotated[int, typer.Option(help="N, the number of ranks.")] = 4,
+    stage: Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")] = 3,
+    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="The optimizer's name.")] = "adamw",
+    lr: Annotated[float, typer.Option(help="The learning rate.")] = 3e-3,
+    micro_batches: Annotated[int, typer.Option(help="k, the micro-batches of a step.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences in a micro-batch of one rank.")] = 4,
+    recompute: Annotated[str, typer.Option(help="What is not kept: none, block, selective, ...")] = "none",
+    layout: Annotated[str, typer.Option(help="How the vector is cut.")] = "per_unit",
+    steps: Annotated[int, typer.Option(help="How many steps.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of first values, batches, dropout and the sample.")] = 0,
+    loss_scale: Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")] = None,
+    capacity: Annotated[int | None, typer.Option(help="Bytes that each rank may hold.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
+    from zerosim.lessons.training import Options
+    from zerosim.lessons.training import train as run
+    from zerosim.lessons.training_text import as_json as plain
+    from zerosim.lessons.training_text import print_training, progress
+
+    options = Options(model, ranks, stage, compute, optimizer, lr, micro_batches, batch, recompute, layout, steps, seed,
+                      loss_scale=loss_scale, capacity_nbytes=capacity)
+    corpus = corpus_of(text)
+    with progress(console(stderr=True), options) as heard:
+        found = run(options, corpus, heard)
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_training(console(), found, corpus.name)
+
+
+@command("compare")
+def compare(
+    text: TextFile = None,
+    over: Annotated[str, typer.Option(help="What differs: stage, compute or optimizer.")] = "stage",
+    values: Annotated[str | None, typer.Option(help="Its values, as in fp32,bf16; all of them without it.")] = None,
+    model: Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, ...")] = "gpt-micro",
+    ranks: Annotated[int, typer.Option(help="N, the number of ranks.")] = 4,
+    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="The optimizer's name.")] = "adamw",
+    lr: Annotated[float, typer.Option(help="The learning rate.")] = 3e-3,
+    micro_batches: Annotated[int, typer.Option(help="k, the micro-batches of a step.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences in a micro-batch of one rank.")] = 4,
+    steps: Annotated[int, typer.Option(help="How many steps each.")] = 40,
+    figure: Annotated[str | None, typer.Option(help="Draw it too, into this .svg or .png file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The same training side by side: under every stage, in other formats, or with other optimizers."""
+    from zerosim.lessons.comparing import compare as run
+    from zerosim.lessons.comparing import values_of
+    from zerosim.lessons.comparing_text import as_json as plain
+    from zerosim.lessons.comparing_text import print_comparison
+    from zerosim.lessons.figures.comparison import save_comparison
+    from zerosim.lessons.training import Options
+
+    options = Options(model, ranks, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
+                      batch=batch, steps=steps)
+    corpus = corpus_of(text)
+    with busy("training") as status:
+        found = run(options, corpus, over, values_of(over, values), lambda what: status.update(f"training: {what}"))
+    if figure is not None:
+        save_comparison(found, figure)
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_comparison(console(), found, corpus.name)
 
 
 @command("figures")

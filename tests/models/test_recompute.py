@@ -5,22 +5,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.models import BLOCK, NONE, Recompute, segment
+from zerosim.models.recompute import NAMED
 
 
 @pytest.mark.parametrize(("text", "policy"), [
     ("none", NONE), ("block", BLOCK), ("segment(1)", BLOCK), ("segment(2)", segment(2)),
-    (" segment( 12 ) ", segment(12)),
+    (" segment( 12 ) ", segment(12)), ("sub_block", Recompute(None, "sub_block")), ("selective", NAMED["selective"]),
+    ("tiled", Recompute(None, "tiled")), ("block+selective", Recompute(1, "selective")),
+    ("segment(3) + tiled", Recompute(3, "tiled")),
 ])
 def test_a_text_names_a_policy(text, policy):
     assert Recompute.parse(text) == policy
 
 
-@pytest.mark.parametrize("policy", [NONE, BLOCK, segment(2), segment(17)])
+@pytest.mark.parametrize("policy", [NONE, BLOCK, segment(2), segment(17), *NAMED.values(), Recompute(1, "tiled"),
+                                    Recompute(4, "sub_block")])
 def test_a_policy_prints_as_the_text_that_names_it(policy):
     assert Recompute.parse(str(policy)) == policy
 
 
-@pytest.mark.parametrize("text", ["", "all", "segment", "segment()", "segment(0)", "segment(-1)", "segment(2", "Block"])
+@pytest.mark.parametrize("text", ["", "all", "segment", "segment()", "segment(0)", "segment(-1)", "segment(2", "Block",
+                                  "none+tiled", "block+", "+tiled", "tiled+block", "block+all", "tiled+selective"])
 def test_a_text_that_names_no_policy_is_refused(text):
     with pytest.raises(ValueError, match=r"names no policy; write 'none', 'block' or 'segment\(k\)' with k of at"):
         Recompute.parse(text)
@@ -30,6 +35,13 @@ def test_a_text_that_names_no_policy_is_refused(text):
 def test_a_segment_of_no_whole_unit_is_refused(k):
     with pytest.raises(ValueError, match=r"^segment\(k\) was given k=.*; k is a whole number, 1 or more"):
         segment(k)
+
+
+def test_an_inside_that_there_is_not_is_refused():
+    said = ("Recompute was asked to keep 'half' of the inside of a unit; it keeps one of 'all', 'sub_block', 'selective', "
+            "'tiled'")
+    with pytest.raises(ValueError, match=said):
+        Recompute(None, "half")
 
 
 def test_nothing_is_run_again_when_everything_is_kept():

@@ -41,14 +41,14 @@ class AttentionKernels:
             self._put(wide_o.transpose(1, 0, 2), o[b])
 
     @_quiet
-    def attend_gradient(self, qkv: Array, heads: int, p: Array | None, do: Array, dqkv: Array) -> None:
-        """dqkv (B, T, 3C) from do (B, T, C); P is read where it was kept, else computed again, to the same bits."""
+    def attend_gradient(self, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *, again: bool = False) -> None:
+        """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
         for b in range(len(qkv)):
             q, k, v = self._heads(qkv[b], heads, "qkv")
             (g,) = self._heads(do[b], heads, "do", parts=1)
             dq, dk, dv = out = self._gradients(qkv[b].size, heads, q)
             for rows in strips(qkv.shape[1], STRIP):
-                s = (self._probabilities(q, k, rows, None, qkv.dtype) if p is None
+                s = (self._probabilities(q, k, rows, p[b], qkv.dtype) if again
                      else self._kept(p[b], rows, q.dtype))
                 _add_into(dv, np.matmul(s.transpose(0, 2, 1), g[:, rows]), rows)
                 ds = np.matmul(g[:, rows], v[:, :rows.stop].transpose(0, 2, 1), out=self._strip(s.shape, "ds", s.dtype))

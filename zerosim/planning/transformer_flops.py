@@ -22,7 +22,9 @@ LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the devia
 LAYERNORM_GRADIENT = 14
 GELU, GELU_GRADIENT = 8, 14
 SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
-SOFTMAX_GRADIENT = 5            # dS = P·(dP - rowsum(P·dP))·scale
+FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
+ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
+SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
 
 def forward(block: Block) -> dict[str, int]:
@@ -62,7 +64,10 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
     product = 2 * block.square * (block.channels // block.heads)
     linear = {"QKV": (4 * d + 1) * 3 * stream, "projection": 4 * d * stream + stream,
               "up": (4 * d + 1) * 4 * stream, "down": 4 * 4 * d * stream + stream}
-    rest = {"attention": 4 * product + SOFTMAX_GRADIENT * block.square, "GELU": GELU_GRADIENT * 4 * stream,
+    tiled = parse(policy)[1] == "tiled"
+    row_sums = ROW_SUM * (stream if tiled else block.square)
+    rest = {"attention": 4 * product + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
+            "GELU": GELU_GRADIENT * 4 * stream,
             "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
             "residuals": 2 * stream}
     return linear | rest | {"again": _again(block, parse(policy)[1])}
@@ -73,7 +78,9 @@ def _again(block: Block, inside: str) -> int:
     done = forward(block)
     if inside == "sub_block":
         return sum(flops for step, flops in done.items() if step not in CLOSING)
-    return done["scores"] + done["softmax"] if inside in ("selective", "tiled") else 0
+    if inside == "tiled":
+        return done["scores"] + FROM_LOG_SUM * block.square
+    return done["scores"] + done["softmax"] if inside == "selective" else 0
 
 
 # What no sub-block makes again: backward needs the input of its last linear layer, and not the output.

@@ -87,10 +87,11 @@ class Engine:
                          for states in self.families}
         self._update = Update(self._refresh, self.loss_scale, clip_norm, schedule)
         self._lender = Lender(model, self.families, keep=keep, prefetch=prefetch, bucket_nbytes=bucket_nbytes)
-        self._micro_batches = MicroBatches(rank, model, self.policy, self._context(), seed)
+        self._micro_batches = MicroBatches(rank, model, self.policy, self.context(), seed)
         self._passes = Passes(model, self.recompute, self._lender, self.gradients.absorb, rank)
 
-    def _context(self) -> Context:
+    def context(self) -> Context:
+        """What the model's layers are called with on this rank: for a forward of one's own, outside a step."""
         rank = self.rank
         return Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views,
                        keep=self.recompute.inside, observe=self._observer.observe)

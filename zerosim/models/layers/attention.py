@@ -14,6 +14,12 @@ from zerosim.models.layers.shared import OWN_OUTPUT
 
 KEEP = ("probabilities", "nothing", "tiled")
 
+# Operations per score, beside the products of matrices.
+SOFTMAX = 5  # ·1/√D, - maximum, exp, the sum, the division
+FROM_LOG_SUM = 3  # ·1/√D, - log-sum-exp, exp
+SOFTMAX_GRADIENT = 5  # P·dP, its sum; dP - that, ·P, ·1/√D
+ROW_SUM = 2  # the first two of them
+
 
 @dataclass(frozen=True, slots=True)
 class KeptAttention:
@@ -42,7 +48,7 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
     require_at_rest(ctx, where, qkv=qkv)
     batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     o = ctx.empty((batch, tokens, channels), name="attention.o")
-    _note(ctx, qkv, products=2)
+    _note(ctx, qkv, heads, products=2, per_score=SOFTMAX)
     if keep == "tiled":
         log_sums = ctx.empty((batch, heads, tokens), dtype=ctx.wide_dtype, name="attention.log_sums")
         ctx.kernels.attend_tiled(qkv, heads, log_sums, o)
@@ -63,13 +69,19 @@ def attention_backward(ctx: Context, kept: KeptAttention, dy: np.ndarray) -> np.
     dqkv = ctx.empty(qkv.shape, "activation_gradient", name="attention.dqkv")
     if kept.log_sums is not None and kept.o is not None:
         ctx.kernels.attend_tiled_gradient(qkv, kept.heads, kept.log_sums, kept.o, dy, dqkv)
-    else:
-        ctx.kernels.attend_gradient(qkv, kept.heads, kept.p, dy, dqkv)
-    _note(ctx, qkv, products=4 + (kept.p is None))
+        _note(ctx, qkv, kept.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
+        ctx.note(flops=ROW_SUM * dy.size)  # of dO·O, which stands for that of P·dP
+        return dqkv
+    again = kept.p is None
+    p = ctx.empty((len(qkv), kept.heads, qkv.shape[1], qkv.shape[1]), name="attention.p") if again else kept.p
+    ctx.kernels.attend_gradient(qkv, kept.heads, p, dy, dqkv, again=again)
+    _note(ctx, qkv, kept.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
     return dqkv
 
 
-def _note(ctx: Context, qkv: np.ndarray, products: int) -> None:
-    """A product of matrices costs 2·B·T²·C operations, counted in full as published formulas count it."""
+def _note(ctx: Context, qkv: np.ndarray, heads: int, products: int, per_score: int) -> None:
+    """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: counted in full,
+    as published formulas count them."""
     batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    ctx.note(flops=products * 2 * batch * tokens * tokens * channels, nbytes=2 * qkv.nbytes)
+    flops = batch * tokens * tokens * (products * 2 * channels + heads * per_score)
+    ctx.note(flops=flops, nbytes=2 * qkv.nbytes)

@@ -1,0 +1,90 @@
+"""Writing with a model: what is drawn is a function of seed, place and logits alone."""
+
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.models.gpt_runs import batch_of, run_of
+from zerosim.models import GPT, PRESETS
+from zerosim.models.generate import generate, logits_of
+
+
+def always(*shares: float):
+    """Logits that give these shares to the tokens, whatever came before."""
+    return lambda tokens: np.broadcast_to(np.log(shares), (*tokens.shape, len(shares)))
+
+
+def test_the_tokens_are_drawn_with_the_models_shares() -> None:
+    written = generate(always(0.5, 0.2, 0.3), [0], 4000, context=8)[1:]
+    shares = np.bincount(written, minlength=3) / 4000
+    # A share's own deviation is at most 0.5/√4000 = 0.008.
+    assert np.abs(shares - [0.5, 0.2, 0.3]).max() < 0.03
+
+
+def test_a_low_temperature_prefers_the_likely_and_a_high_one_makes_all_alike() -> None:
+    cold, warm, hot = (np.mean(generate(always(0.6, 0.4), [0], 2000, context=8, temperature=temperature))
+                       for temperature in (0.2, 1, 100))
+    assert cold < 0.2 < warm < 0.45 < hot
+
+
+def test_temperature_0_takes_the_likeliest_and_of_equals_the_first() -> None:
+    assert generate(always(0.2, 0.4, 0.4), [0], 3, context=8, temperature=0).tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_temperature_near_0_neither_overflows_nor_divides_by_0() -> None:
+    assert generate(always(0.4, 0.6), [0], 3, context=8, temperature=1e-300).tolist() == [0, 1, 1, 1]
+
+
+def test_the_same_seed_writes_the_same_and_a_longer_text_begins_like_a_shorter() -> None:
+    logits = always(*[0.1] * 10)
+    text = generate(logits, [3], 50, context=8, seed=1)
+    assert text.tolist() == generate(logits, [3], 50, context=8, seed=1).tolist()
+    assert text[:21].tolist() == generate(logits, [3], 20, context=8, seed=1).tolist()
+    assert text.tolist() != generate(logits, [3], 50, context=8, seed=2).tolist()
+
+
+def test_no_more_tokens_are_shown_than_the_context_has_places() -> None:
+    shown = []
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        shown.append(tokens.tolist())
+        return np.eye(9)[(tokens + 1) % 9] * 100
+
+    generate(logits, [0, 1], 4, context=3)
+    assert shown == [[[0, 1]], [[0, 1, 2]], [[1, 2, 3]], [[2, 3, 4]]]
+
+
+def test_a_models_logits_are_those_of_its_units_without_dropout() -> None:
+    run = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5)), scatter=0.2)
+    plain = run_of(GPT("gpt-nano"), scatter=0.2)
+    tokens, _ = batch_of(run.model, batch=1, tokens=4)
+    found = logits_of(run.ctx, run.model, lambda unit: nullcontext(run.w), tokens)
+    assert (found == plain.logits(tokens)).all()
+    assert (found != run.logits(tokens)).any()
+
+
+def test_weights_are_lent_for_the_units_of_the_model_that_was_given() -> None:
+    run, lent = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5))), []
+    logits_of(run.ctx, run.model, lambda unit: lent.append(unit) or nullcontext(run.w), np.array([[1, 2]]))
+    assert lent == list(run.model.units)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"tokens": []}, "generate was asked to continue no tokens; give it one or more, as a prompt"),
+    ({"temperature": -1}, "generate was given temperature=-1; it is 0 for the likeliest token, 1 for the model's own"),
+    ({"context": 0}, "generate was given context=0; context is a whole number, 1 or more"),
+    ({"count": 1.5}, "generate was given count=1.5; count is a whole number"),
+])
+def test_what_cannot_be_written_is_refused(arguments: dict[str, object], said: str) -> None:
+    asked = {"tokens": [0], "count": 2, "context": 8} | arguments
+    with pytest.raises(ValueError, match=re.escape(said)):
+        generate(always(0.5, 0.5), asked.pop("tokens"), **asked)
+
+
+def test_logits_that_are_nan_are_no_probabilities() -> None:
+    with pytest.raises(ValueError, match="asked for token 1, and found logits that are NaN or infinite; the model has div"):
+        generate(lambda tokens: np.full((1, tokens.shape[1], 3), np.nan), [0], 2, context=8)

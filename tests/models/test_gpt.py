@@ -1,0 +1,245 @@
+"""GPT: its shapes, first values, gradients, units of any granularity, and what it refuses."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.contexts import bits_of
+from tests.models.gpt_runs import Run, batch_of, run_of
+from zerosim.models import GPT, PRESETS, GPTConfig
+
+NANO = PRESETS["gpt-nano"]
+# Published: Radford et al. 2019 (their 117M and 345M have been corrected since); the checkpoints have exactly these.
+PARAMETERS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+GRANULARITIES = ["block", "sub_block", 1, 2, 3, 9]
+
+
+def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all((bits_of(a[name]) == bits_of(b[name])).all() for name in a)
+
+
+# -- shapes and first values ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_a_published_shape_has_its_published_number_of_parameters(preset: str) -> None:
+    assert GPT(preset).parameter_count == PARAMETERS[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_parameters_are_tables_12_squares_and_13_rows_a_block_and_two_last_rows(preset: str) -> None:
+    config = PRESETS[preset]
+    v, t, c, layers = config.vocabulary, config.context, config.channels, config.layers
+    tied = v * c + t * c + layers * (12 * c * c + 13 * c) + 2 * c
+    assert GPT(preset).parameter_count == tied
+    assert GPT(preset, tied=False).parameter_count == tied + v * c
+
+
+def test_everything_about_nano_is_odd_or_small() -> None:
+    assert NANO.vocabulary % 2
+    assert NANO.heads % 2
+    assert GPT("gpt-nano").parameter_count < 5000
+
+
+def test_the_units_are_the_embedding_the_blocks_and_the_head() -> None:
+    assert [unit.name for unit in GPT("gpt-nano").units] == ["embed", "block0", "block1", "head"]
+    five = GPT(replace(NANO, layers=5), units=2)
+    assert [unit.name for unit in five.units] == ["embed", "block0-1", "block2-3", "block4", "head"]
+
+
+@pytest.mark.parametrize("units", GRANULARITIES)
+def test_names_order_and_first_values_do_not_depend_on_the_granularity(units: str | int) -> None:
+    one, other = GPT(replace(NANO, layers=3), seed=5), GPT(replace(NANO, layers=3), seed=5, units=units)
+    assert list(one.shapes.items()) == list(other.shapes.items())
+    assert same_bits(run_of(one).w, run_of(other).w)
+
+
+def test_first_values_are_gpt2s() -> None:
+    """0.02 everywhere, on residual projections 0.02/√(2·layers); LayerNorms 1 and 0, biases 0."""
+    w = run_of(GPT(GPTConfig(layers=8, channels=96, heads=2, context=64, vocabulary=64))).w
+    for name, value in w.items():
+        if name.endswith(".bias") or ".ln_" in name or name.startswith("ln_"):
+            assert (value == (0 if name.endswith(".bias") else 1)).all(), name
+        else:
+            wanted = 0.02 / 4 if name.endswith(("projection.weight", "down.weight")) else 0.02
+            # 4096 or more normal values: their deviation is within 6 of its own, 1/√(2n), of the true one.
+            assert abs(value.std() / wanted - 1) < 6 / (2 * value.size)**0.5, name
+
+
+def test_another_seed_draws_other_weights() -> None:
+    one, other = (run_of(GPT("gpt-nano", seed=seed)).w for seed in (1, 2))
+    assert not (one["wte"] == other["wte"]).any()
+
+
+def test_a_tied_head_borrows_and_an_untied_one_owns() -> None:
+    tied, untied = GPT("gpt-nano").units[-1], GPT("gpt-nano", tied=False).units[-1]
+    assert (tied.borrows, list(tied.shapes)) == ({"wte": "embed"}, ["ln_f.weight", "ln_f.bias"])
+    assert (untied.borrows, list(untied.shapes)) == ({}, ["ln_f.weight", "ln_f.bias", "lm_head.weight"])
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+def slope_along(run: Run, name: str, direction: np.ndarray, x: np.ndarray, target: np.ndarray) -> float:
+    """The central difference of the loss along a direction of one parameter, all in float64; its error is O(step²)."""
+    step, first = 1e-5, run.w[name]
+    losses = []
+    for sign in (1, -1):
+        run.w[name] = first + sign * step * direction
+        losses.append(run.loss(x, target))
+    run.w[name] = first
+    return (losses[0] - losses[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_of_the_whole_model_are_the_slopes_of_its_loss(tied: bool, dropout: float) -> None:
+    run = run_of(GPT(replace(NANO, dropout=dropout), tied=tied), "fp64", scatter=0.2)
+    x, target = batch_of(run.model, batch=3)
+    target[0, :3] = -1  # places without a target
+    _, gradients = run.gradients(x, target)
+    rng = np.random.default_rng(2)
+    assert gradients.keys() == run.model.shapes.keys()
+    for name, gradient in gradients.items():
+        # A direction that has a part of every element, and one that has a single one.
+        single = np.zeros(gradient.shape)
+        single.reshape(-1)[rng.integers(single.size)] = 1
+        for direction in (rng.standard_normal(gradient.shape), single):
+            wanted = slope_along(run, name, direction, x, target)
+            assert float(np.sum(gradient * direction)) == pytest.approx(wanted, rel=1e-6, abs=1e-8), name
+
+
+def test_shorter_sequences_leave_the_other_places_without_a_gradient() -> None:
+    run = run_of(GPT("gpt-nano"), "fp32", scatter=0.2)
+    _, gradients = run.gradients(*batch_of(run.model, tokens=5))
+    assert gradients["wpe"][:5].any(axis=1).all()
+    assert not gradients["wpe"][5:].any()
+
+
+def test_the_gradient_of_a_tied_table_is_the_sum_of_both_its_uses() -> None:
+    tied = run_of(GPT("gpt-nano"), "fp64", scatter=0.2)
+    untied = run_of(GPT("gpt-nano", tied=False), "fp64")
+    untied.w = {**tied.w, "lm_head.weight": tied.w["wte"].T.copy()}
+    batch = batch_of(tied.model)
+    of_tied, of_untied = tied.gradients(*batch)[1], untied.gradients(*batch)[1]
+    # Other products of matrices, so other roundings: of 17 addends in float64.
+    np.testing.assert_allclose(of_tied["wte"], of_untied["wte"] + of_untied["lm_head.weight"].T, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("units", GRANULARITIES)
+def test_the_granularity_changes_no_bit(dtype: str, units: str | int) -> None:
+    one, other = run_of(GPT("gpt-nano"), dtype, 0.2), run_of(GPT("gpt-nano", units=units), dtype, 0.2)
+    batch = batch_of(one.model)
+    (loss, gradients), (other_loss, other_gradients) = one.gradients(*batch), other.gradients(*batch)
+    assert loss == other_loss
+    assert same_bits(gradients, other_gradients)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_gradients_of_all_formats_are_near_those_of_float64(dtype: str) -> None:
+    wide, narrow = run_of(GPT("gpt-nano"), "fp64", 0.2), run_of(GPT("gpt-nano"), dtype, 0.2)
+    wide.w = {name: value.astype(np.float64) for name, value in narrow.w.items()}
+    batch = batch_of(wide.model)
+    (loss, gradients), (wide_loss, wide_gradients) = narrow.gradients(*batch), wide.gradients(*batch)
+    # Some two dozen roundings of relative size u follow each other; four times that for the largest of some thousand.
+    bound = 100 * {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}[dtype]
+    assert loss == pytest.approx(wide_loss, rel=bound)
+    for name, gradient in gradients.items():
+        error = np.abs(gradient.astype(np.float64) - wide_gradients[name]).max()
+        assert error <= bound * np.abs(wide_gradients[name]).max(), name
+
+
+def test_nothing_of_the_future_reaches_a_logit() -> None:
+    run = run_of(GPT("gpt-nano"), "fp32", scatter=0.2)
+    x, _ = batch_of(run.model)
+    changed = x.copy()
+    changed[:, 5:] = (changed[:, 5:] + 1) % NANO.vocabulary
+    before, after = run.logits(x), run.logits(changed)
+    assert (before[:, :5] == after[:, :5]).all()
+    assert (before[:, 5:] != after[:, 5:]).any(axis=-1).all()
+
+
+@given(st.integers(1, 3), st.integers(1, 8))
+def test_any_batch_and_any_length_up_to_the_context_runs(batch: int, tokens: int) -> None:
+    run = run_of(GPT("gpt-nano"))
+    loss, gradients = run.gradients(*batch_of(run.model, batch, tokens))
+    assert np.isfinite(loss)
+    assert {name: gradient.shape for name, gradient in gradients.items()} == run.model.shapes
+
+
+def test_the_first_loss_is_that_of_knowing_nothing() -> None:
+    run = run_of(GPT("gpt-micro"))
+    # First logits are sums of 128 products of a normalized channel and a weight of deviation 0.02: of deviation 0.23,
+    # which adds half its square to the logarithm of the vocabulary.
+    assert run.loss(*batch_of(run.model)) == pytest.approx(np.log(256) + 0.23**2 / 2, abs=0.1)
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_changes_the_loss_and_its_absence_does_not_come_with_other_weights() -> None:
+    dropping = GPT(replace(NANO, dropout=0.5))
+    batch = batch_of(dropping)
+    plain = run_of(GPT("gpt-nano"))
+    assert run_of(dropping).loss(*batch) != plain.loss(*batch)
+    assert run_of(dropping.without_dropout()).loss(*batch) == plain.loss(*batch)
+
+
+def test_every_place_of_dropout_draws_random_numbers_of_its_own() -> None:
+    run, names = run_of(GPT(replace(NANO, dropout=0.5))), []
+    draw = run.ctx.draw
+    run.ctx = replace(run.ctx, draw=lambda name, count: names.append(name) or draw(name, count))
+    run.logits(batch_of(run.model)[0])
+    assert names == ["embed", "block0.attention", "block0.ffn", "block1.attention", "block1.ffn"]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"layers": 0}, "GPTConfig was given layers=0; layers is a whole number, 1 or more"),
+    ({"heads": 5}, "GPTConfig was given 12 channels in 5 heads; all heads are equally wide, so take a number of heads "
+     "that divides the channels"),
+    ({"dropout": 1.0}, "GPTConfig was given dropout=1.0; it is the share of elements that are dropped, from 0 to less "
+     "than 1"),
+    ({"epsilon": 0}, "GPTConfig was given epsilon=0; it keeps LayerNorm from dividing by 0, so take a small positive "
+     "number, as 1e-5"),
+])
+def test_a_config_that_cannot_be_is_refused(changes: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        replace(NANO, **changes)
+
+
+@pytest.mark.parametrize("units", ["blocks", 0, -1, 1.5, None, True])
+def test_a_granularity_that_there_is_not_is_refused(units: object) -> None:
+    said = f"GPT was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole number of blocks, 1 or more"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        GPT("gpt-nano", units=units)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+    said = "GPT was asked for 'gpt-mikro', which is no GPTConfig and no preset; the presets are gpt-nano, gpt-micro, gpt2"
+    with pytest.raises(ValueError, match=re.escape(said) + ".*; did you mean 'gpt-micro'\\?"):
+        GPT("gpt-mikro")
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (8,), (2, 0), (1, 2, 3)])
+def test_tokens_that_do_not_fit_the_context_are_refused(shape: tuple[int, ...]) -> None:
+    run = run_of(GPT("gpt-nano"))
+    said = (f"unit 'embed' asked for tokens (B, T), T from 1 to the context's 8, and found shape {shape}; cut longer texts "
+            "into several sequences")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run.logits(np.zeros(shape, np.int64))
+
+
+def test_a_policy_that_a_block_does_not_know_is_refused() -> None:
+    run = run_of(GPT("gpt-nano"))
+    run.ctx = replace(run.ctx, keep="some")
+    said = "unit 'block0' was asked to keep 'some' of the inside of a unit; it keeps one of 'all', 'sub_block', 'selective'"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run.logits(batch_of(run.model)[0])

@@ -1,0 +1,208 @@
+"""What a GPT's blocks keep and compute again, measured, beside the closed forms: equal to the byte and to the operation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.models.contexts import bits_of
+from tests.models.gpt_runs import Run, batch_of, run_of
+from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
+from zerosim.planning import activations, transformer_flops
+from zerosim.planning.activations import Block
+
+NANO = PRESETS["gpt-nano"]
+INSIDE = ["none", "sub_block", "selective", "tiled"]
+POLICIES = [*INSIDE, "block", "segment(2)", "segment(3)", "block+tiled", "segment(2)+selective", "block+sub_block"]
+# B, T, C, H: longer than wide, wider than long, one head, one token, and longer than a tile (128) and a strip (256).
+SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4, 1), (2, 257, 4, 2)]
+
+
+def setting(shape: tuple[int, int, int, int], dtype: str = "fp32", layers: int = 3) -> tuple[Run, Block, np.ndarray]:
+    """A model of so many blocks, the block in pencil, and the input of the first block (B, T, C)."""
+    batch, tokens, channels, heads = shape
+    run = run_of(GPT(GPTConfig(layers, channels, heads, tokens, vocabulary=5)), dtype, scatter=0.2)
+    x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
+    return run, Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), x
+
+
+def keeping(run: Run, policy: str) -> None:
+    run.ctx = replace(run.ctx, keep=Recompute.parse(policy).inside)
+
+
+# -- bytes at rest ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", INSIDE)
+def test_between_forward_and_backward_each_block_holds_what_the_closed_form_says(policy, shape, dtype):
+    run, block, x = setting(shape, dtype)
+    keeping(run, policy)
+    everything, held = [], [run.counting.now["activation"]]
+    for unit in run.model.units[1:-1]:
+        x, kept = unit.forward(run.ctx, run.w, x)
+        everything.append(kept)
+        held.append(run.counting.now["activation"])
+    # What block i+1 adds is its output, not yet its own, and less its input, which was there: the same bytes.
+    assert np.diff(held).tolist() == [activations.kept(block, policy).nbytes] * 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_recomputation_a_block_keeps_14_and_a_square_and_a_small_remainder(shape):
+    batch, tokens, channels, heads = shape
+    run, _, x = setting(shape, "fp16")
+    before = run.counting.now["activation"]
+    _, kept = run.model.units[1].forward(run.ctx, run.w, x)
+    rest = 4 * 4 * batch * tokens  # fp32: a mean and a 1/σ for each token, in each of two LayerNorms
+    formula = 14 * batch * tokens * channels + batch * heads * tokens**2
+    del _
+    assert run.counting.now["activation"] - before == 2 * (formula - batch * tokens * channels) + rest
+    assert kept
+
+
+@pytest.mark.parametrize("shape", [(1, 257, 4, 2), (2, 300, 6, 3)])
+def test_tiled_attention_holds_no_square_at_any_moment(shape):
+    """Neither in the ledger nor in the kernels' scratch: nothing of a run has T·T elements."""
+    run, _, x = setting(shape, layers=1)
+    keeping(run, "tiled")
+    run.counting.shapes.clear()
+    y, kept = run.model.units[1].forward(run.ctx, run.w, x)
+    run.model.units[1].backward(run.ctx, run.w, kept, np.ones_like(y))
+    tokens = shape[1]
+    assert not [found for found in run.counting.shapes if found[-2:] == (tokens, tokens)]
+    # What would hold one square of all heads in fp32 is more than all scratch of this small a model.
+    assert run.counting.kernels.scratch_nbytes < 4 * shape[3] * tokens**2 + 10 * 4 * tokens * 12 * shape[2]
+
+
+# -- the peak ---------------------------------------------------------------------------------------------------------
+
+
+def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
+    """The most bytes that are kept at one moment of backward, where what a block keeps goes when the block has gone back.
+
+    Looked at when a closing linear layer goes back, when all that was made again is there, and, where nothing but the
+    probabilities is, when they are. Outputs of LayerNorms, which are made again under every policy, are not kept.
+    """
+    recompute, units = Recompute.parse(policy), run.model.units[1:-1]
+    seen: list[int] = []
+
+    def look(weight: str, *_: object) -> None:
+        if weight.endswith(("projection.weight", "down.weight")):
+            seen.append(run.counting.now["activation"])
+
+    run.ctx = replace(run.ctx, keep=recompute.inside, observe=look)
+    starts = [segment.start for segment in recompute.segments(len(units))]
+    inputs, kept, dy = {}, {}, np.ones_like(x)
+    for index, unit in enumerate(units):
+        if index in starts:
+            inputs[index] = x
+        x, of_unit = unit.forward(run.ctx, run.w, x)
+        if not starts:
+            kept[index] = of_unit
+        del of_unit
+    del x
+    for segment in reversed(recompute.segments(len(units)) or [range(len(units))]):
+        if starts:
+            x = inputs.pop(segment.start)
+            for index in segment:
+                x, kept[index] = units[index].forward(run.ctx, run.w, x)
+            del x
+        for index in reversed(segment):
+            whole = list(kept.pop(index))  # backward drops its parts as it goes; this holds on to them
+            before = run.counting.now["activation"]
+            made = len(run.counting.shapes)
+            dy = units[index].backward(run.ctx, run.w, list(whole), dy)[0]
+            if recompute.inside == "selective":
+                square = [shape for shape in run.counting.shapes[made:] if len(shape) == 4]
+                seen.append(before + sum(int(np.prod(shape)) for shape in square) * run.ctx.dtype.itemsize)
+            del whole
+    return max(seen)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_blocks_keep_at_their_peak_is_the_closed_form(policy, shape):
+    run, block, x = setting(shape, "bf16", layers=5)
+    assert run.counting.now["activation"] == x.nbytes
+    assert kept_at_peak(run, x, policy) == activations.peak(block, 5, policy).nbytes
+
+
+# -- operations -------------------------------------------------------------------------------------------------------
+
+
+def flops_of(run: Run, action) -> int:
+    before = run.counting.flops
+    action()
+    return run.counting.flops - before
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", INSIDE)
+def test_what_a_block_computes_is_the_closed_form(policy, shape):
+    run, block, x = setting(shape)
+    keeping(run, policy)
+    unit, results = run.model.units[1], []
+    assert flops_of(run, lambda: results.append(unit.forward(run.ctx, run.w, x))) == sum(
+        transformer_flops.forward(block).values())
+    _, kept = results.pop()
+    assert flops_of(run, lambda: unit.backward(run.ctx, run.w, kept, x)) == sum(
+        transformer_flops.backward(block, policy).values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_computed_a_second_time_is_the_closed_form(policy):
+    run, block, _ = setting((2, 8, 12, 3), layers=4)
+    batch = batch_of(run.model)
+    run.ctx = replace(run.ctx, keep="all")
+    plain = flops_of(run, lambda: run.gradients(*batch))
+    again = flops_of(run, lambda: run.gradients(*batch, policy)) - plain
+    recompute = Recompute.parse(policy)
+    ends = 0
+    if recompute.units_per_segment is not None:  # segments hold the embedding and the head too
+        x = run.model.units[0].forward(run.ctx, run.w, batch[0])[0]
+        ends = sum(flops_of(run, lambda u=u, x=x: u.forward(run.ctx, run.w, x))
+                   for u, x in [(run.model.units[0], batch[0]), (run.model.units[-1], x)])
+    if recompute.inside == "tiled":  # and what backward saves by summing dO·O instead of P·dP
+        ends += 4 * transformer_flops.ROW_SUM * (block.stream - block.square)
+    assert again == transformer_flops.recomputed(block, 4, policy) + ends
+
+
+# -- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if "tiled" not in policy])
+def test_recomputation_changes_no_bit_of_loss_and_gradients(policy, dropout, dtype):
+    run = run_of(GPT(replace(NANO, dropout=dropout)), dtype, scatter=0.2)
+    batch = batch_of(run.model)
+    (loss, plain), (again, gradients) = run.gradients(*batch), run.gradients(*batch, policy)
+    assert loss == again
+    assert all((bits_of(plain[name]) == bits_of(gradients[name])).all() for name in run.model.shapes)
+
+
+@pytest.mark.parametrize("policy", ["block+tiled", "segment(2)+tiled"])
+def test_segments_change_no_bit_of_tiled_attention(policy):
+    run = run_of(GPT("gpt-nano"), "bf16", scatter=0.2)
+    batch = batch_of(run.model)
+    (loss, plain), (again, gradients) = run.gradients(*batch, "tiled"), run.gradients(*batch, policy)
+    assert loss == again
+    assert all((bits_of(plain[name]) == bits_of(gradients[name])).all() for name in run.model.shapes)
+
+
+@pytest.mark.parametrize(("dtype", "unit_roundoff"), [("fp32", 2.0**-24), ("bf16", 2.0**-8), ("fp16", 2.0**-11)])
+@pytest.mark.parametrize("tokens", [8, 200])
+def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype, unit_roundoff):
+    """It adds in another order and rounds other partial results: a few roundings u of the largest values involved, which
+    the layers above and below turn into no more than 30 of the largest element of each gradient."""
+    run = run_of(GPT(replace(NANO, context=tokens)), dtype, scatter=0.2)
+    batch = batch_of(run.model)
+    (loss, plain), (tiled_loss, tiled) = run.gradients(*batch), run.gradients(*batch, "tiled")
+    assert tiled_loss == pytest.approx(loss, rel=30 * unit_roundoff)
+    differs = False
+    for name in run.model.shapes:
+        a, b = plain[name].astype(np.float64), tiled[name].astype(np.float64)
+        assert np.abs(a - b).max() <= 30 * unit_roundoff * np.abs(a).max(), name
+        differs |= bool((a != b).any())
+    assert differs  # a switch that changes nothing would be no switch
