@@ -180,6 +180,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Of first values, batches, dropout and the sample.")] = 0,
     loss_scale: Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")] = None,
     capacity: Annotated[int | None, typer.Option(help="Bytes that each rank may hold.")] = None,
+    sample: Annotated[int, typer.Option(help="Tokens that it writes at the end.")] = 160,
     as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
@@ -189,7 +190,7 @@ def train(
     from zerosim.lessons.training_text import print_training, progress
 
     options = Options(model, ranks, stage, compute, optimizer, lr, micro_batches, batch, recompute, layout, steps, seed,
-                      loss_scale=loss_scale, capacity_nbytes=capacity)
+                      loss_scale=loss_scale, capacity_nbytes=capacity, sample_tokens=sample)
     corpus = corpus_of(text)
     with progress(console(stderr=True), options) as heard:
         found = run(options, corpus, heard)

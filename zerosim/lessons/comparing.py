@@ -53,7 +53,8 @@ def compare(options: Options, corpus: Corpus, over: str = "stage", values: Seque
         raise ValueError(f"asked to compare over {over!r}; choose one of {', '.join(OVER)}"
                          + (f"; did you mean {near[0]!r}?" if near else ""))
     chosen = tuple(values) if values else OVER[over]
-    wanted = [replace(options, **{over: value}) for value in chosen]  # all are checked before the first is run
+    # All are checked before the first is run.
+    wanted = [replace(options, sample_tokens=0, **{over: value}) for value in chosen]
     runs = []
     for value, one in zip(chosen, wanted, strict=True):
         if begun is not None:

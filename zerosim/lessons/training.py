@@ -30,7 +30,6 @@ from zerosim.zero.placements import stage_of
 
 WARMUP = 20  # steps in which the learning rate rises
 PROMPT = "Call me "
-SAMPLE_TOKENS = 160
 HELD_OUT_ROWS = 16
 
 
@@ -56,8 +55,11 @@ class Options:
     clip_norm: float | None = 1.0
     loss_scale: float | str | None = None
     capacity_nbytes: int | None = None
+    sample_tokens: int = 160
 
     def __post_init__(self) -> None:
+        if not is_count(self.sample_tokens) or self.sample_tokens < 0:
+            raise ValueError(f"sample_tokens={self.sample_tokens!r} must be a whole number, 0 or more")
         for name in ("ranks", "micro_batches", "batch", "steps"):
             if not is_count(getattr(self, name)) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number, 1 or more")
@@ -114,7 +116,7 @@ def optimizer_named(name: str, lr: float) -> Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step as all ranks saw it: the mean loss in nats, this rank's norm and scale, whether it was skipped, bytes."""
+    """One step as all ranks saw it: the mean loss in nats, the norm, the scale, whether it was skipped, bytes held."""
 
     number: int
     loss: float
@@ -181,7 +183,7 @@ def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: He
         if heard is not None and rank.index == 0:
             heard(step)
     resting = rank.memory.now_nbytes_by_kind
-    return steps, held_out_loss(engine, corpus), digest(engine), sample(engine, options.seed), resting
+    return steps, held_out_loss(engine, corpus), digest(engine), sample(engine, options), resting
 
 
 def batches(
@@ -213,11 +215,11 @@ def digest(engine: Engine) -> str:
     return found.hexdigest()
 
 
-def sample(engine: Engine, seed: int) -> str:
+def sample(engine: Engine, options: Options) -> str:
     """What the model writes after the prompt; every rank computes it, from gathered weights."""
     model: Any = engine.model
     ctx = engine.context()
     tokens: Sequence[int] = list(PROMPT.encode())
-    written = generate(lambda t: logits_of(ctx, model, engine.weights, t), tokens, SAMPLE_TOKENS,
-                       context=model.config.context, temperature=0.8, seed=seed)
+    written = generate(lambda t: logits_of(ctx, model, engine.weights, t), tokens, options.sample_tokens,
+                       context=model.config.context, temperature=0.8, seed=options.seed)
     return readable(written)

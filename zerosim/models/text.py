@@ -66,7 +66,7 @@ class Corpus:
 
 
 def shipped() -> Corpus:
-    """The text that comes with the package: 40 chapters of Melville's *Moby-Dick* (1851); see its provenance beside it."""
+    """The text that comes along: 40 chapters of Melville's *Moby-Dick* (1851); its provenance lies beside it."""
     text = files("zerosim.models").joinpath("texts", f"{SHIPPED}.txt").read_bytes()
     return Corpus(SHIPPED, np.frombuffer(text, np.uint8))
 
