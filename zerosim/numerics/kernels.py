@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zerosim.numerics.activation_kernels import ActivationKernels
 from zerosim.numerics.attention_kernels import AttentionKernels
 from zerosim.numerics.blocks import (
     BLOCK,
@@ -24,6 +25,7 @@ from zerosim.numerics.blocks import (
     Scratch,
     empty,
     flat,
+    keep_freed_memory,
     put_back,
     row_of,
     slack_nbytes,
@@ -43,8 +45,10 @@ from zerosim.numerics.checks import (
 )
 from zerosim.numerics.extrema import maximum, minimum
 from zerosim.numerics.optimizer_steps import adam_block, sgd_block
+from zerosim.numerics.fp8 import quantized
 from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
 from zerosim.numerics.row_kernels import RowKernels
+from zerosim.numerics.step_kernels import StepKernels
 
 # Up to here the array types' own addition costs less than a block's two dozen calls.
 SMALL_SUM = 4096  # elements
@@ -53,13 +57,14 @@ SMALL_SUM = 4096  # elements
 _quiet = np.errstate(all="ignore")
 
 
-class NumpyKernels(RowKernels, AttentionKernels):
+class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     BLOCK = BLOCK
 
     def __init__(self) -> None:
         self._scratch = Scratch()
+        keep_freed_memory()
 
     @property
     def scratch_nbytes(self) -> int:
@@ -211,6 +216,16 @@ class NumpyKernels(RowKernels, AttentionKernels):
             np.add(product, widened("bias", bias.reshape(-1), work, self._scratch), out=product)
         if not direct:
             self.cast_pack(product, out)
+
+    @_quiet
+    def widen(self, x: Array) -> Array:
+        """x (m, n) in float32 (float64 as it is), for several products: itself, or a copy, good until the next call."""
+        return widened_matrix("widened", x, work_type(x), self._scratch)
+
+    @_quiet
+    def quantized(self, x: Array, fmt: str) -> Array:
+        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `fp8`."""
+        return quantized(x, fmt)
 
     @_quiet
     def column_sum(self, x: Array, out: Array) -> None:

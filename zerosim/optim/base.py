@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from zerosim.numerics.checks import is_finite_number, is_number
+from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
@@ -82,6 +84,15 @@ class Optimizer(ABC):
         return dataclasses.replace(self, **group)  # type: ignore[type-var]
 
 
+def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (64, 64)) -> float:
+    """Bytes of weights, gradient, master and state in 16-bit mixed precision, per element of a tensor of this shape.
+
+    2 + 2 + 4, and what the optimizer keeps: 16 with Adam. Source: Rajbhandari et al. 2020 (ZeRO), section 3.1.
+    """
+    kept = sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
+    return 2 + 2 + 4 + kept / math.prod(shape)
+
+
 def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
     """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""
     where = f"{type(optimizer).__name__}.update"
@@ -96,6 +107,29 @@ def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
     if step < 1:
         raise ValueError(f"{where} was asked for step {step}; count steps from 1, since at 0 the corrections "
                          "of the moments, 1 - beta**step, are 0")
+
+
+def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    """Raises ValueError unless w and g are fp32 of one shape, the state what slots() says of it, and step 1 or more.
+
+    A flat piece of a matrix is refused: the rest of the matrix would be missing.
+    """
+    where = f"{type(optimizer).__name__}.update"
+    flat = w.ndim == 1 and any(array.ndim != 1 for array in state.values())
+    slots = None if flat else optimizer.slots(w.shape)
+    if slots is None or state.keys() != slots.keys():
+        raise ValueError(
+            f"{where} needs whole tensors in their own shape, and found {w.shape} with the state "
+            f"{_listed(state)}; no part of a matrix can be updated alone: take layout='whole_matrices', or "
+            "gather it first"
+        )
+    for name, array in {"w": w, "g": g, **state}.items():
+        shape = w.shape if name in ("w", "g") else slots[name].shape
+        if array.dtype != np.float32 or array.shape != shape:
+            raise ValueError(f"{where} asked for {name} in float32 of shape {shape}, and found {array.dtype} of shape "
+                             f"{array.shape}")
+    if step < 1:
+        raise ValueError(f"{where} was asked for step {step}; count steps from 1")
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -1,0 +1,98 @@
+"""Every optimizer of the package under every stage: the twin's bits, or a refusal that says what to do."""
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.twin import Rule, Twin
+from tests.zero.test_gpt import token_batches
+from tests.zero.training import batches, bits, train
+from zerosim.models import GPT, MLP
+
+MODEL = MLP((5, 7, 3), activation="gelu", seed=2)
+ELEMENTWISE = [zs.optim.SGD(lr=0.1), zs.optim.Momentum(lr=0.1), zs.optim.AdaGrad(), zs.optim.RMSprop(), zs.optim.Adam(),
+               zs.optim.AdamW(), zs.optim.Lion(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS()]
+MATRIX = [zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(every=2), zs.optim.Adafactor()]
+ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
+
+
+def named(optimizer):
+    return type(optimizer).__name__
+
+
+def assert_equal_to_the_twin(model, optimizer, data, ranks, layout, rules=None, **options):
+    for order in ("local_first", "reduce_first"):
+        twin = Twin(model, optimizer, ranks, zs.Policy("bf16"), layout, order, rules or {})
+        said = [twin.step(step) for step in data]
+        for stage in [stage for stage, of in ORDERS if of == order]:
+            found = zs.Cluster(ranks).run(lambda rank, s=stage: train(
+                rank, model, data, optimizer=optimizer, stage=s, policy=zs.Policy("bf16"), layout=layout, **options))
+            for result in found:
+                assert result["norms"] == [step["norm"] for step in said], stage
+                assert bits(result["master"]) == bits(twin.master), stage
+                assert bits(result["parameter"]) == bits(twin.compute), stage
+
+
+@pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=named)
+def test_elementwise_optimizers_equal_the_twin_under_every_stage(optimizer):
+    for ranks in (1, 3, 4):
+        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 3), ranks, "per_unit")
+
+
+@pytest.mark.parametrize(("layout", "gather"), [("whole_matrices", False), ("per_unit", True)])
+@pytest.mark.parametrize("optimizer", MATRIX, ids=named)
+def test_matrix_optimizers_equal_the_twin_on_whole_matrices_or_gathered(optimizer, layout, gather):
+    for ranks in (1, 3):
+        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 3), ranks, layout, gather=gather)
+
+
+@pytest.mark.parametrize("optimizer", MATRIX, ids=named)
+def test_matrix_optimizers_are_refused_where_a_matrix_would_be_torn(optimizer):
+    for stage in (1, 2, 3):
+        with pytest.raises(
+            ValueError, match=r"needs all of layer0.weight \(5, 7\).*layout='whole_matrices', or gather=True"
+        ):
+            zs.Cluster(3).run(lambda rank, s=stage: zs.Engine(rank, MODEL, optimizer, stage=s) and None)
+
+
+def test_kfac_on_weights_and_adam_on_biases_trains_and_agrees_over_stages():
+    """The factors come from the engine: there is no twin of them, but all stages see the same."""
+    groups, ranks = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))], 3
+    data, found = batches(MODEL, ranks, 2, 4), []
+    for stage in zs.STAGES:
+        run = zs.Cluster(ranks).run(lambda rank, s=stage: train(
+            rank, MODEL, data, optimizer=zs.optim.KFAC(), stage=s, layout="whole_matrices", groups=groups,
+            policy=zs.Policy()))
+        assert len({bits(result["master"]) for result in run}) == 1
+        found.append(bits(run[0]["master"]))
+    assert found[0] == found[1] != found[2] == found[3]  # two orders of adding micro-batches
+
+
+def test_kfac_pays_for_its_factors_in_the_trace():
+    groups, ranks = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))], 2
+    cluster = zs.Cluster(ranks)
+    cluster.run(lambda rank: zs.Engine(rank, MODEL, zs.optim.KFAC(), layout="whole_matrices", groups=groups).step(
+        batches(MODEL, ranks, 1, 1)[0][rank.index]) and None)
+    elements = 5 * 5 + 7 * 7 + 7 * 7 + 3 * 3
+    assert sum(cluster.trace.sent_nbytes("state")) == 2 * (ranks - 1) * 4 * elements
+
+
+def test_muon_on_a_gpts_matrices_and_adamw_on_the_rest_equals_the_twin():
+    model, adamw = GPT("gpt-nano"), zs.optim.AdamW(lr=0.01)
+    patterns = ("wte", "wpe", "*ln_*", "*.bias")
+    names = [name for name in model.shapes if name in ("wte", "wpe") or "ln_" in name or name.endswith(".bias")]
+    assert_equal_to_the_twin(model, zs.optim.Muon(), token_batches(model, 3, 1, 2), 3, "whole_matrices",
+                             {name: Rule(adamw, "bf16") for name in names},
+                             groups=[zs.Group(*patterns, optimizer=adamw)])
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.Adam(lr=0.01), zs.optim.Muon(), zs.optim.LAMB(lr=0.01)], ids=named)
+def test_the_ledger_charges_what_an_optimizer_keeps(optimizer):
+    cluster = zs.Cluster(2)
+    engines = cluster.run(lambda rank: zs.Engine(rank, MODEL, optimizer, stage=1, layout="whole_matrices",
+                                                 policy=zs.Policy("bf16")))
+    kept = sum(
+        int(np.prod(slot.shape)) * 4 for shape in MODEL.shapes.values() for slot in optimizer.slots(shape).values()
+    )
+    assert len(engines) == 2
+    assert sum(memory.now_nbytes_by_kind.get("optimizer_state", 0) for memory in cluster.memory) == kept

@@ -1,0 +1,62 @@
+"""Learning-rate schedules: the factor of every lr, by the step, counted from 1; skipped steps are not counted."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Always 1."""
+
+    def __call__(self, step: int) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Rises from 1/steps to 1 in so many steps, and stays."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for fewer than one step."""
+        _require_steps("Warmup", steps=self.steps)
+
+    def __call__(self, step: int) -> float:
+        """min(1, step/steps)."""
+        return min(1.0, step / self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupCosine:
+    """Rises in ``warmup`` steps, then falls along half a cosine to ``final`` at step ``steps``, and stays.
+
+    Loshchilov & Hutter 2017 (arXiv:1608.03983), equation 5, without restarts.
+    """
+
+    warmup: int
+    steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for fewer than one step, and for a warmup that does not end before the run does."""
+        _require_steps("WarmupCosine", warmup=self.warmup, steps=self.steps)
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"WarmupCosine was given warmup={self.warmup} of steps={self.steps}; the cosine needs steps "
+                "after the warmup"
+            )
+
+    def __call__(self, step: int) -> float:
+        """The factor of this step."""
+        if step <= self.warmup:
+            return step / self.warmup
+        share = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _require_steps(where: str, **counts: object) -> None:
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{where} was given {name}={count!r}; it is a number of steps, 1 or more")
