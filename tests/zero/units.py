@@ -92,3 +92,34 @@ class Gain(Unit):
 def gained(used: bool = True) -> Model:
     """Linear, gain, linear: the gain is the parameter that is treated in other ways than the others."""
     return Model([LinearUnit("first", 3, 5, "relu", first=True), Gain("scale", 5, used), LinearUnit("last", 5, 2)])
+
+
+@dataclass(frozen=True, eq=False)
+class Odd(Unit):
+    """y = x·scale: a parameter without dimensions, beside one without elements that nothing reads."""
+
+    name: str
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {f"{self.name}.nothing": (0, 3), f"{self.name}.scale": ()}
+
+    def initializer(self, name):
+        return Normal(5, 1.0)
+
+    def forward(self, ctx, w, x):
+        y = ctx.empty(x.shape)
+        y[...] = (x.astype(np.float32) * np.float32(w[f"{self.name}.scale"])).astype(y.dtype)
+        return y, x
+
+    def backward(self, ctx, w, kept, dy):
+        grads, wide = ctx.gradients(self), dy.astype(np.float32)
+        grads[f"{self.name}.scale"][...] = np.asarray((wide * kept.astype(np.float32)).sum()).astype(dy.dtype)
+        dx = ctx.empty(dy.shape, "activation_gradient")
+        dx[...] = (wide * np.float32(w[f"{self.name}.scale"])).astype(dx.dtype)
+        return dx, grads
+
+
+def odd() -> Model:
+    """Linear, a scalar and an empty parameter, linear."""
+    return Model([LinearUnit("first", 3, 5, "relu", first=True), Odd("odd"), LinearUnit("last", 5, 2)])

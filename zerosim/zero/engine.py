@@ -173,6 +173,11 @@ class Engine:
                     refresh.finish()
         self._micro_batches.next_step()
 
+    @property
+    def steps_taken(self) -> int:
+        """Steps that changed the weights: skipped ones are not counted. The same on every rank."""
+        return self._update.steps_taken
+
     # -- weights and state --------------------------------------------------------------------------------------------
 
     def weights(self, unit: Unit) -> AbstractContextManager[Weights]:
