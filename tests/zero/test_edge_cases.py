@@ -115,8 +115,8 @@ def test_a_norm_counts_replicated_and_sharded_elements_once():
     model, data = gained(), batches(gained(), 4, 1, 1)
     norms = {stage: zs.Cluster(4).run(lambda rank, s=stage: train(rank, model, data, stage=s))[0]["norms"]
              for stage in zs.STAGES}
-    mean = np.mean([np.concatenate([g for g in Twin(model, SGD, 1, zs.Policy(), "per_unit", "local_first").gradient(
-        *mine[0])[1].values()]) for mine in data[0]], axis=0)
+    mean = np.mean([np.concatenate(list(Twin(model, SGD, 1, zs.Policy(), "per_unit", "local_first").gradient(
+        *mine[0])[1].values())) for mine in data[0]], axis=0)
     assert len({tuple(norm) for norm in norms.values()}) == 1
     assert norms[0][0] == pytest.approx(float(np.linalg.norm(mean)), rel=1e-6)  # sums of fp32 in another order
 
