@@ -1,6 +1,6 @@
 """The same GPT in PyTorch, eager, with the same parameters by name: for comparison of numbers and of speed.
 
-Legend: B batch, T tokens, C channels, H heads, V vocabulary. Only benchmarks and tests import this, where torch is there.
+Legend: B batch, T tokens, C channels, H heads, V vocabulary. Only benchmarks and tests import this, where torch is.
 """
 
 from typing import Any

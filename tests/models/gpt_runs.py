@@ -15,6 +15,7 @@ from zerosim.models import GPT, Context, Recompute, Unit
 from zerosim.numerics.kernels import NumpyKernels
 
 Arrays = dict[str, np.ndarray]
+FLOWING = ("activation", "activation_gradient")
 
 
 class Counting:
@@ -23,7 +24,7 @@ class Counting:
     def __init__(self) -> None:
         self.kernels = NumpyKernels()
         self.now: Counter[str] = Counter()
-        self.peak: Counter[str] = Counter()
+        self.moments: list[tuple[int, int]] = []  # bytes of FLOWING after each allocation
         self.shapes: list[tuple[int, ...]] = []
         self.flops = 0
 
@@ -31,7 +32,7 @@ class Counting:
         array = self.kernels.empty(shape, np.dtype(dtype))
         base = array if array.base is None else array.base
         self.now[kind] += array.nbytes
-        self.peak[kind] = max(self.peak[kind], self.now[kind])
+        self.moments.append((self.now[FLOWING[0]], self.now[FLOWING[1]]))
         self.shapes.append(array.shape)
         weakref.finalize(base, self._free, kind, array.nbytes)
         return array
@@ -41,9 +42,6 @@ class Counting:
 
     def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
         self.flops += flops
-
-    def reset_peak(self) -> None:
-        self.peak = Counter(self.now)
 
 
 @dataclass

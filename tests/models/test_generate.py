@@ -86,5 +86,5 @@ def test_what_cannot_be_written_is_refused(arguments: dict[str, object], said: s
 
 
 def test_logits_that_are_nan_are_no_probabilities() -> None:
-    with pytest.raises(ValueError, match="asked for token 1, and found logits that are NaN or infinite; the model has div"):
+    with pytest.raises(ValueError, match="asked for token 1, and found logits that are NaN or infinite; the model"):
         generate(lambda tokens: np.full((1, tokens.shape[1], 3), np.nan), [0], 2, context=8)

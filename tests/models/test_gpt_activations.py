@@ -1,4 +1,4 @@
-"""What a GPT's blocks keep and compute again, measured, beside the closed forms: equal to the byte and to the operation."""
+"""What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
 
 from dataclasses import replace
 
@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tests.models.contexts import bits_of
-from tests.models.gpt_runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
+from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
+from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
+from zerosim.numerics.null import NullKernels
+from zerosim.numerics.policy import Policy
 from zerosim.planning import activations, transformer_flops
 from zerosim.planning.activations import Block
+from zerosim.planning.moments import moments
 
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
@@ -79,7 +82,7 @@ def test_tiled_attention_holds_no_square_at_any_moment(shape):
 
 
 def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
-    """The most bytes that are kept at one moment of backward, where what a block keeps goes when the block has gone back.
+    """The most bytes kept at one moment of backward, where what a block keeps goes when the block has gone back.
 
     Looked at when a closing linear layer goes back, when all that was made again is there, and, where nothing but the
     probabilities is, when they are. Outputs of LayerNorms, which are made again under every policy, are not kept.
@@ -194,8 +197,8 @@ def test_segments_change_no_bit_of_tiled_attention(policy):
 @pytest.mark.parametrize(("dtype", "unit_roundoff"), [("fp32", 2.0**-24), ("bf16", 2.0**-8), ("fp16", 2.0**-11)])
 @pytest.mark.parametrize("tokens", [8, 200])
 def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype, unit_roundoff):
-    """It adds in another order and rounds other partial results: a few roundings u of the largest values involved, which
-    the layers above and below turn into no more than 30 of the largest element of each gradient."""
+    """It adds in another order and rounds other partial results: a few roundings u of the largest values involved,
+    which the layers above and below turn into no more than 30 of the largest element of each gradient."""
     run = run_of(GPT(replace(NANO, context=tokens)), dtype, scatter=0.2)
     batch = batch_of(run.model)
     (loss, plain), (tiled_loss, tiled) = run.gradients(*batch), run.gradients(*batch, "tiled")
@@ -206,3 +209,49 @@ def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype,
         assert np.abs(a - b).max() <= 30 * unit_roundoff * np.abs(a).max(), name
         differs |= bool((a != b).any())
     assert differs  # a switch that changes nothing would be no switch
+
+
+# -- every moment -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)])
+@pytest.mark.parametrize(("units", "parts"), [("sub_block", 1), ("block", 2), (2, 4)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_moments_of_a_step_are_those_in_pencil(policy, units, parts, shape):
+    batch, tokens, channels, heads = shape
+    for dropout in (0.0, 0.1):
+        config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
+        run = run_of(GPT(config, units=units), "bf16")
+        run.gradients(*batch_of(run.model, batch), policy)
+        pencil = moments(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
+                         dropout=dropout > 0, parts_per_unit=parts)
+        wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
+                   moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
+        seen = iter(run.counting.moments)
+        assert all(moment in seen for moment in wanted)  # one after the other: `in` goes on where it has stopped
+        assert max(map(sum, wanted)) == max(map(sum, run.counting.moments))
+        assert not any(run.counting.now[kind] for kind in FLOWING)
+
+
+def test_logits_in_fp32_are_moments_of_their_own_size():
+    run = run_of(GPT("gpt-nano"), "bf16")
+    run.ctx = replace(run.ctx, policy=Policy("bf16", output="fp32"))
+    run.gradients(*batch_of(run.model))
+    pencil = moments(Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
+    assert max(moment.total_nbytes for moment in pencil) == max(map(sum, run.counting.moments))
+    (back,) = (moment for moment in pencil if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
+    assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)
+
+
+def test_a_published_shape_runs_on_arrays_without_data_and_notes_the_same_operations():
+    model, kernels, flops = GPT("gpt2-xl"), NullKernels(), []
+    ctx = Context.standalone(Policy("bf16"), kernels)
+    ctx = replace(ctx, note=lambda flops=0, nbytes=0, noted=flops: noted.append(flops),
+                  gradients=lambda unit: {name: kernels.empty(model.shapes[name], ctx.dtype) for name in unit.shapes})
+    w = {name: kernels.empty(shape, ctx.dtype) for name, shape in model.shapes.items()}
+    unit, block = model.units[1], Block(4, 1024, 1600, 25)
+    y, kept = unit.forward(ctx, w, kernels.empty((4, 1024, 1600), ctx.dtype))
+    assert (y.shape, sum(flops)) == ((4, 1024, 1600), sum(transformer_flops.forward(block).values()))
+    unit.backward(ctx, w, kept, y)
+    both = [*transformer_flops.forward(block).values(), *transformer_flops.backward(block).values()]
+    assert sum(flops) == sum(both)

@@ -38,8 +38,8 @@ def test_a_segment_of_no_whole_unit_is_refused(k):
 
 
 def test_an_inside_that_there_is_not_is_refused():
-    said = ("Recompute was asked to keep 'half' of the inside of a unit; it keeps one of 'all', 'sub_block', 'selective', "
-            "'tiled'")
+    said = ("Recompute was asked to keep 'half' of the inside of a unit; it keeps one of 'all', 'sub_block', "
+            "'selective', 'tiled'")
     with pytest.raises(ValueError, match=said):
         Recompute(None, "half")
 

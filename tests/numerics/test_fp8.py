@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.numerics import oracle
 from zerosim.models.context import Context
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.fp8 import quantized, scale_to
@@ -28,6 +29,44 @@ def test_zeros_and_empty_tensors_have_scale_1_and_what_is_not_finite_says_nothin
     assert scale_to(np.array([np.inf, 3.0, np.nan], np.float32), fmt) == scale_to(np.array([3.0], np.float32), fmt)
 
 
+@given(values=st.lists(st.floats(width=32), max_size=8), fmt=st.sampled_from(FORMATS))
+def test_every_value_is_rounded_once_to_the_formats_number_times_a_power_of_two(values, fmt):
+    x, row = np.array(values, np.float32), next(row for row in oracle.ROWS if row.name == fmt)
+    scale = scale_to(x, fmt)
+    expected = [oracle.rounded(float(value) * scale, row, "nearest") / scale for value in x]
+    assert oracle.same(quantized(x, fmt), oracle.cast(np.array(expected, np.float64), np.float32))
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=8), st.integers(-60, 60), st.sampled_from(FORMATS))
+def test_a_power_of_two_goes_through_unseen(values, exponent, fmt):
+    x = np.array(values, np.float32)
+    x[np.abs(x) < 2.0**-40] = 0  # so that no product below is subnormal in fp32
+    factor = np.float32(2.0**exponent)
+    assert oracle.same(quantized(x * factor, fmt), quantized(x, fmt) * factor)
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=8), st.sampled_from(FORMATS))
+def test_rounding_again_changes_nothing_and_finite_values_stay_finite(values, fmt):
+    once = quantized(np.array(values, np.float32), fmt)
+    assert np.isfinite(once).all()
+    assert oracle.same(quantized(once, fmt), once)
+
+
+@pytest.mark.parametrize(("fmt", "share"), [("fp8_e4m3", 2.0**-19), ("fp8_e5m2", 2.0**-33)])
+def test_what_is_too_small_beside_the_largest_value_becomes_0(fmt, share):
+    for top in (1.0, 1.75, 1.76, 1.999):
+        x = np.array([top, top * share * 0.999, top * share * 2.3], np.float32)
+        assert [bool(value) for value in quantized(x, fmt)] == [True, False, True]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_scale_and_its_inverse_are_normal_numbers_of_fp32_whatever_the_tensor(fmt):
+    for top in (2.0**-149, 2.0**-126, 2.0**-118, 1.0, 3.4e38):
+        scale = scale_to(np.array([top], np.float32), fmt)
+        assert 2.0**-126 <= scale <= 2.0**126
+        assert (scale == 2.0**126) == (top <= 2.0**-118)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_values_are_those_of_ml_dtypes_at_that_scale(fmt):
     x = np.random.default_rng(0).standard_normal((7, 9)).astype(np.float32) * 1e-4
@@ -44,9 +83,24 @@ def test_16_bit_tensors_are_welcome_and_left_alone():
 
 
 def test_infinity_becomes_nan_in_e4m3_which_has_none_and_stays_in_e5m2():
-    x = np.array([np.inf, 1.0], np.float32)
-    assert np.isnan(quantized(x, "fp8_e4m3")[0])
-    assert quantized(x, "fp8_e5m2")[0] == np.inf
+    x = np.array([np.inf, -np.inf, np.nan, 1.0], np.float32)
+    np.testing.assert_array_equal(quantized(x, "fp8_e4m3"), [np.nan, np.nan, np.nan, 1.0])
+    np.testing.assert_array_equal(quantized(x, "fp8_e5m2"), [np.inf, -np.inf, np.nan, 1.0])
+
+
+def test_a_users_errstate_changes_nothing():
+    x = np.array([np.inf, 1e-45, 3e38], np.float32)
+    with np.errstate(all="raise"):
+        found = [quantized(x, fmt) for fmt in FORMATS]
+    for fmt, one in zip(FORMATS, found, strict=True):
+        np.testing.assert_array_equal(one, quantized(x, fmt))
+
+
+def test_a_tensor_has_one_scale_and_so_an_outlier_costs_the_small_values_their_bits():
+    x = np.linspace(0.01, 0.02, 50, dtype=np.float32)
+    error = [np.abs(quantized(np.append(x, top), "fp8_e4m3")[:-1] / x - 1).max() for top in (0.02, 4000.0)]
+    assert error[0] <= 2.0**-4
+    assert error[1] == 1  # all of them are 0
 
 
 def test_a_gradient_is_rounded_to_e5m2_and_the_other_operand_to_e4m3():

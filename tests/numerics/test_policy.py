@@ -31,6 +31,24 @@ def test_a_rule_of_loss_scaling_is_a_loss_scale_too_and_starts_anew_for_every_ru
     assert zs.Policy(loss_scale=4).start_scaling().scale == 4.0
 
 
+def test_what_is_not_said_of_master_state_output_and_matmul_changes_nothing() -> None:
+    for compute in zs.FORMATS:
+        policy = zs.Policy(compute)
+        assert policy == zs.Policy(compute, master="fp32", state="fp32", output=None, matmul=None)
+        assert (policy.output_dtype, policy.master_dtype) == (policy.compute_dtype, np.float32)
+
+
+def test_a_policy_is_a_value_also_with_a_rule_of_scaling() -> None:
+    one, same, other = (zs.Policy("fp16", loss_scale=Dynamic("torch", window=w)) for w in (5, 5, 6))
+    assert one == same != other
+    assert len({one, same, other}) == 2
+
+
+def test_a_master_may_be_the_copy_that_computes_or_a_finer_one() -> None:
+    for compute, master in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp16"), ("fp8_e4m3", "bf16")):
+        assert zs.Policy(compute, master=master).master_dtype == zs.FORMATS[master].dtype
+
+
 def test_every_array_at_rest_has_a_format_of_its_own() -> None:
     policy = zs.Policy("bf16", output="fp32", master="fp16", state="bf16")
     assert (policy.output_dtype, policy.master_dtype, policy.state_dtype) == (
@@ -50,6 +68,14 @@ def test_every_array_at_rest_has_a_format_of_its_own() -> None:
         ({"master": "fp17"}, "no number format is named 'fp17'"),
         ({"state": "fp17"}, "no number format is named 'fp17'"),
         ({"output": "fp17"}, "no number format is named 'fp17'"),
+        ({"compute": None}, "no number format is None; there are fp32"),
+        ({"master": None}, "no number format is None"),
+        ({"state": None}, "no number format is None"),
+        ({"master": "bf16"}, "master='bf16' has fewer mantissa bits than compute='fp32', .* for no second copy"),
+        ({"compute": "fp16", "master": "bf16"}, "take master='fp32', or master='fp16' for no second copy"),
+        ({"compute": "fp8_e4m3", "matmul": "fp8"}, "compute='fp8_e4m3' has 8 already; take compute='bf16' with it"),
+        ({"loss_scale": Dynamic}, "or a rule such as Dynamic"),
+        ({"loss_scale": True}, "loss_scale=True must be a positive finite number"),
         ({"matmul": "fp16"}, "matmul='fp16' is no way to multiply; choose one of None, 'fp8'"),
         ({"loss_scale": "dynamic"}, "or a rule such as Dynamic"),
         ({"average": "mean"}, "choose one of cast_then_divide"),

@@ -197,5 +197,5 @@ def test_an_unknown_count_is_refused() -> None:
 
 
 def test_the_count_in_bytes_of_16_bit_is_refused_for_other_bytes() -> None:
-    with pytest.raises(ValueError, match=r"is in bytes of 16-bit training, and the block has elements of 4 bytes; give"):
+    with pytest.raises(ValueError, match=r"is in bytes of 16-bit training, and the block has elements of 4 bytes"):
         published_nbytes(Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022")

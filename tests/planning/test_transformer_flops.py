@@ -102,5 +102,5 @@ def test_the_table_of_policies_has_less_memory_for_more_operations() -> None:
 
 
 def test_a_policy_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=re.escape("'most' names no recomputation policy; there are none, block, segment")):
+    with pytest.raises(ValueError, match=re.escape("'most' names no recomputation policy; there are none, block")):
         recomputed(EXAMPLE, 1, "most")

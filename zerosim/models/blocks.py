@@ -107,7 +107,7 @@ class Part(ABC):
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
-        """dy (B, T, C) -> dx (B, T, C); writes the gradients of the part's parameters. What it is done with it drops."""
+        """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
         norm, middle, closing = self._run(ctx, w, kept, ALL) if ctx.keep == SUB_BLOCK else kept
         del kept
         dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)

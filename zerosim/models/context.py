@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from zerosim.numerics import random
-from zerosim.numerics.fp8 import quantized
 from zerosim.numerics.kernels import NumpyKernels
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
     """Hears a linear layer's input (M, I) and output gradient (M, O), and forgets them."""
 
 
-def draw_first(name: str, count: int) -> np.ndarray:
-    """Random words (count,), uint32: those of the first micro-batch of the first step."""
-    return random.bits((0, "dropout", 0, name), 0, count)
+def draw_first(name: str, count: int, span: slice) -> np.ndarray:
+    """Some of ``count`` random words, uint32: those of the first micro-batch of the first step."""
+    return random.bits((0, "dropout", 0, name), span.start, span.stop - span.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Context:
     workspace: Workspace
     note: Note
     gradients: Callable[[Unit], Gradients]
-    draw: Callable[[str, int], np.ndarray] = draw_first
+    draw: Callable[[str, int, slice], np.ndarray] = draw_first
     observe: Callable[[str, np.ndarray, np.ndarray], None] = observe_nothing
     keep: str = "all"
 
@@ -132,12 +131,15 @@ class Context:
         """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
 
         ``gradient`` ("a" or "b") names the operand that is a gradient: in the fp8 experiment it is rounded to e5m2,
-        other operands to e4m3, each with a scale of its own.
+        other operands to e4m3, each with a scale of its own. An operand may have been widened: what is read is what is
+        at rest, in the compute dtype.
         """
         flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] + (0 if bias is None else out.size)
-        self.note(flops=flops, nbytes=a.nbytes + b.nbytes + out.nbytes + (bias.nbytes if bias is not None else 0))
+        at_rest = (a.size + b.size) * self.dtype.itemsize
+        self.note(flops=flops, nbytes=at_rest + out.nbytes + (bias.nbytes if bias is not None else 0))
         if self.policy.matmul == "fp8":
-            a, b = (quantized(x, "fp8_e5m2" if gradient == name else "fp8_e4m3") for name, x in (("a", a), ("b", b)))
+            a, b = (self.kernels.quantized(x, "fp8_e5m2" if gradient == name else "fp8_e4m3")
+                    for name, x in (("a", a), ("b", b)))
         self.kernels.matmul(a, b, bias=bias, out=out)
 
     def cast(self, x: np.ndarray, kind: str = "input", name: str = "") -> np.ndarray:

@@ -1,6 +1,6 @@
 """Cross-entropy of classes, the loss of language models.
 
-Legend: B batch, T tokens of a sample, M = B·T places, V classes. A target below 0 names none: its place has no loss.
+Legend: B batch, T tokens of a sample, M = B·T places, V classes. A target of -1 names no class: its place has no loss.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from zerosim.models.checks import require_shape
 from zerosim.models.context import Context
 
 Normalization = Literal["own", "global"]
+NORMALIZATIONS = ("own", "global")
 IGNORED = -1  # the target of a place without one
 
 
@@ -29,8 +30,7 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         """Raises ValueError for another normalization."""
-        if self.normalization not in ("own", "global"):
-            raise ValueError(f"no normalization is called {self.normalization!r}; choose one of own, global")
+        _require_normalization("CrossEntropy", self.normalization)
 
     @property
     def is_global(self) -> bool:
@@ -39,7 +39,7 @@ class CrossEntropy:
 
     def tokens(self, target: np.ndarray) -> int:
         """How many targets are valid."""
-        return int((target >= 0).sum())
+        return int(np.count_nonzero(target != IGNORED))
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """See `cross_entropy_forward`."""
@@ -52,24 +52,27 @@ class CrossEntropy:
 
 def cross_entropy_forward(ctx: Context, logits: np.ndarray, target: np.ndarray,
                           normalization: Normalization = "own") -> tuple[float, tuple[Any, ...]]:
-    """The mean loss: logits (..., V) of any format, target (...) integers, V classes from 0; below 0 for no target.
+    """The mean loss: logits (..., V) of any format, target (...) integers, V classes from 0; -1 for no target.
 
     The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once. Keeps
     logits, target and the rows' log-sum-exps. Raises ValueError for other shapes and dtypes, a class that there is
-    not, and, unless the mean is global, for no valid target.
+    not, and, unless the mean is global, for no valid target; a global mean of none is 0.
     """
     where = "cross_entropy_forward"
+    _require_normalization(where, normalization)
     require_shape(where, "a target", target, logits.shape[:-1], "there is one class for each row of logits")
     if target.dtype.kind not in "iu":
         raise ValueError(f"{where} asked for targets as integers, and found {target.dtype}; a target is a class")
-    if target.size and int(target.max()) >= logits.shape[-1]:
-        raise ValueError(f"{where} asked for classes up to {logits.shape[-1] - 1}, and found {target.max()}")
     rows, classes = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    tokens = int((classes >= 0).sum())
-    count = tokens if normalization == "own" else classes.size
+    smallest, largest = ctx.kernels.index_range(classes)
+    if smallest < IGNORED or largest >= rows.shape[1]:
+        raise ValueError(f"{where} asked for classes from 0 to {rows.shape[1] - 1}, and {IGNORED} where there is none, "
+                         f"and found {smallest} to {largest}; let the logits have all classes")
+    count = ctx.kernels.count_targets(classes) if normalization == "own" else classes.size
     if not count:
-        raise ValueError(f"{where} asked for a valid target, and found none among {classes.size}; a mean needs one")
-    log_sums = ctx.empty(len(rows), dtype=ctx.wide_dtype, name="loss.log_sums")
+        raise ValueError(f"{where} asked for the mean over valid targets, and found none among {classes.size}; leave "
+                         "such a batch out, or take normalization='global'")
+    log_sums = ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name="loss.log_sums")
     total = ctx.kernels.softmax_loss(rows, classes, log_sums)
     ctx.note(flops=4 * rows.size, nbytes=rows.nbytes)
     with np.errstate(all="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
@@ -87,3 +90,9 @@ def cross_entropy_backward(ctx: Context, kept: tuple[Any, ...], scale: float) ->
     ctx.kernels.softmax_loss_gradient(logits.reshape(rows), classes, log_sums, scale / count, dlogits.reshape(rows))
     ctx.note(flops=4 * logits.size, nbytes=2 * logits.nbytes)
     return dlogits
+
+
+def _require_normalization(where: str, normalization: Any) -> None:
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f"{where} was given normalization={normalization!r}; choose one of "
+                         f"{', '.join(map(repr, NORMALIZATIONS))}")

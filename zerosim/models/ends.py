@@ -94,7 +94,9 @@ class Head(Unit):
 
     def initializer(self, name: str) -> Initializer:
         """Ones and zeros for the LayerNorm, GPT-2's normal values for the projection."""
-        return {"ln_f.weight": Ones(), "ln_f.bias": Zeros()}.get(name, Normal(self.seed, DEVIATION))
+        if name == "ln_f.weight":
+            return Ones()
+        return Zeros() if name == "ln_f.bias" else Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """logits (B, T, V); keeps x and its statistics."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerosim.models.blocks import Attention, FeedForward, Part, PartsUnit
 from zerosim.models.checks import require_integer
-from zerosim.models.cross_entropy import CrossEntropy
+from zerosim.models.cross_entropy import CrossEntropy, Normalization
 from zerosim.models.ends import Embed, Head
 from zerosim.models.gpt_config import GPTConfig, config_of
 from zerosim.models.units import Model
@@ -31,7 +31,7 @@ class GPT(Model):
     """
 
     def __init__(self, config: GPTConfig | str = "gpt-nano", *, tied: bool = True, seed: int = 0,
-                 units: str | int = "block", normalization: str = "own") -> None:
+                 units: str | int = "block", normalization: Normalization = "own") -> None:
         """``config`` is a GPTConfig or a preset's name; ``tied``: the head borrows the embedding's table.
 
         ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that

@@ -33,8 +33,8 @@ class GPTConfig:
         require_positive("GPTConfig", layers=self.layers, channels=self.channels, heads=self.heads,
                          context=self.context, vocabulary=self.vocabulary)
         if self.channels % self.heads:
-            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are equally "
-                             "wide, so take a number of heads that divides the channels")
+            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
+                             "equally wide, so take a number of heads that divides the channels")
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"GPTConfig was given dropout={self.dropout!r}; it is the share of elements that are "
                              "dropped, from 0 to less than 1")

@@ -78,6 +78,38 @@ def widened(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array
     return wide
 
 
+def widened_view(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
+    """x of any shape and strides in the type `work`: itself where it has that type, else a contiguous copy in the
+    scratch memory of that name."""
+    if x.dtype == work:
+        return x
+    if not x.flags.c_contiguous:
+        narrow = scratch.array(f"{name} narrow", x.size, x.dtype).reshape(x.shape)
+        np.copyto(narrow, x)
+        x = narrow
+    return widened(name, x.reshape(-1), work, scratch).reshape(x.shape)
+
+
+def room_for(name: str, out: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
+    """Where the values of `out` are to be computed, in its shape: `out` itself where it has the type `work`, else the
+    scratch memory of that name, from which `settle` rounds them."""
+    return out if out.dtype == work else scratch.array(name, out.size, work).reshape(out.shape)
+
+
+def settle(wide: Array, out: Array, scratch: Scratch) -> None:
+    """out becomes `wide`, each value rounded once, unless they are one and the same; `wide` contiguous where not, `out`
+    of any strides."""
+    if wide is out:
+        return
+    contiguous = out.flags.c_contiguous
+    source = wide.reshape(-1)
+    row = out.reshape(-1) if contiguous else scratch.array("settled", out.size, out.dtype)
+    for span in spans(source.size):
+        cast_block(source[span], row[span], scratch)
+    if not contiguous:
+        np.copyto(out, row.reshape(out.shape))
+
+
 def widened_matrix(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
     """x (m, n) in the type `work`, in the order of memory that it has: BLAS takes a transposed matrix as it lies."""
     if x.dtype == work:

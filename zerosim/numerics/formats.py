@@ -92,6 +92,8 @@ def format_of(asked: Format | str | npt.DTypeLike) -> Format:
             return FORMATS[asked]
         raise ValueError(f"no number format is named {asked!r}; there are {_nearest_first(asked)}")
     try:
+        if asked is None:  # NumPy takes it for float64
+            raise TypeError
         dtype = np.dtype(asked)
     except TypeError:
         raise ValueError(f"no number format is {asked!r}; there are {', '.join(FORMATS)}") from None

@@ -21,7 +21,8 @@ def scale_to(x: Array, fmt: Format | str) -> float:
     """The power of two by which x is multiplied: the largest that keeps every finite value in the format; 1 for zeros.
 
     A power of two moves exponents alone, so that what is rounded is the format's mantissa and nothing else. Infinities
-    and NaN say nothing about the scale.
+    and NaN say nothing about the scale. It is 2^126 at most, so that it and its inverse are normal numbers of fp32: a
+    tensor of nothing above 2^-127 times the format's largest number is not lifted all the way.
     """
     fmt = format_of(fmt)
     finite = np.abs(x.astype(np.float32, copy=False), dtype=np.float32)
@@ -35,7 +36,8 @@ def scale_to(x: Array, fmt: Format | str) -> float:
 def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
     """x as the matrix unit sees it: fp32 values that are the format's numbers divided by the scale; any shape.
 
-    Infinities and NaN stay, as far as the format has them.
+    NaN stays NaN; an infinity stays one in e5m2 and becomes NaN in e4m3, which has none. Nothing finite overflows. What
+    is less than the largest value times 2^-19 (e4m3) or 2^-33 (e5m2) becomes 0.
     """
     scale = np.float32(scale_to(x, fmt))
     with np.errstate(all="ignore"):

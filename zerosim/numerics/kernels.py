@@ -44,8 +44,8 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.extrema import maximum, minimum
-from zerosim.numerics.optimizer_steps import adam_block, sgd_block
 from zerosim.numerics.fp8 import quantized
+from zerosim.numerics.optimizer_steps import adam_block, sgd_block
 from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
 from zerosim.numerics.row_kernels import RowKernels
 from zerosim.numerics.step_kernels import StepKernels

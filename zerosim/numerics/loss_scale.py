@@ -4,12 +4,14 @@ Small gradients underflow in fp16; those of S·loss are S times as large, and th
 fp32. Scaling cures no overflow: a dynamic scaler notices by it that S is too large, and the step is skipped.
 Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2. The dynamic machines in use differ, and have names:
 
-torch             grows on the W-th good step in a row, every overflow shrinks it
+torch             grows on the W-th good step in a row; every overflow shrinks it, without end
 deepspeed         grows on the W+1-th step after an overflow (or from the start), then on every W-th; shrinks on the
                   H-th overflow since it last grew, and on all that follow; raises below the smallest scale
 deepspeed-legacy  grows on the W-th step after an overflow, then on every W-th; else as deepspeed
 
-They are those of PyTorch's `torch.amp.GradScaler` and of DeepSpeed's `DynamicLossScaler`, now and before.
+They are those of PyTorch's `torch.amp.GradScaler` and of DeepSpeed's `DynamicLossScaler`, now and before. No scale
+grows beyond fp32's largest number. torch's is an fp32 number: shrunk past the smallest one it is 0, and from then on
+every step is skipped, since 0/0 is no gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol
+
+import numpy as np
 
 from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.formats import FORMATS
@@ -42,7 +46,7 @@ class LossScaler(Protocol):
         """What a later run needs to go on from here, as plain numbers."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` said."""
+        """Goes on from what `state` said; ValueError for what no scaler of this kind has said."""
 
 
 class Scaling(Protocol):
@@ -57,6 +61,21 @@ def require_scale(what: str, scale: object) -> None:
     if not is_number(scale) or not FORMATS["fp32"].smallest_normal <= scale <= LARGEST:  # type: ignore[operator]
         raise ValueError(f"{what}={scale!r} must be a positive finite number of fp32's normal range; "
                          "1.0 scales nothing")
+
+
+def require_state(kind: str, state: Any, **least: int) -> None:
+    """Raises ValueError unless a state has a scale, and a count of at least so much for each name, and nothing else."""
+    names = {"scale", *least}
+    if not isinstance(state, Mapping) or state.keys() != names:
+        found = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
+        raise ValueError(f"a loss scaler of the kind {kind!r} goes on from {', '.join(sorted(names))}, and was given "
+                         f"{found or 'nothing'}; restore the state of a scaler of the same kind")
+    wrong = [name for name, low in least.items() if not is_count(state[name]) or state[name] < low]
+    scale = state["scale"]
+    if wrong or not is_number(scale) or not 0 <= scale <= LARGEST:
+        name = wrong[0] if wrong else "scale"
+        raise ValueError(f"{name}={state[name]!r} is no state that a loss scaler of the kind {kind!r} comes to; "
+                         "restore what its state() said")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,7 @@ class StaticScaler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the scale."""
+        require_state("static", state)
         self.scale = float(state["scale"])
 
 
@@ -95,8 +115,9 @@ class StaticScaler:
 class Dynamic:
     """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as a dialect does.
 
-    ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale, at which DeepSpeed's
-    dialects raise LossScaleExhausted (``torch`` goes on shrinking, and takes neither).
+    ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale: DeepSpeed's dialects come
+    down to it without a word, and raise LossScaleExhausted at the next overflow. ``torch`` goes on shrinking, and takes
+    neither.
     """
 
     dialect: str = "torch"
@@ -119,9 +140,14 @@ class Dynamic:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a number of steps, 1 or more")
         if not is_number(self.factor) or not 1 < self.factor <= LARGEST:
             raise ValueError(f"factor={self.factor!r} must be a number above 1; 2.0 moves the exponent alone")
-        if self.dialect == "torch" and self.hysteresis != 1:
-            raise ValueError("the dialect 'torch' shrinks on every overflow, and was given "
-                             f"hysteresis={self.hysteresis}; take 'deepspeed', or leave it out")
+        if self.dialect != "torch":
+            if self.initial < self.smallest:
+                raise ValueError(f"initial={self.initial!r} lies below smallest={self.smallest!r}; begin at the "
+                                 "smallest scale or above")
+        elif self.hysteresis != 1 or self.smallest != 1:
+            name = "smallest" if self.hysteresis == 1 else "hysteresis"
+            raise ValueError("the dialect 'torch' shrinks on every overflow, without end, and was given "
+                             f"{name}={getattr(self, name)!r}; take 'deepspeed', or leave it out")
 
     def start(self) -> LossScaler:
         """The scaler at the start of a run."""
@@ -132,15 +158,15 @@ class TorchScaler:
     """Grows on the W-th good step in a row; every overflow shrinks it."""
 
     def __init__(self, rule: Dynamic) -> None:
-        self.rule, self.scale, self.good_steps = rule, float(rule.initial), 0
+        self.rule, self.scale, self.good_steps = rule, fp32(rule.initial), 0
 
     def update(self, overflow: bool) -> None:
         """One step: good or not."""
         self.good_steps = 0 if overflow else self.good_steps + 1
         if overflow:
-            self.scale /= self.rule.factor
+            self.scale = fp32(self.scale / self.rule.factor)
         elif self.good_steps == self.rule.window:
-            self.scale, self.good_steps = grown(self.scale, self.rule.factor), 0
+            self.scale, self.good_steps = fp32(grown(self.scale, self.rule.factor)), 0
 
     def state(self) -> dict[str, Any]:
         """The scale, and the good steps in a row."""
@@ -148,6 +174,7 @@ class TorchScaler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""
+        require_state("torch", state, good_steps=0)
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
 
 
@@ -185,6 +212,7 @@ class DeepSpeedScaler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""
+        require_state(self.rule.dialect, state, steps_since=0, overflows_left=1)
         self.scale, self.steps_since = float(state["scale"]), int(state["steps_since"])
         self.overflows_left = int(state["overflows_left"])
 
@@ -192,6 +220,11 @@ class DeepSpeedScaler:
 def grown(scale: float, factor: float) -> float:
     """The scale times the factor, unless that is no fp32 number: then it stays."""
     return scale * factor if scale * factor <= LARGEST else scale
+
+
+def fp32(scale: float) -> float:
+    """The fp32 number nearest to a scale."""
+    return float(np.float32(scale))
 
 
 def scaling_of(loss_scale: float | Scaling) -> Scaling:

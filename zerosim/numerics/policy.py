@@ -26,7 +26,8 @@ class Policy:
     ``state``: the optimizer's fp32 state at rest. Less than fp32 for these two is there to be seen failing.
     ``matmul``: "fp8" is an experiment: values enter matrix products in e4m3, gradients in e5m2, a scale per tensor.
 
-    Raises ValueError for an unknown format or rule, and for a loss scale that is not a positive finite number.
+    Raises ValueError for an unknown format or rule, for a loss scale that is not a positive finite number, for a master
+    with fewer mantissa bits than the copy that computes, and for fp8 products of values that rest in 8 bits anyway.
     """
 
     compute: str = "fp32"
@@ -41,9 +42,9 @@ class Policy:
     matmul: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (self.compute, self.reduce, self.accumulate, self.wire, self.master, self.state, self.output):
-            if name is not None:
-                format_of(name)
+        optional = [name for name in (self.reduce, self.accumulate, self.wire, self.output) if name is not None]
+        for name in (self.compute, self.master, self.state, *optional):
+            format_of(name)
         if self.average not in AVERAGES:
             near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
@@ -51,9 +52,20 @@ class Policy:
         if self.matmul not in MATMULS:
             raise ValueError(f"matmul={self.matmul!r} is no way to multiply; choose one of None, 'fp8'")
         rule = scaling_of(self.loss_scale)
-        if not callable(getattr(rule, "start", None)):
+        if isinstance(rule, type) or not callable(getattr(rule, "start", None)):
             raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number of fp32's normal range, "
                              "or a rule such as Dynamic('torch'); 1.0 scales nothing")
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        compute, master = format_of(self.compute), format_of(self.master)
+        if master.mantissa_bits < compute.mantissa_bits:
+            raise ValueError(f"master={master.name!r} has fewer mantissa bits than compute={compute.name!r}, so that "
+                             "the copy that computes would be finer than the weights that are updated; take "
+                             f"master='fp32', or master={compute.name!r} for no second copy")
+        if self.matmul is not None and compute.nbytes == 1:
+            raise ValueError(f"matmul={self.matmul!r} rounds what rests in more bits, and compute={compute.name!r} has "
+                             "8 already; take compute='bf16' with it, or matmul=None")
 
     def start_scaling(self) -> LossScaler:
         """The loss scaler at the start of a run."""

@@ -14,6 +14,9 @@ import numpy as np
 from zerosim.numerics.blocks import BLOCK, Array, Scratch
 from zerosim.numerics.formats import FORMATS
 
+# Longer rows einsum cuts into pieces of this length, begun wherever the rows before have ended.
+EINSUM_PIECE = 8192  # elements
+
 
 def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
     """total (n,) = ((0 + row 0) + row 1) + ... of x (m, n), in total's type; zeros where m is 0.
@@ -33,6 +36,35 @@ def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
         else:
             np.add.reduce(rows, axis=0, out=total)
     np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
+
+
+def row_sums(x: Array) -> Array:
+    """The sums along the last axis of x (..., n), in x's type; a row's sum depends on nothing but the row."""
+    total: Array = np.einsum("...n->...", x[..., :EINSUM_PIECE])
+    for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
+        total += np.einsum("...n->...", x[..., first : first + EINSUM_PIECE])
+    return total
+
+
+def row_products(x: Array, y: Array) -> Array:
+    """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""
+    total: Array = np.einsum("...n,...n->...", x[..., :EINSUM_PIECE], y[..., :EINSUM_PIECE])
+    for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
+        piece = slice(first, first + EINSUM_PIECE)
+        total += np.einsum("...n,...n->...", x[..., piece], y[..., piece])
+    return total
+
+
+def row_maxima(x: Array) -> Array:
+    """The largest values along the last axis of x (..., n), contiguous, n >= 1; NaN where a row has one.
+
+    NumPy looks for the place of the maximum with vector instructions, three times as fast as for its value.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    places = rows.argmax(axis=1)
+    places += np.arange(0, rows.size, rows.shape[1])
+    maxima: Array = rows.reshape(-1).take(places).reshape(x.shape[:-1])
+    return maxima
 
 
 def square_sum(x: Array, divisor: Array, scratch: Scratch) -> float:

@@ -4,6 +4,8 @@ ZeRO may cut an optimizer's state anywhere if and only if the update of element 
 gradient and state. What an optimizer says of itself is not asked; it is run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,5 +1,6 @@
 """What a training step holds and sends, predicted with pencil and paper; it never looks at a run."""
 
+from zerosim.planning import activations, moments, transformer_flops
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -29,17 +30,20 @@ __all__ = [
     "Job",
     "Sent",
     "States",
+    "activations",
     "ceil_cut",
     "chunk_lengths",
     "clip",
     "gathers_by_unit",
     "gradient_peak_nbytes",
+    "moments",
     "owned_ranges",
     "padded_unit_lengths",
     "region_cuts",
     "resting_nbytes",
     "sent",
     "sent_nbytes",
+    "transformer_flops",
     "unit_cuts",
     "vectors_sent",
 ]

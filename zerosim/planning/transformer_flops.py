@@ -3,9 +3,9 @@
 Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
 two operations. Causal attention is counted as the whole L x L square, which is also what is computed.
 
-Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice that
-backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again). What an elementwise
-function costs is a convention; it is the one by which the layers note it.
+Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice
+that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again). What an
+elementwise function costs is a convention; it is the one by which the layers note it.
 """
 
 from collections.abc import Mapping
@@ -113,11 +113,13 @@ def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = 
     """The matmuls of a model forward and backward, and forward again where there are segments, as published.
 
     >>> B, s, h, l, V = 4, 2048, 4096, 32, 51200
-    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
+    >>> exactly = 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
+    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == exactly
     True
 
-    That is 96·BsLh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
-    Raises ValueError for counts below one and for a text that names no policy. Source: Narayanan et al. 2021, equation 3.
+    That is 96·Bslh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
+    Raises ValueError for counts below one and for a text that names no policy.
+    Source: Narayanan et al. 2021, equation 3.
     """
     passes = 3 if parse(policy)[0] is None else 4
     logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)

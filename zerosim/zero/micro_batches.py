@@ -40,8 +40,8 @@ class MicroBatches:
         self._forwards += 1
         return replace(self.ctx, draw=partial(self._draw, self.step, number))
 
-    def _draw(self, step: int, number: int, name: str, count: int) -> np.ndarray:
-        return random.bits((self.seed, "dropout", step, name), number * count, count)
+    def _draw(self, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
+        return random.bits((self.seed, "dropout", step, name), number * count + span.start, span.stop - span.start)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

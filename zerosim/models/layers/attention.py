@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.models.checks import require_at_rest, require_shape
+from zerosim.models.checks import require_at_rest, require_positive, require_shape
 from zerosim.models.context import Context
 from zerosim.models.layers.shared import OWN_OUTPUT
 
@@ -42,6 +42,7 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
     where = "attention_forward"
     if keep not in KEEP:
         raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
+    require_positive(where, heads=heads)
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ValueError(f"{where} asked for qkv (B, T, 3C) with C a multiple of {heads} heads, and found shape "
                          f"{qkv.shape}; queries, keys and values lie side by side")
@@ -72,16 +73,17 @@ def attention_backward(ctx: Context, kept: KeptAttention, dy: np.ndarray) -> np.
         _note(ctx, qkv, kept.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
         ctx.note(flops=ROW_SUM * dy.size)  # of dO·O, which stands for that of P·dP
         return dqkv
-    again = kept.p is None
-    p = ctx.empty((len(qkv), kept.heads, qkv.shape[1], qkv.shape[1]), name="attention.p") if again else kept.p
+    p, again = kept.p, kept.p is None
+    if p is None:
+        p = ctx.empty((len(qkv), kept.heads, qkv.shape[1], qkv.shape[1]), name="attention.p")
     ctx.kernels.attend_gradient(qkv, kept.heads, p, dy, dqkv, again=again)
     _note(ctx, qkv, kept.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
     return dqkv
 
 
 def _note(ctx: Context, qkv: np.ndarray, heads: int, products: int, per_score: int) -> None:
-    """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: counted in full,
-    as published formulas count them."""
+    """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: all of them,
+    as published formulas count them, those of the future too."""
     batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     flops = batch * tokens * tokens * (products * 2 * channels + heads * per_score)
     ctx.note(flops=flops, nbytes=2 * qkv.nbytes)

@@ -4,10 +4,13 @@ Legend: n elements of any shape.
 Source: Srivastava et al. 2014, "Dropout", section 10 (the scaling by 1/(1 - rate) in training).
 """
 
+from functools import partial
+
 import numpy as np
 
 from zerosim.models.checks import require_at_rest
 from zerosim.models.context import Context
+from zerosim.numerics.checks import is_number
 
 
 def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tuple[np.ndarray, str]:
@@ -29,13 +32,12 @@ def dropout_backward(ctx: Context, kept: str, dy: np.ndarray, rate: float) -> np
 
 def require_rate(where: str, rate: float) -> None:
     """Raises ValueError for a rate outside [0, 1)."""
-    if not 0 <= rate < 1:
+    if not is_number(rate) or not 0 <= rate < 1:
         raise ValueError(f"{where} was given rate={rate!r}; the share of elements that are dropped lies in [0, 1)")
 
 
 def _dropped(ctx: Context, x: np.ndarray, rate: float, name: str, kind: str) -> np.ndarray:
-    words = ctx.draw(name, x.size)
     y = ctx.empty(x.shape, kind, name=f"{name}.dropped")
-    ctx.kernels.drop(x.reshape(-1), words, round(rate * 2**32), 1 / (1 - rate), y.reshape(-1))
+    ctx.kernels.drop(x, partial(ctx.draw, name, x.size), round(rate * 2**32), 1 / (1 - rate), y)
     ctx.note(flops=x.size, nbytes=x.nbytes + y.nbytes)
     return y

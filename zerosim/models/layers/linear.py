@@ -3,6 +3,8 @@
 Legend: B rows (samples, or samples times tokens), I inputs, O outputs.
 """
 
+from typing import Literal, overload
+
 import numpy as np
 
 from zerosim.models.checks import require_at_rest, require_matrix, require_shape
@@ -28,6 +30,16 @@ def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | N
     return y, x
 
 
+@overload
+def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+                    db: np.ndarray | None = None, *, input_gradient: Literal[True] = True) -> np.ndarray: ...
+
+
+@overload
+def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+                    db: np.ndarray | None = None, *, input_gradient: bool) -> np.ndarray | None: ...
+
+
 def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
                     db: np.ndarray | None = None, *, input_gradient: bool = True) -> np.ndarray | None:
     """dw = xᵀ @ dy, db = Σ_B dy, dx = dy @ wᵀ, each added up in fp32 and rounded once.
@@ -40,13 +52,14 @@ def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarra
     require_shape(where, "dy", dy, (x.shape[0], w.shape[1]), OWN_OUTPUT)
     require_shape(where, "dw", dw, w.shape, "the gradient has the shape of the weight")
     require_at_rest(ctx, where, w=w, dy=dy)
-    ctx.matmul(x.T, dy, dw, gradient="b")
+    wide = ctx.kernels.widen(dy)
+    ctx.matmul(x.T, wide, dw, gradient="b")
     if db is not None:
         require_shape(where, "db", db, (w.shape[1],), "the gradient has the shape of the bias")
-        ctx.kernels.column_sum(dy, db)
+        ctx.kernels.column_sum(wide, db)
         ctx.note(flops=dy.size, nbytes=dy.nbytes + db.nbytes)
     if not input_gradient:
         return None
     dx = ctx.empty(x.shape, "activation_gradient", name="linear.dx")
-    ctx.matmul(dy, w.T, dx, gradient="a")
+    ctx.matmul(wide, w.T, dx, gradient="a")
     return dx

@@ -9,6 +9,7 @@ import numpy as np
 from zerosim.models.checks import require_at_rest, require_shape
 from zerosim.models.context import Context
 from zerosim.models.layers.shared import OWN_OUTPUT, out_or_new
+from zerosim.numerics.checks import is_number
 
 EPSILON = 1e-5
 Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -21,13 +22,19 @@ def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray,
     Keeps x and, in fp32, mean and 1/√(variance + ε) (M,) each. Raises ValueError for shapes that do not fit.
     """
     where = "layernorm_forward"
+    if not is_number(epsilon) or epsilon < 0:
+        raise ValueError(f"{where} was given epsilon={epsilon!r}; it is added to a variance, so take 0 or a small "
+                         "positive number")
     require_shape(where, "w", w, x.shape[-1:], "w has one element per channel of x")
     require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
     require_at_rest(ctx, where, x=x)
     y = out_or_new(ctx, where, out, x.shape, "layernorm.y", kept=x)
-    rows = _rows(x)
+    rows, results = _rows(x), _rows(y)
+    if out is not None and not ctx.xp.may_share_memory(results, out):
+        raise ValueError(f"{where} asked for an out whose rows can be numbered, and found strides {out.strides}; give "
+                         "it contiguous memory, or leave it out")
     mean, rstd = (ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name=f"layernorm.{name}") for name in ("mean", "rstd"))
-    ctx.kernels.normalize_rows(rows, w, b, epsilon, mean, rstd, _rows(y))
+    ctx.kernels.normalize_rows(rows, w, b, epsilon, mean, rstd, results)
     ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes + mean.nbytes + rstd.nbytes)
     return y, (x, mean, rstd)
 

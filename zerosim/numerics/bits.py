@@ -5,11 +5,10 @@ rounded.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.blocks import spans
+from zerosim.numerics.blocks import Array, spans
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -19,22 +18,22 @@ def packed_nbytes(count: int) -> int:
     return -(-count // 8)
 
 
-def pack_nonzero(xp: Any, y: np.ndarray, out: np.ndarray) -> None:
+def pack_nonzero(y: Array, out: Array) -> None:
     """Sets bit i of ``out`` (uint8, ⌈n/8⌉) iff element i of ``y`` (n elements, any shape) is not +0."""
     words = _words(y)
     for here, packed in _blocks(words.shape[0]):
-        out[packed] = xp.packbits(words[here] != 0)
+        out[packed] = np.packbits(words[here] != 0)
 
 
-def select(xp: Any, bits: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+def select(bits: Array, x: Array, out: Array) -> None:
     """``out`` = x where its bit is set, else +0, even where x is NaN; both of n elements in one dtype."""
     words, chosen = _words(x), _words(out)
     for here, packed in _blocks(words.shape[0]):
-        mask = xp.unpackbits(bits[packed])[:words[here].shape[0]]
-        xp.multiply(words[here], mask, out=chosen[here])
+        mask = np.unpackbits(bits[packed])[:words[here].shape[0]]
+        np.multiply(words[here], mask, out=chosen[here])
 
 
-def _words(x: np.ndarray) -> np.ndarray:
+def _words(x: Array) -> Array:
     return x.reshape(-1).view(WORDS[x.dtype.itemsize])
 
 

@@ -1,0 +1,234 @@
+"""Attention: its gradients, where it rounds, what it keeps, what computing again gives, what it refuses.
+
+Legend: B batch, T tokens, C channels, H heads, D = C/H.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
+from zerosim.models import layers
+from zerosim.numerics import attention_kernels
+
+KEEPS = ["probabilities", "nothing", "tiled"]
+FORMATS = ["fp16", "bf16", "fp32", "fp64"]
+# B, T, C, H: one token; odd everything; around a strip of 64 and a tile of 128 rows; more heads than a group takes.
+SHAPES = [(3, 1, 4, 2), (2, 7, 6, 3), (1, 64, 8, 1), (2, 65, 6, 2), (1, 128, 8, 2), (1, 200, 15, 5), (2, 90, 60, 30)]
+# Half a spacing just above 1: what one rounding loses, relative to the number.
+ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
+
+
+def both(name: str, qkv: np.ndarray, do: np.ndarray, heads: int, keep: str) -> tuple[np.ndarray, np.ndarray]:
+    """o (B, T, C) and dqkv (B, T, 3C)."""
+    o, kept = layers.attention_forward(context(name), qkv, heads, keep)
+    return o, layers.attention_backward(context(name), kept, do)
+
+
+def by_head(x: np.ndarray, heads: int) -> np.ndarray:
+    """(B, T, C) -> (B, H, T, D), float64."""
+    return x.astype(np.float64).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def reference(qkv: np.ndarray, do: np.ndarray, heads: int, rounded=lambda x: x) -> dict[str, np.ndarray]:
+    """Everything from the formulas, head by head and whole, in float64; P and dS are ``rounded`` before products."""
+    q, k, v = (by_head(x, heads) for x in np.split(qkv, 3, axis=2))
+    g, scale = by_head(do, heads), 1 / np.sqrt(qkv.shape[2] / 3 / heads)
+    s = np.where(np.tril(np.ones((qkv.shape[1],) * 2, bool)), q @ k.swapaxes(2, 3) * scale, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p = rounded(p / p.sum(-1, keepdims=True))
+    dp = g @ v.swapaxes(2, 3)
+    ds = rounded(p * (dp - (p * dp).sum(-1, keepdims=True)) * scale)
+    o, dqkv = p @ v, [ds @ k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g]
+    # What the sums are sums of, without their signs: by how much may the order of additions change them?
+    terms = p * (abs(dp) + (p * abs(dp)).sum(-1, keepdims=True) + (abs(g) * (p @ abs(v))).sum(-1, keepdims=True)) * scale
+    sums = [terms @ abs(k), terms.swapaxes(2, 3) @ abs(q), p.swapaxes(2, 3) @ abs(g)]
+    flat = [x.transpose(0, 2, 1, 3).reshape(*do.shape) for x in (o, *dqkv, p @ abs(v), *sums)]
+    return {"p": p, "o": flat[0], "dqkv": np.concatenate(flat[1:4], 2), "|o|": flat[4],
+            "|dqkv|": np.concatenate(flat[5:], 2)}
+
+
+def inputs(name: str, shape: tuple[int, int, int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    batch, tokens, channels, heads = shape
+    return normal(name, (batch, tokens, 3 * channels), seed), normal(name, (batch, tokens, channels), seed + 1), heads
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_attention_backward_is_the_slope_of_attention_forward(keep):
+    qkv, do, heads = inputs("fp64", (2, 5, 6, 3))
+    ctx = context("fp64")
+    found = both("fp64", qkv, do, heads, keep)[1]
+    wanted = slope(lambda: float(np.sum(layers.attention_forward(ctx, qkv, heads, keep)[0] * do)), qkv)
+    np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9)  # step² and 1e-16/step, as for the other layers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("keep", KEEPS)
+def test_strips_and_tiles_compute_what_the_whole_formula_does(keep, shape):
+    qkv, do, heads = inputs("fp64", shape)
+    wanted, (o, dqkv) = reference(qkv, do, heads), both("fp64", qkv, do, heads, keep)
+    # Sums of up to T terms, each rounded: T·2⁻⁵³ of the sum of their magnitudes, and a few for what is inside a term.
+    bound = (shape[1] + 20) * ROUNDING["fp64"]
+    assert (abs(o - wanted["o"]) <= bound * wanted["|o|"]).all()
+    assert (abs(dqkv - wanted["dqkv"]) <= bound * wanted["|dqkv|"]).all()
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_16_bit_attention_rounds_p_and_ds_and_the_results_and_nothing_else(name):
+    qkv, do, heads = inputs(name, (4, 33, 32, 2))
+    o, dqkv = both(name, qkv, do, heads, "probabilities")
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(np.float32).astype(DTYPES[name]).astype(np.float64)
+
+    # Where float32's own roundings lie next to a midpoint of the format, a value of P falls to the other side: that is
+    # rare, and moves some results by a rounding. Values that are never rounded inside move most of them.
+    for rule, few in [(rounded, True), (lambda x: x, False)]:
+        wanted = reference(qkv, do, heads, rule)
+        for found, exact in [(o, wanted["o"]), (dqkv, wanted["dqkv"])]:
+            other = (bits_of(found) != bits_of(exact.astype(np.float32).astype(DTYPES[name]))).mean()
+            assert other < 0.05 if few else other > 0.1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_probabilities_are_kept_as_they_were_multiplied_and_are_zero_above_the_diagonal(name):
+    qkv, do, heads = inputs(name, (2, 70, 12, 3))
+    _, kept = layers.attention_forward(context(name), qkv, heads)
+    p = reference(qkv, do, heads)["p"]
+    assert kept.p.dtype == DTYPES[name]
+    wide = kept.p.astype(np.float64)
+    # One rounding to the format, some of float32 before it (exp: of the exponent, up to 10), and the smallest number.
+    assert (abs(wide - p) <= (ROUNDING[name] + 40 * (2.0**-53 if name == "fp64" else 2.0**-24)) * p + 2.0**-25).all()
+    assert not bits_of(kept.p[..., ~np.tril(np.ones((70, 70), bool))]).any()
+
+
+# -- computed again ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_probabilities_computed_again_give_the_bits_of_those_that_were_kept(name, shape):
+    qkv, do, heads = inputs(name, shape)
+    for kept, again in zip(both(name, qkv, do, heads, "probabilities"), both(name, qkv, do, heads, "nothing"), strict=True):
+        np.testing.assert_array_equal(bits_of(kept), bits_of(again))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiled_attention_differs_by_four_roundings_of_what_it_adds_up(name, shape):
+    qkv, do, heads = inputs(name, shape)
+    terms = reference(qkv, do, heads)
+    # P is rounded after or before the division by its sum, and dS once each; results are rounded once each; the fp32
+    # sums of up to T terms are made in another order.
+    bound = 4 * ROUNDING[name] + shape[1] * ROUNDING["fp32"]
+    whole, tiled = (both(name, qkv, do, heads, keep) for keep in ("probabilities", "tiled"))
+    for one, other, magnitude in zip(whole, tiled, (terms["|o|"], terms["|dqkv|"]), strict=True):
+        difference = abs(one.astype(np.float64) - other.astype(np.float64))
+        assert (difference <= bound * magnitude + 2.0**-24).all()  # and fp16's smallest subnormal
+
+
+def test_tiled_attention_is_another_order_of_additions():
+    qkv, do, heads = inputs("fp32", (1, 200, 8, 2))
+    whole, tiled = (both("fp32", qkv, do, heads, keep)[0] for keep in ("nothing", "tiled"))
+    assert (bits_of(whole) != bits_of(tiled)).mean() > 0.1
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+@given(group=st.sampled_from([1, 700, 5000, 2**20]), shape=st.sampled_from([(3, 9, 12, 4), (2, 70, 6, 3)]))
+def test_heads_that_are_taken_together_do_not_change_each_others_bits(keep, name, group, shape):
+    qkv, do, heads = inputs(name, shape)
+    wanted = both(name, qkv, do, heads, keep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_kernels, "GROUP", group)
+        for found, expected in zip(both(name, qkv, do, heads, keep), wanted, strict=True):
+            np.testing.assert_array_equal(bits_of(found), bits_of(expected))
+
+
+# -- causality, and what is not finite --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp32"])
+@pytest.mark.parametrize("keep", KEEPS)
+def test_no_token_sees_a_later_one(name, keep):
+    qkv, do, heads = inputs(name, (2, 70, 6, 2))
+    other, until = qkv.copy(), 66
+    other[:, until:] = normal(name, other[:, until:].shape, 9)
+    do[:, until:] = 0
+    (o, dqkv), (other_o, other_dqkv) = (both(name, x, do, heads, keep) for x in (qkv, other))
+    np.testing.assert_array_equal(bits_of(o[:, :until]), bits_of(other_o[:, :until]))
+    assert (o[:, until:] != other_o[:, until:]).any()
+    np.testing.assert_array_equal(dqkv[:, :until], other_dqkv[:, :until])
+    assert not dqkv[:, until:].astype(np.float32).any(), "nothing that counts depends on later tokens"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("keep", KEEPS)
+def test_what_is_not_finite_comes_out_and_stays_in_its_own_sequence(keep, bad):
+    qkv, do, heads = inputs("fp16", (2, 9, 6, 2))
+    clean = both("fp16", qkv, do, heads, keep)
+    qkv[1, 4] = bad
+    o, dqkv = both("fp16", qkv, do, heads, keep)
+    assert np.isnan(o[1, 4:].astype(np.float32)).all()
+    assert np.isnan(dqkv[1, 4].astype(np.float32)).any()
+    for found, wanted in zip((o, dqkv), clean, strict=True):
+        np.testing.assert_array_equal(bits_of(found[0]), bits_of(wanted[0]))
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_scores_beyond_the_range_of_the_exponential_give_one_and_zero(keep):
+    qkv = np.zeros((1, 3, 3), np.float32)
+    qkv[0, :, 0], qkv[0, :, 1], qkv[0, :, 2] = 1e4, [1, 2, 3], [5, 6, 7]  # scores grow by 1e4 with every key
+    o, dqkv = both("fp32", qkv, np.ones((1, 3, 1), np.float32), 1, keep)
+    np.testing.assert_array_equal(o[0, :, 0], [5, 6, 7])
+    np.testing.assert_array_equal(dqkv[0, :, 2], [1, 1, 1])
+    assert not dqkv[0, :, :2].any()
+
+
+# -- memory, arithmetic -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keep", "beside"), [
+    ("probabilities", {"attention.p": 2 * 2 * 3 * 7 * 7}), ("nothing", {}), ("tiled", {"attention.log_sums": 4 * 2 * 3 * 7})])
+def test_what_is_charged_forward_is_the_output_and_what_is_kept(keep, beside):
+    ctx, recorder = recorded("fp16")
+    qkv, do, heads = inputs("fp16", (2, 7, 12, 3))
+    _, kept = layers.attention_forward(ctx, qkv, heads, keep)
+    charged = {name: int(np.prod(shape)) * dtype.itemsize for _, name, shape, dtype in recorder.allocated}
+    assert charged == {"attention.o": 2 * 2 * 7 * 12} | beside
+    assert kept.qkv is qkv
+    assert (kept.p is None, kept.log_sums is None) == (keep != "probabilities", keep != "tiled")
+
+
+def test_tiled_attention_never_holds_a_square_of_the_tokens():
+    qkv, do, heads = inputs("bf16", (1, 1500, 4, 1))
+    ctx, recorder = recorded("bf16")
+    _, kept = layers.attention_forward(ctx, qkv, heads, "tiled")
+    layers.attention_backward(ctx, kept, do)
+    assert max(int(np.prod(shape)) for _, _, shape, _ in recorder.allocated) < 1500 * 1500 // 100
+    # Scratch: a dozen tiles of 128 x 128 in fp32, and wide copies of rows (T, 3C).
+    assert ctx.kernels.scratch_nbytes < 12 * 4 * 128 * 128 + 12 * 4 * qkv.size < 4 * 1500 * 1500
+
+
+@pytest.mark.parametrize(("qkv", "heads", "keep", "text"), [
+    ((2, 3, 12), 2, "all", r"was given keep='all'; choose one of probabilities, nothing, tiled"),
+    ((3, 12), 2, "tiled", r"asked for qkv \(B, T, 3C\) with C a multiple of 2 heads, and found shape \(3, 12\); queries"),
+    ((2, 3, 14), 2, "tiled", r"asked for qkv \(B, T, 3C\) with C a multiple of 2 heads, and found shape \(2, 3, 14\)"),
+    ((2, 3, 12), 0, "tiled", "was given heads=0; heads is a whole number, 1 or more"),
+])
+def test_attention_refuses_what_cannot_be(qkv, heads, keep, text):
+    with pytest.raises(ValueError, match=f"^attention_forward {text}"):
+        layers.attention_forward(context("fp16"), np.zeros(qkv, np.float16), heads, keep)
+
+
+def test_attention_backward_refuses_a_gradient_of_another_shape():
+    ctx, qkv = context("fp16"), np.zeros((2, 3, 12), np.float16)
+    _, kept = layers.attention_forward(ctx, qkv, 2)
+    with pytest.raises(ValueError, match=r"^attention_backward asked for dy of shape \(2, 3, 4\), and found \(2, 3, 12\)"):
+        layers.attention_backward(ctx, kept, qkv)
+    with pytest.raises(ValueError, match="attention_backward computes in float16, and found dy in float32"):
+        layers.attention_backward(ctx, kept, np.zeros((2, 3, 4), np.float32))
