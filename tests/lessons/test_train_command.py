@@ -81,7 +81,13 @@ def test_comparing_says_that_the_stages_agree():
 
 def test_comparing_formats_says_that_they_do_not():
     done = ask("compare", *TINY, "--over", "compute", "--values", "fp32,bf16")
-    assert "Not all runs ended in the same bits" in done.stdout
+    assert "These ended in the same weights, bit for bit: fp32; bf16." in done.stdout
+
+
+def test_comparing_stages_with_micro_batches_says_why_there_are_two_orders():
+    done = ask("compare", *TINY, "--ranks", "3", "--micro-batches", "2")
+    assert "bit for bit: 0, 1; 2, 3." in done.stdout
+    assert "Stages 0 and 1 add up micro-batches before they reduce" in done.stdout
 
 
 def test_a_comparison_as_json_has_each_run_by_its_value():

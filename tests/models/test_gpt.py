@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.models.contexts import bits_of
 from tests.models.gpt_runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig
+from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
 
 NANO = PRESETS["gpt-nano"]
 # Published: Radford et al. 2019 (their 117M and 345M have been corrected since); the checkpoints have exactly these.
@@ -243,3 +243,43 @@ def test_a_policy_that_a_block_does_not_know_is_refused() -> None:
     said = "unit 'block0' was asked to keep 'some' of the inside of a unit; it keeps one of 'all', 'sub_block', 'sele"
     with pytest.raises(ValueError, match=re.escape(said)):
         run.logits(batch_of(run.model)[0])
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", ["all", "sub_block", "selective", "tiled"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_no_unit_keeps_a_weight_from_forward_to_backward(tied: bool, keep: str) -> None:
+    """The weights of a stage-3 engine are freed in between, and others are gathered into other memory."""
+    run = run_of(GPT(replace(NANO, dropout=0.2), tied=tied), scatter=0.2)
+    run.ctx = replace(run.ctx, keep=keep)
+    x, target = batch_of(run.model)
+    _, wanted = run.gradients(x, target, Recompute(None, keep))
+    kept = []
+    for unit in run.model.units:
+        lent = {name: run.w[name].copy() for name in (*unit.shapes, *unit.borrows)}
+        x, of_unit = unit.forward(run.ctx, lent, x)
+        kept.append(of_unit)
+        for array in lent.values():
+            array.fill(np.nan)
+    _, of_loss = run.model.loss.forward(run.ctx, x, target)
+    dy = run.model.loss.backward(run.ctx, of_loss, 1.0)
+    for unit in reversed(run.model.units):
+        lent = {name: run.w[name].copy() for name in (*unit.shapes, *unit.borrows)}
+        dy, found = unit.backward(run.ctx, lent, kept.pop(), dy)
+        assert found.keys() == lent.keys()
+        for name in set(found) - {"wte"} if tied else found:  # a tied gradient is a sum over units
+            assert (bits_of(found[name]) == bits_of(wanted[name])).all(), name
+
+
+def test_the_linear_layers_show_what_the_factors_of_their_gradients_are_made_of() -> None:
+    """For every weight that a unit calls factored: an input x and an output gradient dy with xᵀ dy the gradient."""
+    run, seen = run_of(GPT("gpt-nano", tied=False), "fp64", scatter=0.2), {}
+    run.ctx = replace(run.ctx, observe=lambda name, x, dy: seen.update({name: x.T @ dy}))
+    _, gradients = run.gradients(*batch_of(run.model))
+    factored = {name for unit in run.model.units for name in unit.factored}
+    assert seen.keys() == factored == {name for name, shape in run.model.shapes.items()
+                                       if len(shape) == 2 and name not in ("wte", "wpe")}
+    for name, product in seen.items():
+        np.testing.assert_allclose(product, gradients[name], rtol=1e-10, atol=1e-14)  # float64, the same sums

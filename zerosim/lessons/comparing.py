@@ -32,6 +32,14 @@ class Comparison:
         return tuple(run.digest for run in self.runs)
 
     @property
+    def same_bits(self) -> list[list[Any]]:
+        """The values whose runs ended in the same bits, together."""
+        together: dict[str, list[Any]] = {}
+        for value, digest in zip(self.values, self.digests, strict=True):
+            together.setdefault(digest, []).append(value)
+        return list(together.values())
+
+    @property
     def all_same_bits(self) -> bool:
         """True where every run ended in the same bits and saw the same losses."""
         return len(set(self.digests)) == 1 and len({run.losses for run in self.runs}) == 1

@@ -34,7 +34,10 @@ def print_comparison(console: Console, found: Comparison, text_name: str) -> Non
     if found.all_same_bits:
         note(console, f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
     else:
-        note(console, "Not all runs ended in the same bits: see the last line of the table.")
+        groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
+        note(console, f"These ended in the same weights, bit for bit: {groups}.")
+        if found.over == "stage" and options.micro_batches > 1:
+            note(console, "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
 
 
 def _per_step(run: Trained, purpose: str) -> int:
