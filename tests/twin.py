@@ -173,8 +173,13 @@ class Twin:
         found: Vectors = {}
         for unit, w, keeps in zip(reversed(self.model.units), reversed(weights), reversed(kept), strict=True):
             dy, grads = unit.backward(ctx, w, keeps, dy)
+            lent = {self.rule[name] for name in unit.shapes if name in found}  # borrowers have gone back before
+            lent = {rule.compute for rule in lent if rule.optimizer is not None}
             for name in (*unit.shapes, *unit.borrows):
                 self._collect(found, name, grads[name])
+            for name in unit.shapes:  # what is completed by borrowers is in the accumulate format, the whole unit
+                if self.rule[name].compute in lent and self.rule[name].optimizer is not None:
+                    found[name] = found[name].astype(self.policy.accumulate_dtype)
         return loss, found
 
     def _places(self, unit: object) -> Vectors:
