@@ -1,5 +1,6 @@
 """The engine used rightly and wrongly: its pieces, its errors, what debug mode shows, and how it goes on."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -387,3 +388,19 @@ def test_a_quotient_that_overflows_skips_the_step():
     found = alone(lambda rank: train(rank, MODELS["odd"](), far, policy=zs.Policy(loss_scale=2.0**-100)))
     assert found["skipped"] == [True]
     assert np.isfinite(found["master"]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ">f4", ml_dtypes.bfloat16])
+def test_nan_in_the_data_is_refused_and_the_engine_goes_on(dtype):
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD)
+        x, t = X.copy(), T.copy()
+        x[1, 2] = np.nan
+        with pytest.raises(ValueError, match=r"x has NaN in 1 of 6 values, and with it every gradient; look at where the"):
+            engine.step([(x.astype(dtype), t)])
+        t[0, 0] = np.nan
+        with pytest.raises(ValueError, match=r"target has NaN in 1 of 4 values"):
+            engine.step([(X, t)])
+        return engine.step([(X, T)]).skipped
+
+    assert alone(program) is False

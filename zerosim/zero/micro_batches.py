@@ -13,6 +13,7 @@ import numpy as np
 from zerosim.models.context import Context
 from zerosim.models.units import Model
 from zerosim.numerics import random
+from zerosim.numerics.checks import is_floating
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.rank import Rank
 from zerosim.zero.passes import Tape
@@ -55,7 +56,9 @@ class MicroBatches:
         values = np.ascontiguousarray(values)
         if indices:
             dtype = values.dtype
-        elif values.dtype.kind in "iu" or not values.dtype.isnative:
+        else:
+            _refuse_nan(values, name)
+        if not indices and (values.dtype.kind in "iu" or not values.dtype.isnative):
             values = values.astype(np.float64)
         charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
         self.rank.kernels.cast_pack(values, charged)
@@ -82,3 +85,10 @@ class MicroBatches:
             raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "
                              "leave the step out")
         return tokens / (self.rank.size * self._places)
+
+
+def _refuse_nan(values: np.ndarray, name: str) -> None:
+    """Raises ValueError for a value that is no number: it would make every gradient NaN, and every step a skipped one."""
+    if is_floating(values.dtype.newbyteorder("=")) and (count := int(np.isnan(values).sum())):
+        raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at where "
+                         "the data come from")
