@@ -37,7 +37,7 @@ def cases(draw):
         groups.append(group)
     if len(rules) == len(model.shapes):
         groups, rules = [], {}
-    return name, model, optimizer, policy, groups, rules
+    return model, optimizer, policy, groups, rules
 
 
 @settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink a training run takes minutes
@@ -46,9 +46,9 @@ def cases(draw):
        bucket=st.none() | st.integers(1, 300), prefetch=st.integers(0, 2), keep=st.sampled_from([None, (), "all"]),
        recompute=st.sampled_from(["none", "block", "segment(2)"]), clip=st.none() | st.floats(0.01, 10),
        debug=st.booleans(), seed=st.integers(0, 9))
-def test_anything_equals_the_twin(case, ranks, stage, k, layout, overlap, bucket, prefetch, keep, recompute, clip, debug,
-                                  seed):
-    name, model, optimizer, policy, groups, rules = case
+def test_anything_equals_the_twin(
+        case, ranks, stage, k, layout, overlap, bucket, prefetch, keep, recompute, clip, debug, seed):
+    model, optimizer, policy, groups, rules = case
     data = (token_batches if isinstance(model, GPT) else batches)(model, ranks, k, 2, seed=seed)
     twin = Twin(model, optimizer, ranks, policy, layout, "local_first" if stage < 2 else "reduce_first", rules)
     said = [twin.step(step, clip) for step in data]

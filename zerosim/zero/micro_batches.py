@@ -88,7 +88,7 @@ class MicroBatches:
 
 
 def _refuse_nan(values: np.ndarray, name: str) -> None:
-    """Raises ValueError for a value that is no number: it would make every gradient NaN, and every step a skipped one."""
+    """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
     if is_floating(values.dtype.newbyteorder("=")) and (count := int(np.isnan(values).sum())):
-        raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at where "
-                         "the data come from")
+        raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at "
+                         "where the data come from")
