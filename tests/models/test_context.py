@@ -1,10 +1,13 @@
 """The context that layers are called with."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.models.contexts import DTYPES, bits_of, context, recorded
+from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import Context, LinearUnit
+from zerosim.numerics.fp8 import quantized
 from zerosim.numerics.policy import Policy
 
 
@@ -41,3 +44,51 @@ def test_a_context_without_ranks_makes_new_gradients_at_every_backward():
     assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
         "one.weight": ((2, 3), DTYPES["fp16"]), "one.bias": ((3,), DTYPES["fp16"])}
     assert not any(np.shares_memory(first[name], second[name]) for name in first)
+
+
+def test_what_is_drawn_depends_on_the_name_and_the_place_alone():
+    ctx = context("fp16")
+    words = ctx.draw("here", 100, slice(0, 100))
+    assert words.dtype == np.uint32
+    np.testing.assert_array_equal(ctx.draw("here", 100, slice(30, 70)), words[30:70])
+    assert (ctx.draw("there", 100, slice(0, 100)) != words).any()
+
+
+def test_a_product_notes_its_operations_and_what_it_reads_at_rest():
+    ctx, recorder = recorded("bf16")
+    a, b, bias, out = (normal("bf16", shape) for shape in [(3, 4), (4, 5), (5,), (3, 5)])
+    ctx.matmul(a, b, out, bias=bias)
+    wanted = 2 * 3 * 4 * 5 + 3 * 5, 2 * (12 + 20 + 5 + 15)
+    assert (recorder.flops, recorder.nbytes) == wanted
+    ctx.matmul(ctx.kernels.widen(a), b, again := np.empty_like(out), bias=bias)
+    assert (recorder.flops, recorder.nbytes) == tuple(2 * count for count in wanted)
+    np.testing.assert_array_equal(bits_of(again), bits_of(out))
+
+
+@pytest.mark.parametrize(("gradient", "formats"), [
+    (None, ("fp8_e4m3", "fp8_e4m3")), ("a", ("fp8_e5m2", "fp8_e4m3")), ("b", ("fp8_e4m3", "fp8_e5m2"))])
+def test_the_fp8_experiment_rounds_values_to_e4m3_and_gradients_to_e5m2(gradient, formats):
+    ctx, plain = Context.standalone(Policy(compute="bf16", matmul="fp8")), context("bf16")
+    a, b = normal("bf16", (6, 7)), normal("bf16", (7, 5), 1)
+    found, wanted, unrounded = np.empty((3, 6, 5), DTYPES["bf16"])
+    ctx.matmul(a, b, found, gradient=gradient)
+    plain.kernels.matmul(*(quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)
+    plain.matmul(a, b, unrounded, gradient=gradient)
+    np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
+    assert (bits_of(found) != bits_of(unrounded)).mean() > 0.5
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_a_linear_unit_shows_the_input_and_the_output_gradient_of_its_weight(activation):
+    unit, seen = LinearUnit("one", 3, 2, activation), []
+    ctx = replace(context("fp32"), observe=lambda name, x, dy: seen.append((name, x, dy)))
+    w, x = {"one.weight": normal("fp32", (3, 2)), "one.bias": normal("fp32", (2,), 1)}, normal("fp32", (5, 3), 2)
+    y, kept = unit.forward(ctx, w, x)
+    assert seen == []
+    _, grads = unit.backward(ctx, w, kept, np.ones_like(y))
+    ((name, shown, dy),) = seen
+    assert {name} == unit.factored == {"one.weight"}
+    assert shown is x
+    # Sums of five products: a rounding or two of another order.
+    np.testing.assert_allclose(grads["one.weight"], x.T @ dy, rtol=1e-5, atol=1e-6)
+    assert dict(unit.borrows) == {}

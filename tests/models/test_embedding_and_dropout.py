@@ -44,7 +44,8 @@ def test_rows_add_up_whatever_the_tokens(count, vocabulary, channels, seed):
     np.testing.assert_array_equal(dw, wanted)
 
 
-@pytest.mark.parametrize(("count", "channels", "vocabulary"), [(5000, 64, 3), (5000, 64, 4999), (70000, 1, 2), (3, 70000, 2)])
+@pytest.mark.parametrize(("count", "channels", "vocabulary"), [
+    (5000, 64, 3), (5000, 64, 4999), (70000, 1, 2), (3, 70000, 2)])
 def test_rows_add_up_over_blocks(count, channels, vocabulary):
     rng = np.random.default_rng(0)
     tokens, dy = rng.integers(0, vocabulary, count), rng.integers(-9, 10, (count, channels)).astype(np.float32)
@@ -59,7 +60,8 @@ def test_duplicates_are_added_in_fp32_and_rounded_once(name):
     tokens, dy = np.zeros((3, 1000), np.int64), np.ones((3, 1000, 2), DTYPES[name])
     tokens[:, 7], dw = 1, np.empty((2, 2), DTYPES[name])
     layers.embedding_backward(context(name), tokens, dy, dw)
-    np.testing.assert_array_equal(bits_of(dw), bits_of(np.array([[2997] * 2, [3] * 2]).astype(np.float32).astype(dw.dtype)))
+    exact = np.array([[2997, 2997], [3, 3]], np.float32)
+    np.testing.assert_array_equal(bits_of(dw), bits_of(exact.astype(dw.dtype)))
     in_the_format = np.add.accumulate(dy.reshape(-1, 2), axis=0, dtype=dw.dtype)[-1]
     assert (in_the_format < 2997).all(), "sums in 16 bit stall at 2048 or 256"
 
@@ -85,7 +87,7 @@ def test_embedding_refuses_other_shapes():
     ctx, tokens = context("fp16"), np.zeros((2, 3), np.int64)
     with pytest.raises(ValueError, match=r"^embedding_forward asked for w of shape \(V, C\), and found \(5,\)"):
         layers.embedding_forward(ctx, tokens, np.zeros(5, np.float16))
-    with pytest.raises(ValueError, match=r"^embedding_backward asked for dy of shape \(2, 3, 4\), and found \(3, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"^embedding_backward asked for dy of shape \(2, 3, 4\), and found \(3, "):
         layers.embedding_backward(ctx, tokens, np.zeros((3, 2, 4), np.float16), np.zeros((5, 4), np.float16))
 
 

@@ -17,7 +17,7 @@ from zerosim.planning.moments import moments
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
 POLICIES = [*INSIDE, "block", "segment(2)", "segment(3)", "block+tiled", "segment(2)+selective", "block+sub_block"]
-# B, T, C, H: longer than wide, wider than long, one head, one token, and longer than a tile (128) and a strip (256).
+# B, T, C, H: longer than wide, wider than long, one head, one token, and longer than a strip (64) and a tile (128).
 SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4, 1), (2, 257, 4, 2)]
 
 

@@ -7,7 +7,7 @@ import zerosim as zs
 from tests.twin import Twin
 from tests.zero.test_groups import assert_equal_to_the_twin
 from tests.zero.training import MODELS, batches, bits, flat_state, train
-from tests.zero.units import gained, odd
+from tests.zero.units import gained, odd, tied
 from zerosim.models import MLP
 from zerosim.zero import SHARDED
 
@@ -80,6 +80,39 @@ def test_a_forward_without_a_backward_changes_nothing():
 
     expected = zs.Cluster(2).run(lambda rank: train(rank, model, [data], optimizer=ADAM, stage=3))
     assert [bits(a) for a in zs.Cluster(2).run(program)] == [bits(b["master"]) for b in expected]
+
+
+@pytest.mark.parametrize("keep", [None, "all"])
+def test_evaluating_between_backward_and_update_leaves_no_old_weights_behind(keep):
+    """Units that an evaluation left gathered are not those that the next step computes with."""
+    model, data = tied(), batches(tied(), 2, 1, 2)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3, keep_gathered=keep, prefetch=1)
+        for step in data:
+            ((x, t),) = step[rank.index]
+            engine.backward(engine.forward(x, t))
+            engine.forward(x, t)  # an evaluation, which keeps units gathered and never goes back
+            engine.reduce()
+            engine.update()
+            engine.refresh()
+        return flat_state(engine)["master"], rank.memory.now_nbytes_by_kind
+
+    expected = zs.Cluster(2).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=3))
+    found = zs.Cluster(2).run(program)
+    assert [bits(master) for master, _ in found] == [bits(b["master"]) for b in expected]
+    assert all("gathered_parameter" not in held for _, held in found)
+
+
+def test_weights_that_are_lent_outside_a_step_are_freed_on_exit_also_of_units_that_stay_gathered_in_one():
+    def program(rank):
+        engine = zs.Engine(rank, tied(), ADAM, stage=3, keep_gathered="all", prefetch=2)
+        for unit in engine.model.units:
+            with engine.weights(unit):
+                pass
+        return rank.memory.now_nbytes_by_kind
+
+    assert all("gathered_parameter" not in held for held in zs.Cluster(2).run(program))
 
 
 def test_gradients_of_a_step_do_not_reach_the_next():

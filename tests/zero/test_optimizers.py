@@ -68,6 +68,18 @@ def test_kfac_on_weights_and_adam_on_biases_trains_and_agrees_over_stages():
     assert found[0] == found[1] != found[2] == found[3]  # two orders of adding micro-batches
 
 
+def test_factors_are_gone_after_the_step():
+    groups = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))]
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, zs.optim.KFAC(), stage=2, layout="whole_matrices", groups=groups)
+        before = rank.memory.now_nbytes
+        engine.step(batches(MODEL, 2, 2, 1)[0][rank.index])
+        return rank.memory.now_nbytes - before
+
+    assert list(zs.Cluster(2).run(program)) == [0, 0]
+
+
 def test_kfac_pays_for_its_factors_in_the_trace():
     groups, ranks = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))], 2
     cluster = zs.Cluster(ranks)

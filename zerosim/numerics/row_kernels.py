@@ -143,11 +143,12 @@ class RowKernels:
         for rows, wide in self._row_blocks(logits, "rows"):
             top = row_maxima(wide)
             shifted = np.subtract(wide, top[:, None], out=self._like(wide, "centered"))
-            np.exp(shifted, out=shifted)
-            np.add(np.log(row_sums(shifted)), top, out=log_sums[rows])
             here = np.flatnonzero(targets[rows] >= 0)
-            picked = wide[here, targets[rows][here]]
-            total += float(np.add.reduce(np.subtract(log_sums[rows][here], picked, dtype=np.float64)))
+            picked = shifted[here, targets[rows][here]]
+            np.exp(shifted, out=shifted)
+            log_sum = np.log(row_sums(shifted))
+            np.add(log_sum, top, out=log_sums[rows])
+            total += float(np.add.reduce(np.subtract(log_sum[here], picked, dtype=np.float64)))
         return total
 
     @_quiet

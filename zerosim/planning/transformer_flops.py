@@ -1,7 +1,7 @@
 """What transformer blocks compute, forward, backward and a second time, in floating-point operations; pencil and paper.
 
 Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
-two operations. Causal attention is counted as the whole L x L square, which is also what is computed.
+two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice
 that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again). What an

@@ -123,7 +123,7 @@ class Engine:
         self.gradients.reset()
         self._observer.forget()
         self._update.forget()
-        self._lender.end_of_backward()
+        self._lender.let_go()
         self._micro_batches.next_step()
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
@@ -148,7 +148,7 @@ class Engine:
             )
         self._passes.backward(tape, self.loss_scale.scale)
         self.gradients.end_of_backward()
-        self._lender.end_of_backward()
+        self._lender.let_go()
         self._micro_batches.count(tape)
 
     def reduce(self) -> None:
@@ -162,8 +162,11 @@ class Engine:
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
+        self._lender.let_go()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
-            return self._update.step(tuple(losses), self._factors)
+            result = self._update.step(tuple(losses), self._factors)
+        self._factors = {}
+        return result
 
     def refresh(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard: an all-gather."""

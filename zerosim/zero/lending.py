@@ -24,6 +24,7 @@ class Gathered:
     whole: dict[int, np.ndarray]
     moves: list[Move] = field(default_factory=list)
     users: int = 0
+    kept: bool = False
 
     def arrive(self) -> None:
         """Waits for what is under way."""
@@ -49,31 +50,33 @@ class Lender:
     # -- weights in a with block --------------------------------------------------------------------------------------
 
     @contextmanager
-    def weights(self, unit: Unit) -> Iterator[Weights]:
+    def weights(self, unit: Unit, *, in_pass: bool = False) -> Iterator[Weights]:
         """The unit's parameters by name, read-only, at rest's format: gathered where sharded, freed on exit.
 
-        Raises ValueError for a unit of another model.
+        ``in_pass``: on the way forward or backward, where units are kept and gathered ahead. Raises ValueError for a
+        unit of another model.
         """
         if unit not in self.model.units:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
                              f"engine.model.units: {', '.join(self._units)}")
         needed = [unit.name, *dict.fromkeys(unit.borrows.values())]
         taken = [self._acquire(name) for name in needed]
-        self._look_ahead(unit.name)
+        if in_pass:
+            self._look_ahead(unit.name)
         try:
             views = {name: view for source, whole in zip(needed, taken, strict=True)
                      for name, view in self._views(source, whole).items()}
             yield {name: views[name] for name in (*unit.shapes, *unit.borrows)}
         finally:
             for name in needed:
-                self._release(name)
+                self._release(name, keep=in_pass and name in self.keep)
 
     def follow(self, order: Sequence[int]) -> None:
         """Says in which order the units will be asked for, so that the next ones can be gathered ahead."""
         self._ahead = [self.model.units[index].name for index in order]
 
-    def end_of_backward(self) -> None:
-        """Frees what was kept gathered: after backward, and before the weights change."""
+    def let_go(self) -> None:
+        """Frees what was kept gathered or gathered ahead: after backward, and before the weights change."""
         self._ahead = []
         for name in list(self._gathered):
             self._gathered[name].arrive()
@@ -104,11 +107,12 @@ class Lender:
         gathered.users += 1
         return gathered.whole
 
-    def _release(self, name: str) -> None:
+    def _release(self, name: str, *, keep: bool) -> None:
         gathered = self._gathered.get(name)
         if gathered is not None:
             gathered.users -= 1
-            if not gathered.users and name not in self.keep:
+            gathered.kept = gathered.kept or keep
+            if not gathered.users and not gathered.kept:
                 self._free(name)
 
     def _free(self, name: str) -> None:

@@ -99,7 +99,7 @@ class Passes:
         return x
 
     def _forward(self, ctx: Context, unit: Unit, x: np.ndarray, span: str) -> tuple[np.ndarray, Any]:
-        with self.rank.trace.span(span), self.rank.trace.span(unit.name), self.lender.weights(unit) as w:
+        with self.rank.trace.span(span), self.rank.trace.span(unit.name), self.lender.weights(unit, in_pass=True) as w:
             return unit.forward(ctx, w, x)
 
     def _backward(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
@@ -107,7 +107,8 @@ class Passes:
         assert dy is not None, "only the first unit has no gradient of its input"
         unit = self.model.units[index]
         kept, tape.kept[index] = tape.kept[index], None
-        with self.rank.trace.span("backward"), self.rank.trace.span(unit.name), self.lender.weights(unit) as w:
+        with (self.rank.trace.span("backward"), self.rank.trace.span(unit.name),
+              self.lender.weights(unit, in_pass=True) as w):
             if x is not None:
                 with self.rank.trace.span("recompute"):
                     kept = unit.forward(tape.ctx, w, x)[1]

@@ -7,13 +7,14 @@ and nothing kept is a weight.
 """
 
 from zerosim.models.layers.activations import gelu_backward, gelu_forward, relu_backward, relu_forward
-from zerosim.models.layers.attention import attention_backward, attention_forward
+from zerosim.models.layers.attention import KeptAttention, attention_backward, attention_forward
 from zerosim.models.layers.dropout import dropout_backward, dropout_forward
 from zerosim.models.layers.embedding import embedding_backward, embedding_forward
 from zerosim.models.layers.linear import linear_backward, linear_forward
 from zerosim.models.layers.normalization import layernorm_backward, layernorm_forward, layernorm_output
 
 __all__ = [
+    "KeptAttention",
     "attention_backward",
     "attention_forward",
     "dropout_backward",

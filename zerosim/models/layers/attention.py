@@ -36,8 +36,9 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
                       keep: str = "probabilities") -> tuple[np.ndarray, KeptAttention]:
     """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, 3C); ``keep`` says what backward gets.
 
-    "probabilities" and "nothing" give the same bits; "tiled" adds in another order: o and the gradients differ by a few
-    roundings of the largest values involved. Raises ValueError for shapes, heads and keeps that cannot be.
+    "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
+    another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
+    of the magnitudes of what they are sums of. Raises ValueError for shapes, heads and keeps that cannot be.
     """
     where = "attention_forward"
     if keep not in KEEP:

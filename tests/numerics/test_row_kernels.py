@@ -1,0 +1,110 @@
+"""Sums, maxima and normal distributions by rows: exact where they can be, and the same wherever a row stands."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerosim.numerics.blocks import Scratch
+from zerosim.numerics.blockwise import room_for, settle, widened_view
+from zerosim.numerics.erfc import SATURATED, complement
+from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.reductions import EINSUM_PIECE, row_maxima, row_products, row_sums
+
+LENGTHS = [1, 3, 100, EINSUM_PIECE - 1, EINSUM_PIECE, EINSUM_PIECE + 1, 3 * EINSUM_PIECE + 7]
+
+
+def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_rows_sum_depends_on_nothing_but_the_row(length: int, dtype: type) -> None:
+    x, y = normal(2, 3, length, dtype=dtype), normal(2, 3, length + 1, dtype=dtype)[..., 1:]
+    sums, products = row_sums(x), row_products(x, y)
+    wide = np.sum(x, axis=2, dtype=np.float64)
+    # Each of n additions rounds what is of order √n.
+    np.testing.assert_allclose(sums, wide, atol=np.finfo(dtype).eps * length)
+    np.testing.assert_allclose(products, np.sum(x * y, axis=2, dtype=np.float64), atol=2 * np.finfo(dtype).eps * length)
+    for index in np.ndindex(2, 3):
+        row, other = np.concatenate([[0], x[index]]).astype(dtype)[1:], y[index].copy()  # elsewhere in memory
+        assert row_sums(row[None])[0] == sums[index]
+        assert row_products(row[None], other[None])[0] == products[index]
+
+
+def test_einsum_cuts_longer_rows_wherever_they_begin() -> None:
+    # The reason for the pieces. Should NumPy change this, they can go.
+    x = normal(5, 3 * EINSUM_PIECE + 7)
+    assert (np.einsum("ij->i", x) != [np.einsum("ij->i", row[None])[0] for row in x]).any()
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 9))
+def test_row_maxima_are_the_maxima_and_nan_where_there_is_one(rows: int, length: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    some = np.array([-np.inf, -1, -0.0, 0, 2, np.inf, np.nan], np.float32)
+    x = rng.choice(some, (2, rows, length), p=[0.3, *[0.13] * 5, 0.05])
+    np.testing.assert_array_equal(row_maxima(x), x.max(axis=2))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 4), (np.float64, 8)])
+def test_erfc_is_exact_but_for_a_few_roundings_of_its_exponent(dtype: type, bound: float) -> None:
+    z = np.linspace(0, 9, 3001).astype(dtype)
+    found, exact = complement(z.copy(), np.empty_like(z), Scratch()), np.array([math.erfc(v) for v in z.astype(float)])
+    assert (abs(found - exact) <= np.finfo(dtype).eps * bound * (1 + z.astype(float) ** 2) * exact).all()
+    ends = np.array([SATURATED, 1e30, np.inf, np.nan], dtype)
+    np.testing.assert_array_equal(complement(ends, np.empty_like(ends), Scratch()), [0, 0, 0, np.nan])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_widened_from_and_settled_into_views_of_any_strides(name: str) -> None:
+    scratch, dtype = Scratch(), FORMATS[name].dtype
+    x = normal(5, 6, 7).astype(dtype)
+    views = {"as it lies": x, "transposed": x.T, "every other": x[:, ::2], "reversed": x[::-1]}
+    for what, view in views.items():
+        wide = widened_view("test", view, np.dtype(np.float32), scratch)
+        np.testing.assert_array_equal(wide, view.astype(np.float32), what)
+        target = np.zeros((*view.shape, 2), dtype)[..., 0]
+        room = room_for("room", target, np.dtype(np.float32), scratch)
+        np.copyto(room, wide)
+        settle(room, target, scratch)
+        np.testing.assert_array_equal(target.astype(np.float32), wide, what)
+    assert room_for("room", x, x.dtype, scratch) is widened_view("test", x, x.dtype, scratch) is x
+
+
+def test_the_kernels_of_layers_give_the_same_bits_under_any_errstate() -> None:
+    x = np.array([[[1e38, -1e38, 3e38, 1, 2, 3], [1e-40, 0, np.inf, -1, 1, 5]]], np.float32)
+
+    def results() -> list[np.ndarray]:
+        kernels, flat = NumpyKernels(), x[0]
+        out, p, log_sums = (np.empty(shape, np.float32) for shape in [(1, 2, 2), (1, 1, 2, 2), (1, 1, 2)])
+        some = []
+        w, mean, rstd, y = np.ones(6, np.float32), *np.empty((2, 2), np.float32), np.empty_like(flat)
+        kernels.attend(x, 1, p, out)
+        some += [out.copy(), p]
+        kernels.attend_gradient(x, 1, p, out, d := np.empty_like(x))
+        some += [d.copy()]
+        kernels.attend_tiled(x, 1, log_sums, out)
+        kernels.attend_tiled_gradient(x, 1, log_sums, out, out, d)
+        some += [out, log_sums, d]
+        kernels.normalize_rows(flat, w, w, 0.0, mean, rstd, y)
+        kernels.normalize_rows_gradient(flat, w, mean, rstd, y, dx := np.empty_like(y), dw := w.copy(), db := w.copy())
+        some += [y.copy(), mean, rstd, dx, dw, db]
+        some += [np.array(kernels.softmax_loss(flat, np.array([0, 2]), rstd)), rstd.copy()]
+        kernels.softmax_loss_gradient(flat, np.array([0, 2]), rstd, 1e38, y)
+        some += [y.copy()]
+        for exact in (False, True):
+            kernels.gelu(flat, y, exact=exact)
+            kernels.gelu_gradient(flat, y, dx, exact=exact)
+            some += [y.copy(), dx.copy()]
+        kernels.drop(flat, lambda span: np.zeros(12, np.uint32)[span], 0, 1e30, y)
+        kernels.relu(flat, dx, np.zeros(2, np.uint8))
+        return [*some, y, dx]
+
+    with np.errstate(all="raise"):
+        strict = results()
+    for one, other in zip(strict, results(), strict=True):
+        np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{other.itemsize}"))
