@@ -67,11 +67,6 @@ class ParameterPiece(Piece):
     entry: Entry
     start: int
 
-    @property
-    def is_whole(self) -> bool:
-        """True where the piece is all of the parameter."""
-        return self.vector == slice(self.entry.low, self.entry.high)
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -34,9 +34,9 @@ class Reduced:
 class States:
     """The arrays at rest, each under its placement, and the pieces of them that a step works on."""
 
-    def __init__(self, rank: Rank, model: Model, kin: Kin, layout: str, stage: Stage, *, gather: bool = False) -> None:
+    def __init__(self, rank: Rank, model: Model, kin: Kin, layout: str, stage: Stage) -> None:
         self.rank, self.model, self.stage, self.policy = rank, model, stage, kin.policy
-        self.frozen, self.optimizers, self.gather = kin.frozen, kin.optimizers, gather
+        self.frozen, self.optimizers = kin.frozen, kin.optimizers
         self.layout = layout_of(layout, kin.shapes, rank.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = NOTHING if self.frozen else self._alloc(
