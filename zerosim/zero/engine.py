@@ -79,6 +79,7 @@ class Engine:
         settings = settings_of(model, optimizer, self.policy, groups)
         self.families = [States(rank, model, kin, layout, self.stage) for kin in kin_of(model, settings)]
         self._factors: dict[str, Factors] = {}
+        self._scale = self.loss_scale.scale  # of the step under way
         self._observer = Observer(rank, check_optimizers(model, self.families, schedule, gather=gather),
                                   self.loss_scale)
         self.gradients = Accumulator(self.families, bucket_nbytes=bucket_nbytes, overlap=overlap,
@@ -146,7 +147,7 @@ class Engine:
                 "backward() was called between reduce() and update(), and would overwrite the reduced gradient; "
                 "call update() first, or abandon()"
             )
-        self._passes.backward(tape, self.loss_scale.scale)
+        self._passes.backward(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._lender.let_go()
         self._micro_batches.count(tape)
@@ -156,9 +157,19 @@ class Engine:
         if self.gradients.micro_batch == 0:
             raise ValueError("reduce() was called without a gradient; call backward(forward(x, target)) first")
         with self.rank.trace.span("reduce"):
-            self.gradients.reduce(self.loss_scale.scale, self._micro_batches.token_share())
+            self.gradients.reduce(self._scale_of_step(), self._micro_batches.token_share())
             self._factors = self._observer.averaged()
         self.gradients.reset()
+
+    def _scale_of_step(self) -> float:
+        """S, which is that of the step's first backward until its update."""
+        scale = self.loss_scale.scale
+        if self.gradients.micro_batch == 0:
+            self._scale = scale
+        if scale != self._scale:
+            raise ValueError(f"the loss scale went from {self._scale:g} to {scale:g} within a step, whose gradients are "
+                             "of one S times the loss; change it between steps, or abandon() this one first")
+        return scale
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
