@@ -167,8 +167,8 @@ class Engine:
         if self.gradients.micro_batch == 0:
             self._scale = scale
         if scale != self._scale:
-            raise ValueError(f"the loss scale went from {self._scale:g} to {scale:g} within a step, whose gradients are "
-                             "of one S times the loss; change it between steps, or abandon() this one first")
+            raise ValueError(f"the loss scale went from {self._scale:g} to {scale:g} within a step, whose gradients "
+                             "are of one S times the loss; change it between steps, or abandon() this one first")
         return scale
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
