@@ -125,7 +125,7 @@ def test_a_switch_that_does_not_parse_is_explained_and_exits_with_2():
 def failing(monkeypatch):
     """An application of one command that raises whatever it is given."""
     app = typer.Typer()
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli.shell, "app", app)
 
     def invoke(error):
         @cli.command("fail")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.twin import Twin
+from zerosim.numerics.kernels import NumpyKernels
 from zerosim.testing import (
     SingleDevice,
     assert_same_bits,
@@ -132,3 +133,23 @@ def test_the_reference_hands_out_copies_and_refuses_gradients_that_do_not_fit():
             device.step(wrong)
     with pytest.raises(ValueError, match="at least one rank, found ranks=0"):
         SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 0)
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.Adan(lr=0.1), zs.optim.LAMB(lr=0.1), zs.optim.LARS(), zs.optim.Muon()],
+                         ids=lambda optimizer: type(optimizer).__name__)
+def test_the_reference_steps_every_optimizer_also_with_norms_and_state_in_16_bit(optimizer):
+    """The state rests in its own formats between the steps, and a tensor's norms are those of the whole vector."""
+    data = [np.random.default_rng(step).standard_normal(5).astype(np.float32) for step in range(3)]
+    reference = SingleDevice(optimizer, np.ones(5), 1)
+    for g in data:
+        found = reference.step([g])
+    assert np.abs(found - 1).max() > 1e-4
+    assert {name: slot.dtype for name, slot in reference.state.items()} == {
+        name: zs.format_of(slot.format).dtype for name, slot in optimizer.slots((5,)).items()}
+    w, state = np.ones(5, np.float32), {name: np.zeros(5, np.float32) for name in optimizer.slots((5,))}
+    for step, g in enumerate(data, 1):
+        ctx = zs.optim.with_norms(optimizer, zs.optim.UpdateContext(NumpyKernels()), w, g, state, step)
+        optimizer.update(ctx, w, g, state, step)
+        for name, slot in optimizer.slots((5,)).items():
+            state[name][...] = zs.round_to(state[name], slot.format)
+    assert_same_bits(found, w)

@@ -5,6 +5,7 @@ Legend: N ranks, n elements.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
+from zerosim.optim.tensor_norms import with_norms
 from zerosim.ranks.cuts import checked_cut
+from zerosim.zero.wide import wide
 
 try:
     from hypothesis import strategies as st
@@ -143,7 +146,9 @@ class SingleDevice:
         kernels, mean = NumpyKernels(), np.empty_like(self.weights)
         kernels.gradient_block(self._ring_sum(kernels, gradients), self.ranks, 1.0, mean)
         self.steps_taken += 1
-        self.optimizer.update(UpdateContext(kernels), self.weights, mean, self.state, self.steps_taken)
+        with wide(kernels, partial(kernels.empty, dtype=np.float32), self.state) as state:
+            ctx = with_norms(self.optimizer, UpdateContext(kernels), self.weights, mean, state, self.steps_taken)
+            self.optimizer.update(ctx, self.weights, mean, state, self.steps_taken)
         return self.weights.copy()
 
     def _ring_sum(self, kernels: NumpyKernels, gradients: Sequence[np.ndarray]) -> np.ndarray:

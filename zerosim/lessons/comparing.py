@@ -1,48 +1,44 @@
 """The same training several times, side by side: under every stage, in every format, or with other optimizers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.lessons.training import Options, Trained, train
+from zerosim.lessons.training import Heard, Trained, require_engine, train
+from zerosim.lessons.training_options import Options
 from zerosim.models.text import Corpus
+from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.zero.placements import STAGES
 
 OVER: Mapping[str, tuple[Any, ...]] = MappingProxyType({
-    "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon")})
+    "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon"),
+    "recompute": ("none", "sub_block", "selective", "tiled", "block")})
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs that differ in one option; ``same_bits`` says which of them ended in the bits of the first of their order.
-
-    Stages that add micro-batches before they reduce (0 and 1) and those that reduce each (2 and 3) are two orders as
-    soon as there are two micro-batches.
-    """
+    """Runs that differ in one option; ``same_bits`` says which of them ended in the same bits."""
 
     over: str
     values: tuple[Any, ...]
     runs: tuple[Trained, ...]
 
     @property
-    def digests(self) -> tuple[str, ...]:
-        """The masters' digests, run by run."""
-        return tuple(run.digest for run in self.runs)
-
-    @property
     def same_bits(self) -> list[list[Any]]:
-        """The values whose runs ended in the same bits, together."""
-        together: dict[str, list[Any]] = {}
-        for value, digest in zip(self.values, self.digests, strict=True):
-            together.setdefault(digest, []).append(value)
+        """The values whose runs saw the same losses and ended in the same weights, bit for bit, together."""
+        together: dict[tuple[Any, ...], list[Any]] = {}
+        for value, run in zip(self.values, self.runs, strict=True):
+            # NaN equals nothing, but the same text.
+            together.setdefault((run.digest, str(run.losses)), []).append(value)
         return list(together.values())
 
     @property
     def all_same_bits(self) -> bool:
-        """True where every run ended in the same bits and saw the same losses."""
-        return len(set(self.digests)) == 1 and len({run.losses for run in self.runs}) == 1
+        """True where every run saw the same losses and ended in the same weights."""
+        return len(self.same_bits) == 1
 
 
 def values_of(over: str, text: str | None) -> list[Any] | None:
@@ -53,19 +49,47 @@ def values_of(over: str, text: str | None) -> list[Any] | None:
     return [int(word) if word.isdigit() else word for word in words] if over == "stage" else words
 
 
-def compare(options: Options, corpus: Corpus, over: str = "stage", values: Sequence[Any] | None = None,
-            begun: Callable[[str], None] | None = None) -> Comparison:
-    """Trains once for each value of one option; ``begun`` hears which. Raises ValueError for an option not in OVER."""
+def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:
+    """What is to be run, by value of one option; without values, by all of them.
+
+    Raises ValueError for an option not in OVER, for fewer than two values, for one that comes twice, and for one that
+    cannot be.
+    """
     if over not in OVER:
         near = get_close_matches(str(over), OVER, 1)
         raise ValueError(f"asked to compare over {over!r}; choose one of {', '.join(OVER)}"
                          + (f"; did you mean {near[0]!r}?" if near else ""))
-    chosen = tuple(values) if values else OVER[over]
-    # All are checked before the first is run.
-    wanted = [replace(options, sample_tokens=0, **{over: value}) for value in chosen]
+    chosen = OVER[over] if values is None else tuple(values)
+    if len(chosen) < 2 or len(set(chosen)) < len(chosen):
+        raise ValueError(f"asked to compare over {over} the values {', '.join(map(str, chosen)) or 'none'}; name two "
+                         f"or more that differ, as in {', '.join(map(str, OVER[over]))}")
+    return {value: replace(options, sample_tokens=0, **{over: value}) for value in chosen}
+
+
+def compare(options: Options, corpus: Corpus, over: str = "stage", values: Sequence[Any] | None = None,
+            begun: Callable[[str], None] | None = None, heard: Heard | None = None) -> Comparison:
+    """Trains once for each value of one option; ``begun`` hears which, ``heard`` every step.
+
+    Raises what `wanted` and `train` raise; all that can be checked, before the first run.
+    """
+    chosen = wanted(options, over, values)
+    corpus.require_length(options.config().context)
+    for value, one in chosen.items():
+        with _told(f"{over} {value}"):
+            require_engine(one)
     runs = []
-    for value, one in zip(chosen, wanted, strict=True):
+    for value, one in chosen.items():
         if begun is not None:
             begun(f"{over} {value}")
-        runs.append(train(one, corpus))
-    return Comparison(over, chosen, tuple(runs))
+        with _told(f"{over} {value}"):
+            runs.append(train(one, corpus, heard))
+    return Comparison(over, tuple(chosen), tuple(runs))
+
+
+@contextmanager
+def _told(which: str) -> Iterator[None]:
+    """Names the run that does not fit."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{which}: {error}") from error

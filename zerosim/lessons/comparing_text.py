@@ -18,26 +18,38 @@ def print_comparison(console: Console, found: Comparison, text_name: str) -> Non
     options = found.runs[0].options
     console.print(f"[bold]{options.model}[/] on {text_name}, {options.ranks} ranks, {options.steps} steps, "
                   f"by {found.over}\n", highlight=False)
-    rows = [
-        ("loss, first step", *(f"{run.steps[0].loss:.4f}" for run in found.runs)),
-        ("loss, last step", *(f"{run.steps[-1].loss:.4f}" for run in found.runs)),
-        ("loss, held out", *(f"{run.held_out_loss:.4f}" for run in found.runs)),
-        ("steps skipped", *(str(run.skipped) for run in found.runs)),
-        ("at rest, bytes", *(f"{sum(run.resting_nbytes_by_kind.values()):,}" for run in found.runs)),
-        ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in found.runs)),
-        *((f"sent {purpose}", *(f"{_per_step(run, purpose):,}" for run in found.runs))
-          for purpose in found.runs[0].sent_nbytes),
-        ("masters, SHA-256", *(run.digest[:8] for run in found.runs))]
-    console.print(plain_table("", *(f"{RIGHT}{value}" for value in found.values), rows=rows))
+    console.print(plain_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found)))
     console.print()
-    note(console, "Bytes are those of one rank; sent ones per step.")
+    note(console, "Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
+                  "step.")
     if found.all_same_bits:
         note(console, f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
+        return
+    if len(found.same_bits) == len(found.runs):
+        note(console, "No two runs ended in the same weights.")
     else:
         groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
         note(console, f"These ended in the same weights, bit for bit: {groups}.")
-        if found.over == "stage" and options.micro_batches > 1:
-            note(console, "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
+    if found.over == "stage" and options.micro_batches > 1:
+        note(console, "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
+    if found.over == "recompute" and "tiled" in found.values:
+        note(console, "Tiled attention adds in another order; all other policies recompute the same bits.")
+
+
+def _rows(found: Comparison) -> list[tuple[str, ...]]:
+    runs = found.runs
+    chosen = [("learning rate", *(f"{run.options.learning_rate:g}" for run in runs)),
+              ("layout", *(run.options.layout_name for run in runs))]
+    return [
+        *(row for row in chosen if len(set(row[1:])) > 1),
+        ("loss, first step", *(f"{run.steps[0].loss:.4f}" for run in runs)),
+        ("loss, last step", *(f"{run.steps[-1].loss:.4f}" for run in runs)),
+        ("loss, held out", *(f"{run.held_out_loss:.4f}" for run in runs)),
+        ("steps skipped", *(str(run.skipped) for run in runs)),
+        ("at rest, bytes", *(f"{max(run.resting_nbytes):,}" for run in runs)),
+        ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
+        *((f"sent, {purpose}", *(f"{_per_step(run, purpose):,}" for run in runs)) for purpose in runs[0].sent_nbytes),
+        ("masters, SHA-256", *(run.digest[:8] for run in runs))]
 
 
 def _per_step(run: Trained, purpose: str) -> int:
@@ -46,5 +58,5 @@ def _per_step(run: Trained, purpose: str) -> int:
 
 def as_json(found: Comparison) -> dict[str, Any]:
     """All runs as plain data, by the value in which they differ."""
-    return {"over": found.over, "same_bits": found.all_same_bits,
+    return {"over": found.over, "same_bits": found.all_same_bits, "same_bits_by_value": found.same_bits,
             "runs": {str(value): training_as_json(run) for value, run in zip(found.values, found.runs, strict=True)}}

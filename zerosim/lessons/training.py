@@ -1,129 +1,45 @@
-"""A training run on text: options as a value, a record per step, and what it came to.
+"""A training run on text: a record for every step as it is taken, and what the run came to.
 
 Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches.
 """
 
-import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
-from zerosim import optim
-from zerosim.models.generate import generate, logits_of
+from zerosim.lessons.evaluation import digest, held_out_loss, sample
+from zerosim.lessons.training_options import Options
 from zerosim.models.gpt import GPT
-from zerosim.models.gpt_config import PRESETS, GPTConfig, config_of
-from zerosim.models.recompute import Recompute
-from zerosim.models.text import VOCABULARY, Corpus, readable
-from zerosim.numerics.checks import is_count, is_finite_number
-from zerosim.numerics.formats import format_of
-from zerosim.numerics.loss_scale import Dynamic
-from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.models.text import Corpus
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
-from zerosim.zero.engine import Engine
-from zerosim.zero.layout import layout_of, unit_shapes
-from zerosim.zero.placements import stage_of
+from zerosim.zero.engine import Batch, Engine
 
-WARMUP = 20  # steps in which the learning rate rises
-PROMPT = "Call me "
-HELD_OUT_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to train, and how. Raises ValueError, in one sentence, for what cannot be.
-
-    ``batch`` is B of one rank's micro-batch, ``loss_scale`` a number, "dynamic", or None: dynamic for fp16, else 1.
-    """
-
-    model: str = "gpt-micro"
-    ranks: int = 4
-    stage: int = 3
-    compute: str = "bf16"
-    optimizer: str = "adamw"
-    lr: float = 3e-3
-    micro_batches: int = 1
-    batch: int = 4
-    recompute: str = "none"
-    layout: str = "per_unit"
-    steps: int = 200
-    seed: int = 0
-    clip_norm: float | None = 1.0
-    loss_scale: float | str | None = None
-    capacity_nbytes: int | None = None
-    sample_tokens: int = 160
-
-    def __post_init__(self) -> None:
-        if not is_count(self.sample_tokens) or self.sample_tokens < 0:
-            raise ValueError(f"sample_tokens={self.sample_tokens!r} must be a whole number, 0 or more")
-        for name in ("ranks", "micro_batches", "batch", "steps"):
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number, 1 or more")
-        if self.model not in PRESETS:
-            config_of(self.model)
-        stage_of(self.stage)
-        Recompute.parse(self.recompute)
-        layout_of(self.layout, unit_shapes(self.build().units), self.ranks)
-        if not is_finite_number(self.lr) or self.lr <= 0:
-            raise ValueError(f"lr={self.lr!r} must be a positive number")
-        self.policy()
-        self.build_optimizer()
-
-    def config(self) -> GPTConfig:
-        """The model's shape, with a vocabulary of bytes."""
-        return dataclasses.replace(config_of(self.model), vocabulary=VOCABULARY)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of all ranks and micro-batches."""
-        return self.ranks * self.micro_batches * self.batch * self.config().context
-
-    def build(self) -> GPT:
-        """The model, with first values by the seed."""
-        return GPT(self.config(), seed=self.seed)
-
-    def build_optimizer(self) -> Optimizer:
-        """The optimizer by its name in lower case."""
-        return optimizer_named(self.optimizer, self.lr)
-
-    def policy(self) -> Policy:
-        """The precision policy: fp16 is scaled dynamically unless told otherwise."""
-        chosen = self.loss_scale
-        if chosen is None:
-            chosen = "dynamic" if format_of(self.compute).name == "fp16" else 1.0
-        if chosen == "dynamic":
-            return Policy(self.compute, loss_scale=Dynamic(window=100))
-        try:
-            return Policy(self.compute, loss_scale=float(chosen))
-        except ValueError:
-            raise ValueError(f"loss_scale={chosen!r} is neither a positive number nor 'dynamic'") from None
-
-
-def optimizer_named(name: str, lr: float) -> Optimizer:
-    """An optimizer of the package by its class's name in any case; ValueError lists them."""
-    known = {kind.lower(): getattr(optim, kind) for kind in optim.__all__
-             if isinstance(getattr(optim, kind), type) and issubclass(getattr(optim, kind), Optimizer)
-             and getattr(optim, kind) is not Optimizer}
-    if name.lower() not in known:
-        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}")
-    made: Optimizer = known[name.lower()](lr=lr)
-    return made
+PURPOSES = ("parameters", "gradients", "control")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step as all ranks saw it: the mean loss in nats, the norm, the scale, whether it was skipped, bytes held."""
+    """One step: the mean loss of all ranks in nats, the norm, the scale and whether it was skipped, the same for all.
+
+    Bytes are those of one rank: by kind at the fullest instant of the step, and sent in it by purpose.
+    """
 
     number: int
     loss: float
     norm: float
     scale: float
     skipped: bool
-    held_nbytes: int
+    tokens: int
+    peak_nbytes_by_kind: dict[str, int]
+    sent_nbytes: dict[str, int]
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Bytes held at the fullest instant."""
+        return sum(self.peak_nbytes_by_kind.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +53,7 @@ class Trained:
     unigram_entropy: float
     resting_nbytes_by_kind: dict[str, int]
     peak_nbytes_by_kind: dict[str, int]
+    resting_nbytes: tuple[int, ...]
     peak_nbytes: tuple[int, ...]
     sent_nbytes: dict[str, list[int]]
     digest: str
@@ -147,79 +64,106 @@ class Trained:
         """Steps that every rank skipped."""
         return sum(step.skipped for step in self.steps)
 
+    @property
+    def diverged_at(self) -> int | None:
+        """The step from which on no loss is a finite number; None where the last one is."""
+        learned = [step.number for step in self.steps if math.isfinite(step.loss)]
+        first = 1 + max(learned, default=0)
+        return first if first <= len(self.steps) else None
+
 
 Heard = Callable[[Step], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _OfRank:
+    """What one rank reports at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
+
+    steps: list[Step]
+    losses: list[tuple[float, ...]]
+    resting_nbytes_by_kind: dict[str, int]
+    digest: str
+    looked: tuple[float, str] | None
+
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """By kind, at the fullest instant of all steps."""
+        return max(self.steps, key=lambda step: step.peak_nbytes).peak_nbytes_by_kind
+
+    def sent_nbytes(self, purpose: str) -> int:
+        """In all steps together."""
+        return sum(step.sent_nbytes[purpose] for step in self.steps)
+
+
 def train(options: Options, corpus: Corpus, heard: Heard | None = None) -> Trained:
-    """Trains on a cluster in this process; ``heard`` is called after every step, by rank 0's program."""
+    """Trains on a cluster in this process; ``heard`` is called after every step, by rank 0's program.
+
+    Raises ValueError for a text that is too short and for an optimizer that the layout does not suit, and
+    OutOfMemoryError where a rank has less than the run needs.
+    """
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    model = options.build()
-    found = cluster.run(_program, options, model, corpus, heard)
-    steps, held_out, digest, sample, resting = found[0]
-    assert len({of_rank[2] for of_rank in found}) == 1, "ranks ended in different weights"
-    losses = tuple(tuple(loss for of_rank in found for loss in of_rank[0][i][1]) for i in range(len(steps)))
+    found: list[_OfRank] = list(cluster.run(_program, options, options.build(), corpus, heard))
+    first = found[0]
+    assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
+    assert first.looked is not None, "rank 0 looks at what it trained"
+    losses = tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps))
     return Trained(
-        options, tuple(step for step, _ in steps), losses, held_out, corpus.unigram_entropy,
-        resting,
-        cluster.memory[0].peak_nbytes_by_kind, tuple(cluster.memory.peak_nbytes),
-        {purpose: cluster.trace.sent_nbytes(purpose, "train") for purpose in ("parameters", "gradients", "control")},
-        digest, sample)
+        options, tuple(first.steps), losses, first.looked[0], corpus.unigram_entropy,
+        first.resting_nbytes_by_kind, first.peak_nbytes_by_kind,
+        tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
+        tuple(sum(of_rank.peak_nbytes_by_kind.values()) for of_rank in found),
+        {purpose: [of_rank.sent_nbytes(purpose) for of_rank in found] for purpose in PURPOSES},
+        first.digest, first.looked[1])
 
 
-def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: Heard | None) -> tuple[Any, ...]:
-    """One rank: its steps, then the held-out loss, the masters' digest and a sample, the same on every rank."""
-    engine = Engine(rank, model, options.build_optimizer(), stage=options.stage, policy=options.policy(),
-                    layout=options.layout, recompute=options.recompute, clip_norm=options.clip_norm, schedule=warmed_up,
-                    seed=options.seed)
-    steps = []
+def require_engine(options: Options) -> None:
+    """Raises what making the engine raises: an optimizer that the layout does not suit, states that do not fit."""
+    model = options.build()
+    Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes).run(
+        lambda rank: _engine(rank, options, model).steps_taken)
+
+
+def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
+    return Engine(rank, model, options.build_optimizer(), **options.engine_settings(model))
+
+
+def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: Heard | None) -> _OfRank:
+    """One rank: its steps, then what the run came to."""
+    engine = _engine(rank, options, model)
+    steps: list[Step] = []
+    losses: list[tuple[float, ...]] = []
     for number in range(1, options.steps + 1):
-        with rank.trace.span("train"):
-            result = engine.step(batches(options, model.config.context, corpus, number, rank.index))
-        mean = float(rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")[0])
-        step = Step(number, mean, result.norm, result.scale, result.skipped, rank.memory.now_nbytes)
-        steps.append((step, result.losses))
+        step, own = _step(engine, options, number, batches(options, model.config.context, corpus, number, rank.index))
+        steps.append(step)
+        losses.append(own)
         if heard is not None and rank.index == 0:
             heard(step)
     resting = rank.memory.now_nbytes_by_kind
-    return steps, held_out_loss(engine, corpus), digest(engine), sample(engine, options), resting
+    # The capacity is one for training: to look at the model takes whole tensors of state, and other batches.
+    rank.memory.capacity_nbytes = None
+    count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
+    held_out, written = held_out_loss(engine, model, corpus), sample(engine, model, count, options.seed)
+    looked = None if held_out is None or written is None else (held_out, written)
+    return _OfRank(steps, losses, resting, digest(engine), looked)
 
 
-def batches(
-    options: Options, context: int, corpus: Corpus, step: int, rank: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch]
+          ) -> tuple[Step, tuple[float, ...]]:
+    """One step's record, and this rank's losses."""
+    memory, trace = engine.rank.memory, engine.rank.trace
+    before = {purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES}
+    memory.reset_peak()
+    result = engine.step(micro_batches)
+    peak = memory.peak_nbytes_by_kind
+    sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
+    mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
+    trace.rows.clear()  # read and done with; those of a long run would pile up
+    return Step(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step, peak,
+                sent), result.losses
+
+
+def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int) -> list[Batch]:
     """The k micro-batches of one rank in one step."""
     return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, context)
             for j in range(options.micro_batches)]
-
-
-def warmed_up(step: int) -> float:
-    """The factor of the learning rate: rises from 0 to 1 in the first steps, and stays."""
-    return min(1.0, step / WARMUP)
-
-
-def held_out_loss(engine: Engine, corpus: Corpus) -> float:
-    """The mean loss in nats on sequences that were not trained on; every rank computes all of it."""
-    x, target = corpus.held_out(HELD_OUT_ROWS, engine.model.config.context)  # type: ignore[attr-defined]
-    ctx = engine.context()
-    logits = logits_of(ctx, engine.model, engine.weights, x)  # type: ignore[arg-type]
-    return engine.model.loss.forward(ctx, logits, target)[0]
-
-
-def digest(engine: Engine) -> str:
-    """SHA-256 of all master weights, in the order of the model, in hexadecimal."""
-    found = sha256()
-    for name in engine.model.shapes:
-        found.update(np.ascontiguousarray(engine.state(name)["master"]).tobytes())
-    return found.hexdigest()
-
-
-def sample(engine: Engine, options: Options) -> str:
-    """What the model writes after the prompt; every rank computes it, from gathered weights."""
-    model: Any = engine.model
-    ctx = engine.context()
-    tokens: Sequence[int] = list(PROMPT.encode())
-    written = generate(lambda t: logits_of(ctx, model, engine.weights, t), tokens, options.sample_tokens,
-                       context=model.config.context, temperature=0.8, seed=options.seed)
-    return readable(written)

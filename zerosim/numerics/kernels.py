@@ -39,13 +39,12 @@ from zerosim.numerics.checks import (
     check_product,
     check_same_type,
     check_shapes,
-    check_state,
     is_floating,
     work_type,
 )
 from zerosim.numerics.extrema import maximum, minimum
 from zerosim.numerics.fp8 import quantized
-from zerosim.numerics.optimizer_steps import adam_block, sgd_block
+from zerosim.numerics.matrix_kernels import MatrixKernels
 from zerosim.numerics.reductions import has_nonfinite, square_sum, sum_rows
 from zerosim.numerics.row_kernels import RowKernels
 from zerosim.numerics.step_kernels import StepKernels
@@ -57,7 +56,7 @@ SMALL_SUM = 4096  # elements
 _quiet = np.errstate(all="ignore")
 
 
-class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels):
+class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels, MatrixKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     BLOCK = BLOCK
@@ -264,27 +263,6 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels)
         self.divide_rounded(x, divisor, out)
         if factor != 1:
             self.multiply_rounded(out, factor, out)
-
-    @_quiet
-    def sgd_step(self, w: Array, g: Array, *, lr: float) -> None:
-        """w -= lr·g, in place; w, g (n,) in float32."""
-        check_state("sgd_step", w=w, g=g)
-        for span in spans(w.size):
-            sgd_block(w[span], g[span], self._scratch, lr=lr)
-
-    @_quiet
-    def adam_step(self, w: Array, m: Array, v: Array, g: Array, *, lr: float, beta1: float, beta2: float,
-                  epsilon: float, step: int, weight_decay: float = 0.0) -> None:  # fmt: skip
-        """One step of Adam (Kingma and Ba 2015, algorithm 1), or of AdamW (Loshchilov and Hutter 2019, algorithm 2)
-        where there is weight decay; w, m, v in place; w, m, v, g (n,) in float32; `step` counts from 1."""
-        check_state("adam_step", w=w, m=m, v=v, g=g)
-        if step < 1:
-            raise ValueError(f"adam_step counts steps from 1, got step {step}")
-        correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
-        for span in spans(w.size):
-            adam_block(w[span], m[span], v[span], g[span], self._scratch, lr=lr, beta1=beta1, beta2=beta2,
-                       epsilon=epsilon, correction1=correction1, correction2=correction2,
-                       decay=1.0 - lr * weight_decay)  # fmt: skip
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:

@@ -179,6 +179,16 @@ class NullKernels:
         """All of them, by declaration."""
         return int(targets.size)
 
+    def symmetric_power(self, a: Any, exponent: float, damping: float, out: Any) -> None: ...
+    def eigenvectors(self, a: Any, out: Any) -> None: ...
+    def orthogonal_factor(self, a: Any, out: Any) -> None: ...
+    def mean_squares(self, x: Any, rows: Any, columns: Any) -> None: ...
+    def divide_by_roots(self, x: Any, rows: Any, columns: Any, out: Any) -> None: ...
+
+    def trace(self, a: Any) -> float:
+        """0: there is nothing to add."""
+        return 0.0
+
     def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
         """0: there is nothing to add."""
         return 0.0

@@ -1,14 +1,16 @@
 """Optimizers: values that say what state they keep, how it may be cut, and what they need beside their shard."""
 
-from zerosim.optim.base import Optimizer, Slot, UpdateContext, bytes_per_parameter
+from zerosim.optim.base import Optimizer, Slot, UpdateContext, bytes_per_parameter, state_nbytes
 from zerosim.optim.elementwise import SGD, Adam, AdamW
 from zerosim.optim.factors import KFAC, SOAP, Shampoo
 from zerosim.optim.matrix import Adafactor, Muon
 from zerosim.optim.moments import AdaGrad, Adan, Lion, Momentum, RMSprop
+from zerosim.optim.newton_schulz import orthogonalize
 from zerosim.optim.schedules import Constant, Warmup, WarmupCosine
 from zerosim.optim.shardability import Shardability, check_shardable
-from zerosim.optim.tensor_norms import LAMB, LARS
+from zerosim.optim.tensor_norms import LAMB, LARS, with_norms
 
 __all__ = ["KFAC", "LAMB", "LARS", "SGD", "SOAP", "AdaGrad", "Adafactor", "Adam", "AdamW", "Adan", "Constant", "Lion",
            "Momentum", "Muon", "Optimizer", "RMSprop", "Shampoo", "Shardability", "Slot", "UpdateContext", "Warmup",
-           "WarmupCosine", "bytes_per_parameter", "check_shardable"]
+           "WarmupCosine", "bytes_per_parameter", "check_shardable",
+           "orthogonalize", "state_nbytes", "with_norms"]

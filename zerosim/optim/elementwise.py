@@ -8,17 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.optim.base import (
-    Cut,
-    Group,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_at_least_zero,
-    require_decay_rate,
-    require_update,
-)
+from zerosim.optim.base import Cut, Group, Optimizer, Slot, State, UpdateContext
+from zerosim.optim.checks import require_at_least_zero, require_decay_rate, require_update
 
 
 @dataclass(frozen=True, slots=True)

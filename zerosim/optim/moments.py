@@ -1,7 +1,7 @@
-"""More optimizers that look at one element at a time.
+"""More optimizers that look at one element at a time, so that their state may be cut anywhere.
 
-Legend: n elements of a shard. Arrays are fp32, scalars double; every operation rounds, in the order in which it is
-written.
+Legend: n elements of a shard. Arrays are fp32; scalars (1 - β and 1 - β^t among them) are computed in double. Every
+operation rounds, in the order in which the formula is read.
 """
 
 from dataclasses import dataclass
@@ -9,24 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.optim.base import (
-    Cut,
-    Group,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_at_least_zero,
-    require_decay_rate,
-    require_update,
-)
+from zerosim.numerics.step_kernels import move_average, move_square_average
+from zerosim.optim.base import Cut, Group, Optimizer, Slot, State, UpdateContext
+from zerosim.optim.checks import require_at_least_zero, require_decay_rate, require_flag, require_update
 
 
 @dataclass(frozen=True, slots=True)
 class Momentum(Optimizer):
-    """b = momentum·b + g; w -= lr·b, or w -= lr·(g + momentum·b) with Nesterov's look ahead.
+    """b = momentum·b + g; w -= lr·b, or with Nesterov's look ahead w -= lr·(momentum·b + g).
 
-    Polyak 1964, "Some methods of speeding up the convergence of iteration methods"; Sutskever et al. 2013, section 2.
+    Polyak 1964, "Some methods of speeding up the convergence of iteration methods", equation 9; Nesterov's form as
+    Sutskever et al. 2013 ("On the importance of initialization and momentum", section 2) write it, seen from the point
+    that it looks ahead to, as practice has it.
     """
 
     cut: ClassVar[Cut] = "anywhere"
@@ -35,9 +29,10 @@ class Momentum(Optimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless lr is finite and not negative and momentum in [0, 1)."""
+        """Raises ValueError unless lr is finite and not negative, momentum in [0, 1), nesterov True or False."""
         require_at_least_zero(self, "lr")
         require_decay_rate(self, "momentum")
+        require_flag(self, "nesterov")
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The buffer b."""
@@ -50,22 +45,25 @@ class Momentum(Optimizer):
         now = self.for_group(group)
 
         def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
-            b *= now.momentum
-            b += g
+            np.multiply(b, now.momentum, out=b)
+            np.add(b, g, out=b)
             if now.nesterov:
                 np.multiply(b, now.momentum, out=change)
-                change += g
-                change *= now.lr
+                np.add(change, g, out=change)
+                np.multiply(change, now.lr, out=change)
             else:
                 np.multiply(b, now.lr, out=change)
-            w -= change
+            np.subtract(w, change, out=w)
 
         ctx.kernels.step_blocks(block, w, state["b"], g)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaGrad(Optimizer):
-    """v += g²; w -= lr·g/(√v + ε). Duchi, Hazan & Singer 2011, section 1 (the diagonal form)."""
+    """v += g·g; w -= lr·g/(√v + ε).
+
+    Duchi, Hazan and Singer 2011, "Adaptive subgradient methods", section 1.1, the diagonal form.
+    """
 
     cut: ClassVar[Cut] = "anywhere"
     lr: float = 1e-2
@@ -85,20 +83,20 @@ class AdaGrad(Optimizer):
         require_update(self, w, g, state, step)
         now = self.for_group(group)
 
-        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, root: np.ndarray, change: np.ndarray) -> None:
+        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
             np.multiply(g, g, out=change)
-            v += change
-            _rooted(v, now.epsilon, root)
-            np.multiply(g, now.lr, out=change)
-            change /= root
-            w -= change
+            np.add(v, change, out=v)
+            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
 
         ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
 
 
 @dataclass(frozen=True, slots=True)
 class RMSprop(Optimizer):
-    """v = α·v + (1-α)·g²; w -= lr·g/(√v + ε). Tieleman & Hinton 2012, lecture 6.5 of "Neural networks"."""
+    """v = α·v + (1-α)·(g·g); w -= lr·g/(√v + ε).
+
+    Tieleman and Hinton 2012, "Neural networks for machine learning", lecture 6.5; ε as in practice outside of the root.
+    """
 
     cut: ClassVar[Cut] = "anywhere"
     lr: float = 1e-2
@@ -120,20 +118,16 @@ class RMSprop(Optimizer):
         require_update(self, w, g, state, step)
         now = self.for_group(group)
 
-        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, root: np.ndarray, change: np.ndarray) -> None:
-            np.multiply(g, g, out=change)
-            _decayed(v, change, now.alpha)
-            _rooted(v, now.epsilon, root)
-            np.multiply(g, now.lr, out=change)
-            change /= root
-            w -= change
+        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
+            move_square_average(v, g, now.alpha, change)
+            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
 
         ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Lion(Optimizer):
-    """w *= 1 - lr·weight_decay; w -= lr·sign(β1·m + (1-β1)·g); m = β2·m + (1-β2)·g.
+    """c = β1·m + (1-β1)·g; w = (1 - lr·weight_decay)·w - lr·sign(c); m = β2·m + (1-β2)·g. The sign of 0 is 0.
 
     Chen et al. 2023 (arXiv:2302.06675), algorithm 2.
     """
@@ -158,18 +152,18 @@ class Lion(Optimizer):
         """One step on w, m (n,), with g (n,)."""
         require_update(self, w, g, state, step)
         now = self.for_group(group)
+        decay = 1.0 - now.lr * now.weight_decay
 
-        def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, part: np.ndarray, change: np.ndarray) -> None:
+        def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray, part: np.ndarray) -> None:
             np.multiply(m, now.beta1, out=change)
-            np.multiply(g, 1 - now.beta1, out=part)
-            change += part
+            np.multiply(g, 1.0 - now.beta1, out=part)
+            np.add(change, part, out=change)
             np.sign(change, out=change)
-            change *= now.lr
-            if now.weight_decay:
-                w *= 1 - now.lr * now.weight_decay
-            w -= change
-            np.multiply(g, 1.0, out=part)
-            _decayed(m, part, now.beta2)
+            np.multiply(change, now.lr, out=change)
+            if decay != 1.0:
+                np.multiply(w, decay, out=w)
+            np.subtract(w, change, out=w)
+            move_average(m, g, now.beta2, part)
 
         ctx.kernels.step_blocks(block, w, state["m"], g, scratch=2)
 
@@ -178,10 +172,10 @@ class Lion(Optimizer):
 class Adan(Optimizer):
     """Adam of three averages: of gradients, of their differences, and of the squares of both together.
 
-    d = g - g_before (0 in the first step); m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·d; u = g + β2·d;
-    n = β3·n + (1-β3)·u²; w = (w - lr·(m̂ + β2·v̂)/(√n̂ + ε))/(1 + lr·weight_decay), x̂ = x/(1 - β^t).
-    Xie et al. 2022 (arXiv:2208.06677), algorithm 1, with the bias corrections of its published code and β as the share
-    that is kept. The gradient before is kept in 16 bit, as bf16.
+    d = g - before (0 in the first step); m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·d; u = g + β2·d;
+    n = β3·n + (1-β3)·(u·u); w = (w - lr·(m̂ + β2·v̂)/(√n̂ + ε))/(1 + lr·weight_decay), x̂ = x/(1-β^t); before = g.
+    Xie et al. 2022 (arXiv:2208.06677), algorithm 1, with β the share that is kept, as in the paper's code (the text's β
+    is 1 - β here), and that code's corrections. The gradient before rests in bf16: fp32's range, 2 bytes.
     """
 
     cut: ClassVar[Cut] = "anywhere"
@@ -205,44 +199,39 @@ class Adan(Optimizer):
                group: Group | None = None) -> None:
         """One step on w, m, v, n, before (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now, first = self.for_group(group), step == 1
-        corrections = [1 - beta**step for beta in (now.beta1, now.beta2, now.beta3)]
+        now = self.for_group(group)
+        corrections = [1.0 - beta**step for beta in (now.beta1, now.beta2, now.beta3)]
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray, g: np.ndarray,
                   d: np.ndarray, part: np.ndarray) -> None:
-            np.subtract(g, g if first else before, out=d)
+            np.subtract(g, g if step == 1 else before, out=d)
             np.copyto(before, g)
-            np.multiply(g, 1.0, out=part)
-            _decayed(m, part, now.beta1)
-            np.multiply(d, now.beta2, out=part)
-            part += g
-            part *= part
-            _decayed(n, part, now.beta3)
-            _decayed(v, d, now.beta2)
+            move_average(m, g, now.beta1, part)
+            move_average(v, d, now.beta2, part)
+            np.multiply(d, now.beta2, out=d)
+            np.add(g, d, out=d)
+            move_square_average(n, d, now.beta3, part)
             np.divide(v, corrections[1], out=d)
-            d *= now.beta2
+            np.multiply(d, now.beta2, out=d)
             np.divide(m, corrections[0], out=part)
-            d += part
-            d *= now.lr
+            np.add(part, d, out=d)
             np.divide(n, corrections[2], out=part)
             np.sqrt(part, out=part)
-            part += now.epsilon
-            d /= part
-            w -= d
+            np.add(part, now.epsilon, out=part)
+            np.multiply(d, now.lr, out=d)
+            np.divide(d, part, out=d)
+            np.subtract(w, d, out=w)
             if now.weight_decay:
-                w /= 1 + now.lr * now.weight_decay
+                np.divide(w, 1.0 + now.lr * now.weight_decay, out=w)
 
         ctx.kernels.step_blocks(block, w, *(state[name] for name in ("m", "v", "n", "before")), g, scratch=2)
 
 
-def _decayed(average: np.ndarray, addend: np.ndarray, beta: float) -> None:
-    """average = β·average + (1-β)·addend; the addend is overwritten."""
-    average *= beta
-    addend *= 1 - beta
-    average += addend
-
-
-def _rooted(squares: np.ndarray, epsilon: float, root: np.ndarray) -> None:
-    """root = √squares + ε."""
-    np.sqrt(squares, out=root)
-    root += epsilon
+def _subtract_quotient(w: np.ndarray, g: np.ndarray, v: np.ndarray, lr: float, epsilon: float, change: np.ndarray,
+                       root: np.ndarray) -> None:
+    """w -= lr·g/(√v + ε)."""
+    np.sqrt(v, out=root)
+    np.add(root, epsilon, out=root)
+    np.multiply(g, lr, out=change)
+    np.divide(change, root, out=change)
+    np.subtract(w, change, out=w)

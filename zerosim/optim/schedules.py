@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from zerosim.numerics.checks import is_count, is_finite_number
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -30,7 +32,7 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class WarmupCosine:
-    """Rises in ``warmup`` steps, then falls along half a cosine to ``final`` at step ``steps``, and stays.
+    """Rises in ``warmup`` steps (0: not at all), then falls along half a cosine to ``final`` at ``steps``, and stays.
 
     Loshchilov & Hutter 2017 (arXiv:1608.03983), equation 5, without restarts.
     """
@@ -40,8 +42,11 @@ class WarmupCosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for fewer than one step, and for a warmup that does not end before the run does."""
-        _require_steps("WarmupCosine", warmup=self.warmup, steps=self.steps)
+        """Raises ValueError for what are no steps, a warmup that does not end before the run does, a final below 0."""
+        _require_steps("WarmupCosine", steps=self.steps)
+        _require_steps("WarmupCosine", least=0, warmup=self.warmup)
+        if not (is_finite_number(self.final) and self.final >= 0):
+            raise ValueError(f"WarmupCosine was given final={self.final!r}; it is a finite factor of lr, 0 or more")
         if self.warmup >= self.steps:
             raise ValueError(
                 f"WarmupCosine was given warmup={self.warmup} of steps={self.steps}; the cosine needs steps "
@@ -56,7 +61,7 @@ class WarmupCosine:
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _require_steps(where: str, **counts: object) -> None:
+def _require_steps(where: str, least: int = 1, **counts: int) -> None:
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{where} was given {name}={count!r}; it is a number of steps, 1 or more")
+        if not is_count(count) or count < least:
+            raise ValueError(f"{where} was given {name}={count!r}; it is a number of steps, {least} or more")

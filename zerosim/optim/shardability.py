@@ -1,159 +1,148 @@
 """May this optimizer's state be cut? A property that can be tested: update the pieces, and compare bits.
 
 ZeRO may cut an optimizer's state anywhere if and only if the update of element i reads nothing but element i's weight,
-gradient and state. What an optimizer says of itself is not asked; it is run.
+gradient and state. What an optimizer says of itself is not asked; it is run, whole and in pieces.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.optim.base import Optimizer, UpdateContext
+from zerosim.optim.base import Optimizer
+from zerosim.optim.dependence import dependence_of
+from zerosim.optim.refusals import checked_optimizer, usable_trials
+from zerosim.optim.trials import STEPS, Run, Shape, Trial, pieces_of, random_bounds
 
-SHAPES = ((12, 7), (5, 5), (23,))
-STEPS = 3
-TRIALS = 4
-Tensors = list[tuple[np.ndarray, dict[str, np.ndarray]]]  # weights and state, of each tensor or piece
+Verdict = Literal["anywhere", "tensor", "no"]
+# From small to large, so that the first counterexample is a small one. The longest is longer than two blocks of the
+# kernels; an engine hands over no piece that is longer than one.
+SHAPES: tuple[Shape, ...] = ((2,), (3,), (2, 2), (5,), (3, 4), (4, 3), (23,), (12, 7), (1030,), (131089,))
+CUTS = 3  # random cuts of each tensor
+UNREPEATABLE = ("the same steps made again give other bits: it is no function of its arguments (it draws random "
+                "numbers, or remembers something outside of its slots)")
+REMEMBERED = ("something passes between tensors or steps outside of the slots (the optimizer remembers it): a rank "
+              "that updates other tensors, or resumes, would compute other bits")
 
 
 @dataclass(frozen=True, slots=True)
 class Shardability:
-    """Where the state may be cut: "anywhere", on the borders of a "tensor", or "no"where; and what shows it.
+    """Where an optimizer's state may be cut: "anywhere", on the borders of a "tensor" only, or "no"where.
 
-    ``counterexample`` says what differed where a cut was not allowed; ``claimed`` is what the optimizer says of itself.
+    ``reason`` says what the update depends on, ``counterexample`` what differed where a cut was not allowed (None where
+    every cut was). ``claimed`` is what the optimizer says of itself, and ``is_honest`` is False where it claims more,
+    for tensors of any shape, than was found.
     """
 
-    cut: str
+    optimizer: str
+    cut: Verdict
     claimed: str
+    is_honest: bool
+    reason: str
     counterexample: str | None
 
-    @property
-    def is_honest(self) -> bool:
-        """True where the optimizer claims no more than was found."""
-        allowed = {"anywhere": ("anywhere", "tensor", "matrix", "layer"), "tensor": ("tensor", "matrix", "layer"),
-                   "no": ()}
-        return self.claimed in allowed[self.cut]
+    def __str__(self) -> str:
+        """The finding in one sentence or two."""
+        where = {"anywhere": "may be cut anywhere", "tensor": "may be cut on the borders of tensors only",
+                 "no": "may not be cut at all"}[self.cut]
+        claim = "" if self.is_honest else f", and claims cut={self.claimed!r}, which is too much"
+        shown = "" if self.counterexample is None else f". {self.counterexample}"
+        return f"{self.optimizer} {where}{claim}: {self.reason}{shown}"
 
 
-def check_shardable(optimizer: Optimizer, seed: int = 0) -> Shardability:
-    """Runs the optimizer on random tensors, whole and in pieces, together and alone, for several steps.
+def check_shardable(optimizer: Optimizer, *, shapes: Sequence[Shape] = SHAPES, seed: int = 0) -> Shardability:
+    """Finds by running it whether an update commutes with cutting tensors anywhere, on their borders, or not at all.
 
-    Raises ValueError for what is no optimizer, and lets out what the optimizer raises on whole tensors.
+    Random tensors of these shapes (of those that the optimizer takes) are updated for several steps, with the state
+    carried: whole and in random pieces, beside others and alone, by one optimizer and by one made anew for each step;
+    the bits of weights and state are compared. An optimizer that needs norms of whole tensors, or a layer's factors, is
+    given them. Raises ValueError for what is no optimizer, and for one that breaks the promise of ``update``.
+
+    >>> import zerosim as zs
+    >>> check_shardable(zs.optim.Adam()).cut, check_shardable(zs.optim.Muon()).cut
+    ('anywhere', 'tensor')
     """
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"check_shardable asks for an optimizer with its settings, found {optimizer!r}; write "
-                         "check_shardable(zs.optim.Adam(lr=0.01))")
-    rng = np.random.default_rng(seed)
-    shapes = [shape for shape in SHAPES if _accepts(optimizer, shape)]
-    alone = _differs_alone(optimizer, shapes, rng)
-    if alone is not None:
-        return Shardability("no", optimizer.cut, alone)
-    return Shardability(*_cut_found(optimizer, shapes, rng))
+    checked_optimizer(optimizer)
+    kernels = NumpyKernels()
+    trials = usable_trials(optimizer, shapes, seed, kernels)
+    name, claimed = type(optimizer).__name__, optimizer.cut
+    hidden = _hidden_state(optimizer, kernels, [trial for trial in trials if trial.w.size < 10_000] or trials)
+    if hidden is not None:
+        return Shardability(name, "no", claimed, False, *hidden)
+    torn, honest = None, True
+    for trial in trials:
+        found = _torn(optimizer, kernels, trial, seed)
+        honest = honest and (found is None or optimizer.cut_of(trial.tensor) != "anywhere")
+        torn = torn or found
+    if torn is None:
+        told = ", and the norms of the whole tensor, which it is told" if "tensor_norm" in optimizer.needs else ""
+        return Shardability(name, "anywhere", claimed, honest,
+                            f"an element's update reads that element's weight, gradient and state alone{told}", None)
+    return Shardability(name, "tensor", claimed, honest, *torn)
 
 
-def _cut_found(optimizer: Optimizer, shapes: Sequence[tuple[int, ...]],
-               rng: np.random.Generator) -> tuple[str, str, str | None]:
-    for shape in shapes:
-        for _ in range(TRIALS):
-            found = _differs_in_pieces(optimizer, shape, rng)
+Finding = tuple[str, str]  # the reason, the counterexample
+
+
+# -- between tensors ---------------------------------------------------------------------------------------------------
+
+
+def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[Trial]) -> Finding | None:
+    """What passes from one tensor or step to another but by the slots; None where nothing does."""
+    beside = [trial.copy() for trial in trials]
+    Run(kernels).steps(copy.deepcopy(optimizer), beside)
+    again = [trial.copy() for trial in trials]
+    Run(kernels).steps(copy.deepcopy(optimizer), again)
+    anew = [trial.copy() for trial in trials]
+    for trial in reversed(anew):
+        for at in range(len(STEPS)):
+            trial.move()
+            Run(kernels).step(copy.deepcopy(optimizer), [trial], at)
+    for others, reason, what in ((again, UNREPEATABLE, "in a second run of the same steps"),
+                                 (anew, REMEMBERED, "alone and begun anew at each step")):
+        for one, other in zip(beside, others, strict=True):
+            found = difference(one.bits(), other.bits(), f"A tensor {one.tensor} beside others, and {what}")
             if found is not None:
-                return "tensor", optimizer.cut, found
-    return "anywhere", optimizer.cut, None
-
-
-def _accepts(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
-    """False for a shape of which the optimizer says that it is none of its tensors."""
-    try:
-        optimizer.slots(shape)
-    except ValueError:
-        return False
-    return True
-
-
-# -- one tensor, whole and in pieces ----------------------------------------------------------------------------------
-
-
-def _differs_in_pieces(optimizer: Optimizer, shape: tuple[int, ...], rng: np.random.Generator) -> str | None:
-    """What differs when a tensor is updated in two or three flat pieces; None where every bit agrees."""
-    count = int(np.prod(shape))
-    w, gradients = rng.standard_normal(shape, np.float32), rng.standard_normal((STEPS, *shape), np.float32)
-    bounds = [0, *sorted(rng.choice(np.arange(1, count), rng.integers(1, 3), replace=False).tolist()), count]
-    whole = _whole(optimizer, [w], [[g] for g in gradients])
-    try:
-        pieces = _trained(optimizer, [w.reshape(-1)[a:b] for a, b in pairwise(bounds)],
-                          [[g.reshape(-1)[a:b] for a, b in pairwise(bounds)] for g in gradients])
-    except ValueError as error:
-        return f"a flat piece of a tensor {shape} is refused: {error}"
-    together = np.concatenate([w for w, _ in pieces])
-    return _difference(whole[0][0], together, f"a tensor {shape} cut at {bounds[1:-1]}")
-
-
-# -- several tensors, together and alone ------------------------------------------------------------------------------
-
-
-def _differs_alone(optimizer: Optimizer, shapes: Sequence[tuple[int, ...]], rng: np.random.Generator) -> str | None:
-    """What differs when each tensor is updated without the others: then something passes between them."""
-    weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
-    gradients = [[rng.standard_normal(shape, np.float32) for shape in shapes] for _ in range(STEPS)]
-    together = _whole(optimizer, weights, gradients)
-    for at in reversed(range(len(shapes))):
-        alone = _whole(optimizer, [weights[at]], [[of_step[at]] for of_step in gradients])
-        found = _difference(together[at][0], alone[0][0], f"a tensor {shapes[at]} beside others and alone")
-        if found is not None:
-            return found
+                return reason, found
     return None
 
 
-def _whole(optimizer: Optimizer, weights: list[np.ndarray], gradients: list[list[np.ndarray]]) -> Tensors:
-    """Each tensor as the optimizer wants it: flat where it says so, else in its shape."""
-    flat = [optimizer.cut_of(w.shape) == "anywhere" for w in weights]
-    shaped = [[g.reshape(-1) if is_flat else g for g, is_flat in zip(of_step, flat, strict=True)]
-              for of_step in gradients]
-    return _trained(optimizer, [w.reshape(-1) if is_flat else w for w, is_flat in zip(weights, flat, strict=True)],
-                    shaped)
+# -- within a tensor ---------------------------------------------------------------------------------------------------
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
+def _torn(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial, seed: int) -> Finding | None:
+    """What differs when a tensor is updated in flat pieces; None where every bit agrees."""
+    odd = next((name for name, slot in trial.slots.items() if slot.shape != trial.tensor), None)
+    if odd is not None:
+        return ("its state has another shape than the tensor, and belongs to all of it",
+                f"For a tensor {trial.tensor} it keeps {odd!r} {trial.slots[odd].shape}, which cannot be cut with it.")
+    whole, run = trial.copy(), Run(kernels)
+    run.steps(copy.deepcopy(optimizer), [whole])
+    for bounds in random_bounds(trial.w.size, seed, CUTS):
+        pieces, cut = pieces_of(trial, bounds), f"A tensor {trial.tensor} whole, and cut at {bounds[1:-1]}"
+        try:
+            for piece in pieces:
+                Run(kernels, run.norms).steps(copy.deepcopy(optimizer), [piece])
+        except Exception as error:
+            return "it refuses pieces of a tensor", f"{cut}: {type(error).__name__}: {error}"
+        together = {name: np.concatenate([piece.bits()[name] for piece in pieces]) for name in pieces[0].bits()}
+        found = difference(whole.bits(), together, cut)
+        if found is not None:
+            return dependence_of(optimizer, kernels, trial), found
+    return None
 
 
-def _trained(optimizer: Optimizer, weights: list[np.ndarray], gradients: list[list[np.ndarray]]) -> Tensors:
-    """Weights and state after all steps. State that rests in 16 bit is rounded between steps, as its keeper does."""
-    ctx = UpdateContext(NumpyKernels())
-    slots = [optimizer.slots(w.shape) for w in weights]
-    tensors: Tensors = [(w.copy(), {name: np.zeros(slot.shape, np.float32) for name, slot in of_tensor.items()})
-                        for w, of_tensor in zip(weights, slots, strict=True)]
-    for step, of_step in enumerate(gradients, 1):
-        for (w, state), g, of_tensor in zip(tensors, of_step, slots, strict=True):
-            optimizer.update(_context(ctx, optimizer, w, g, state, step), w, g, state, step)
-            for name, slot in of_tensor.items():
-                state[name][...] = state[name].astype(format_of(slot.format).dtype).astype(np.float32)
-    return tensors
-
-
-def _context(ctx: UpdateContext, optimizer: Any, w: np.ndarray, g: np.ndarray, state: dict[str, np.ndarray],
-             step: int) -> UpdateContext:
-    """What the optimizer needs beside its arrays: any factors at all; norms that are fixed, since to add them up over
-    pieces is the engine's matter and not the update's."""
-    if "tensor_norm" in optimizer.needs:
-        optimizer.advance(ctx, w, g, state, step, None)
-        return replace(ctx, norms=(3.0, 2.0))
-    if "input_factors" in optimizer.needs and w.ndim == 2:
-        return replace(ctx, factors=(np.eye(w.shape[0], dtype=np.float32), 2 * np.eye(w.shape[1], dtype=np.float32)))
-    return ctx
-
-
-def _difference(a: np.ndarray, b: np.ndarray, what: str) -> str | None:
-    found = np.flatnonzero(a.reshape(-1).view(np.uint32) != b.reshape(-1).view(np.uint32))
-    if not found.size:
-        return None
-    at = int(found[0])
-    first, second = (x.reshape(-1)[at] for x in (a, b))
-    return (f"{what}: {found.size} of {a.size} weights differ after {STEPS} steps; first at {at}: {first!r} and "
-            f"{second!r}")
+def difference(one: dict[str, Any], other: dict[str, Any], what: str) -> str | None:
+    """The first element of weights or state that differs, as a sentence; None where every bit agrees."""
+    for name, bits in one.items():
+        at = np.flatnonzero(bits != other[name])
+        if at.size:
+            first, second = (x[name][at[:1]].view(np.float32)[0] for x in (one, other))
+            return (f"{what}: {at.size} of {bits.size} elements of {name} differ after {len(STEPS)} steps; element "
+                    f"{at[0]} becomes {first!s} and {second!s}.")
+    return None

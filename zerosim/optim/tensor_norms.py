@@ -1,47 +1,47 @@
 """Optimizers whose step is as long as a tensor's norms say: elementwise but for two numbers per tensor.
 
-Legend: n elements of a piece. A step has two halves: ``advance`` moves the moments and ``direction`` says which
-vector's norm is wanted; then ``update``, which finds ‖w‖ and that norm, of the whole tensors, in its context.
+Legend: n elements of a piece. A step has two halves: ``advance`` moves the moments, and ``direction`` says which
+vector's norm is wanted; then ``update``, which finds ‖w‖ and that norm, of the whole tensor, in its context. Between
+the halves the ranks tell each other the sums of squares of their pieces: one message of two numbers per tensor. Tensors
+of any number of dimensions are treated alike; practice often leaves biases and gains to another optimizer, by a Group.
 """
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from zerosim.optim.base import (
-    Cut,
-    Group,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_at_least_zero,
-    require_decay_rate,
-    require_update,
-)
+from zerosim.numerics.step_kernels import move_average, move_square_average
+from zerosim.optim.base import Cut, Group, Optimizer, Slot, State, UpdateContext
+from zerosim.optim.checks import require_at_least_zero, require_decay_rate, require_update
 
 
-def norms_in(ctx: UpdateContext, optimizer: Optimizer) -> tuple[float, float]:
-    """The two norms; ValueError without them."""
-    if ctx.norms is None:
-        raise ValueError(
-            f"{type(optimizer).__name__}.update needs the norms of the whole tensor, and found none in its "
-            "context; call advance() and direction() on all pieces first, and put their norms in "
-            "UpdateContext(kernels, norms=...)"
-        )
-    return ctx.norms
+class TensorNormOptimizer(Optimizer):
+    """An optimizer that may be cut anywhere once it is told the norms of whole tensors."""
+
+    __slots__ = ()
+    cut: ClassVar[Cut] = "anywhere"
+    needs: ClassVar[frozenset[str]] = frozenset({"tensor_norm"})
+
+    @abstractmethod
+    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+                group: Group | None = None) -> None:
+        """Moves the moments (n,) by g (n,)."""
+
+    @abstractmethod
+    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
+                  out: np.ndarray) -> None:
+        """Writes the vector (n,) whose norm counts, from moments that have been moved."""
 
 
 @dataclass(frozen=True, slots=True)
-class LAMB(Optimizer):
+class LAMB(TensorNormOptimizer):
     """Adam's direction u = m̂/(√v̂ + ε) + weight_decay·w; w -= lr·(‖w‖/‖u‖)·u, the ratio 1 where a norm is 0.
 
     You et al. 2020 (arXiv:1904.00962), algorithm 2, with φ the identity.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
-    needs: ClassVar[frozenset[str]] = frozenset({"tensor_norm"})
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
@@ -59,62 +59,64 @@ class LAMB(Optimizer):
 
     def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                 group: Group | None = None) -> None:
-        """Moves m and v (n,) by g (n,)."""
+        """m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·(g·g)."""
         require_update(self, w, g, state, step)
         now = self.for_group(group)
 
         def block(m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-            m *= now.beta1
-            np.multiply(g, 1 - now.beta1, out=part)
-            m += part
-            v *= now.beta2
-            np.multiply(g, g, out=part)
-            part *= 1 - now.beta2
-            v += part
+            move_average(m, g, now.beta1, part)
+            move_square_average(v, g, now.beta2, part)
 
         ctx.kernels.step_blocks(block, state["m"], state["v"], g)
 
     def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
                   out: np.ndarray) -> None:
-        """Writes u (n,), from moments that have been moved."""
+        """Writes u (n,)."""
         now = self.for_group(group)
-        correction1, correction2 = 1 - now.beta1**step, 1 - now.beta2**step
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
-            np.divide(v, correction2, out=root)
-            np.sqrt(root, out=root)
-            root += now.epsilon
-            np.divide(m, correction1, out=u)
-            u /= root
-            np.multiply(w, now.weight_decay, out=root)
-            u += root
+            now._direction(w, m, v, u, root, step)
 
         ctx.kernels.step_blocks(block, w, state["m"], state["v"], out)
 
+    def _direction(self, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray,
+                   step: int) -> None:
+        np.divide(v, 1.0 - self.beta2**step, out=root)
+        np.sqrt(root, out=root)
+        np.add(root, self.epsilon, out=root)
+        np.divide(m, 1.0 - self.beta1**step, out=u)
+        np.divide(u, root, out=u)
+        np.multiply(w, self.weight_decay, out=root)
+        np.add(u, root, out=u)
+
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
-        """The second half of a step on w (n,)."""
+        """The second half of a step: moves w (n,) by moments that have been moved."""
         weights, direction = norms_in(ctx, self)
         require_update(self, w, g, state, step)
-        ratio = weights / direction if weights > 0 and direction > 0 else 1.0
-        u = ctx.kernels.empty(w.shape, np.float32)
-        self.direction(ctx, w, g, state, step, group, u)
-        ctx.kernels.sgd_step(w, u, lr=self.for_group(group).lr * ratio)
+        now = self.for_group(group)
+        rate = now.lr * (weights / direction if weights > 0 and direction > 0 else 1.0)
+
+        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
+            now._direction(w, m, v, u, root, step)
+            np.multiply(u, rate, out=u)
+            np.subtract(w, u, out=w)
+
+        ctx.kernels.step_blocks(block, w, state["m"], state["v"], scratch=2)
 
 
 @dataclass(frozen=True, slots=True)
-class LARS(Optimizer):
-    """b = momentum·b + lr·λ·(g + weight_decay·w); w -= b, with λ = trust·‖w‖/(‖g‖ + weight_decay·‖w‖), 1 for zeros.
+class LARS(TensorNormOptimizer):
+    """b = momentum·b + lr·λ·(g + weight_decay·w); w -= b, with λ = trust·‖w‖/(‖g‖ + weight_decay·‖w‖).
 
-    You, Gitman & Ginsburg 2017 (arXiv:1708.03888), algorithm 1.
+    λ is 1 where ‖w‖ or its divisor is 0, as practice has it. You, Gitman and Ginsburg 2017 (arXiv:1708.03888),
+    algorithm 1.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
-    needs: ClassVar[frozenset[str]] = frozenset({"tensor_norm"})
     lr: float = 0.1
     momentum: float = 0.9
     trust: float = 1e-3
-    weight_decay: float = 1e-4
+    weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
         """Raises ValueError unless lr, trust, weight_decay are finite and not negative and momentum in [0, 1)."""
@@ -127,29 +129,57 @@ class LARS(Optimizer):
 
     def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                 group: Group | None = None) -> None:
-        """Nothing moves before the norms are known."""
+        """Moves nothing: the buffer takes up a gradient that the norms have scaled."""
         require_update(self, w, g, state, step)
 
     def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
                   out: np.ndarray) -> None:
         """Writes g (n,)."""
-        np.copyto(out, g)
+        ctx.kernels.cast_pack(g, out)
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                group: Group | None = None) -> None:
-        """The second half of a step on w and b (n,), with g (n,)."""
+        """The second half of a step, on w and b (n,), with g (n,)."""
         weights, gradient = norms_in(ctx, self)
         require_update(self, w, g, state, step)
         now = self.for_group(group)
-        scale = gradient + now.weight_decay * weights
-        rate = now.lr * (now.trust * weights / scale if weights > 0 and scale > 0 else 1.0)
+        divisor = gradient + now.weight_decay * weights
+        rate = now.lr * (now.trust * weights / divisor if weights > 0 and divisor > 0 else 1.0)
 
         def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
             np.multiply(w, now.weight_decay, out=part)
-            part += g
-            part *= rate
-            b *= now.momentum
-            b += part
-            w -= b
+            np.add(g, part, out=part)
+            np.multiply(part, rate, out=part)
+            np.multiply(b, now.momentum, out=b)
+            np.add(b, part, out=b)
+            np.subtract(w, b, out=w)
 
         ctx.kernels.step_blocks(block, w, state["b"], g)
+
+
+def norms_in(ctx: UpdateContext, optimizer: Optimizer) -> tuple[float, float]:
+    """The two norms of a context; ValueError without them."""
+    if ctx.norms is None:
+        raise ValueError(f"{type(optimizer).__name__}.update needs the norms of the whole tensor, and found none in "
+                         "its context: a piece does not know them. An engine measures them; by hand call with_norms() "
+                         "for a whole tensor, or advance() and direction() on all pieces, and add up their squares")
+    return ctx.norms
+
+
+def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> UpdateContext:
+    """The context of an update of a whole tensor w (n,): where norms are needed, moves the moments and measures them.
+
+    Other optimizers get the context back as it is. Raises ValueError for one that needs norms and does not say of what.
+    """
+    if "tensor_norm" not in optimizer.needs:
+        return ctx
+    advance, towards = (getattr(optimizer, name, None) for name in ("advance", "direction"))
+    if advance is None or towards is None:
+        raise ValueError(f"{type(optimizer).__name__} needs norms of whole tensors, and has no direction() that says "
+                         "of what; write advance() and direction() as LAMB has them")
+    advance(ctx, w, g, state, step, group)
+    direction = ctx.empty(w.shape)
+    towards(ctx, w, g, state, step, group, direction)
+    squares = [ctx.kernels.sum_of_squares(x) for x in (w, direction)]
+    return replace(ctx, norms=(squares[0]**0.5, squares[1]**0.5))

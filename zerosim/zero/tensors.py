@@ -59,7 +59,7 @@ def _step(states: States, entry: Entry, w: np.ndarray, s: np.ndarray, state: dic
     empty = partial(rank.memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
     g = empty(entry.shape)
     rank.kernels.gradient_block(s, states.gradient_sum.divisor, moment.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name))
+    ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty)
     with wide(rank.kernels, empty, {**state, "": w}) as arrays:
         optimizer.update(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
                          moment.group(optimizer))

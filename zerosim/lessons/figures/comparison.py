@@ -6,11 +6,12 @@ Legend: N ranks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from zerosim.lessons.comparing import Comparison
-from zerosim.lessons.figures.drawing import FORMATS, Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, RANK_COLORS, RESTING_KINDS, Style
+from zerosim.lessons.figures.drawing import SUFFIXES, Drawing
+from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, RESTING_KINDS, Style, rank_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 TITLE = "The same training, side by side"
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)))
 MEGA = 1e6
+PURPOSES: Mapping[str, str] = MappingProxyType(
+    {"parameters": KIND_COLORS["parameter"], "gradients": KIND_COLORS["gradient"]})
+LEGEND_TOP = 0.25  # of the page
+LETTERS = 30  # that stand side by side under a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class ComparisonData:
     """Of each run: its label, the losses by step in nats, rank 0's peak by kind and bytes sent per step by purpose."""
 
     what: str
+    over: str
     labels: tuple[str, ...]
     losses: tuple[tuple[float, ...], ...]
     peaks: tuple[Mapping[str, int], ...]
@@ -36,50 +42,61 @@ def comparison_data(found: Comparison) -> ComparisonData:
     """What the picture shows of a comparison, and nothing else."""
     options = found.runs[0].options
     return ComparisonData(
-        f"{options.model}, {options.ranks} ranks, {options.micro_batches} micro-batch(es) of {options.batch} sequences",
-        tuple(f"{found.over} {value}" for value in found.values),
+        f"{options.model}, {_counted(options.ranks, 'rank')} with {_counted(options.micro_batches, 'micro-batch')} of "
+        f"{_counted(options.batch, 'sequence')} each",
+        found.over,
+        tuple(str(value) for value in found.values),
         tuple(tuple(step.loss for step in run.steps) for run in found.runs),
         tuple(run.peak_nbytes_by_kind for run in found.runs),
         tuple(
-            {purpose: nbytes[0] / len(run.steps) for purpose, nbytes in run.sent_nbytes.items() if purpose != "control"}
+            {purpose: nbytes[0] / len(run.steps) for purpose, nbytes in run.sent_nbytes.items() if purpose in PURPOSES}
             for run in found.runs
         ),
         found.runs[0].unigram_entropy,
     )
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
+
+
 def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
     """Three panels: losses as lines, memory as stacked bars by kind, traffic as stacked bars by purpose."""
     with style.in_force():
-        width, height = 13.5, 5.6
-        figure = style.figure(width, height)
-        figure.subplots_adjust(left=0.06, right=0.985, top=0.78, bottom=0.3, wspace=0.24)
-        losses, held, sent = figure.subplots(1, 3, width_ratios=(1.25, 1, 0.8))
+        figure = style.figure(14, 7)
+        figure.subplots_adjust(left=0.055, right=0.985, top=0.82, bottom=0.38, wspace=0.24)
+        losses, held, sent = figure.subplots(1, 3)
         _losses(losses, data, style)
-        _bars(held, data.labels, data.peaks, {kind: KIND_COLORS[kind] for kind in KIND_COLORS}, style)
+        _bars(held, data, data.peaks, KIND_COLORS, style)
         held.set_ylabel("held at the peak by rank 0 (MB)")
-        _bars(
-            sent,
-            data.labels,
-            data.sent,
-            {"parameters": KIND_COLORS["parameter"], "gradients": KIND_COLORS["gradient"]},
-            style,
-        )
+        _bars(sent, data, data.sent, PURPOSES, style)
         sent.set_ylabel("sent by rank 0 per step (MB)")
-        figure.text(0.015, 0.94, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
-        figure.text(0.015, 0.865, f"Measured: {data.what}. Hatched: held only during a step.", ha="left", va="center",
+        for panel in (losses, held, sent):
+            box = panel.get_position()
+            figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
+                          bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
+        figure.text(0.015, 0.95, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
+        figure.text(0.015, 0.89, f"Measured: {data.what}. Hatched: held only during a step.", ha="left", va="center",
                     color=style.muted)
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
 
-def save_comparison(found: Comparison, path: str) -> Path:
-    """Draws a comparison into a file, .svg or .png; ValueError for another ending or a place that cannot be written."""
+def require_place(path: str) -> Path:
+    """Where a figure is to be written; ValueError for an ending that there is not, and for no folder to write into."""
     place = Path(path)
-    if place.suffix.removeprefix(".") not in FORMATS:
-        raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of "
-                         f"{', '.join('.' + name for name in FORMATS)}")
+    if place.suffix not in SUFFIXES:
+        raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(SUFFIXES)}")
+    if not place.parent.is_dir() or place.is_dir():
+        raise ValueError(f"asked to draw into {path!r}, which is {'a folder' if place.is_dir() else 'in no folder'}; "
+                         "name a file in a folder that exists")
+    return place
+
+
+def save_comparison(found: Comparison, path: str, *, dark: bool = False) -> Path:
+    """Draws a comparison into a file, .svg or .png; ValueError for a place that cannot be written."""
+    place = require_place(path)
     try:
-        return comparison(comparison_data(found)).save(place)
+        return comparison(comparison_data(found), DARK if dark else LIGHT).save(place)
     except OSError as error:
         raise ValueError(
             f"asked to draw into {path!r}, but: {error.strerror}; name a file that can be written"
@@ -88,38 +105,43 @@ def save_comparison(found: Comparison, path: str) -> Path:
 
 def _losses(axes: "Axes", data: ComparisonData, style: Style) -> None:
     for place, (label, losses) in enumerate(zip(data.labels, data.losses, strict=True)):
-        axes.plot(range(1, len(losses) + 1), losses, color=RANK_COLORS[place % len(RANK_COLORS)],
-                  linestyle=DASHES[place % len(DASHES)], linewidth=2.2, label=label)
-    axes.axhline(data.unigram_entropy, color=style.muted, linewidth=1)
-    axes.annotate("entropy of single bytes", (1.0, data.unigram_entropy), (-4, 4), xycoords=axes.get_yaxis_transform(),
-                  textcoords="offset points", ha="right", color=style.muted)
+        axes.plot(range(1, len(losses) + 1), losses, color=rank_color(place), linestyle=DASHES[place % len(DASHES)],
+                  linewidth=2.2, label=f"{data.over} {label}" if label.isdigit() else label)
+    entropy = data.unigram_entropy
+    axes.axhline(entropy, color=style.muted, linewidth=1)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, entropy - 0.12 * (high - entropy)), high)
+    # Below its line and on the left, where a loss has not fallen yet.
+    axes.annotate("entropy of single bytes", (0, entropy), (4, -4), xycoords=axes.get_yaxis_transform(),
+                  textcoords="offset points", ha="left", va="top", color=style.muted)
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(axis="y")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
-def _bars(axes: "Axes", labels: tuple[str, ...], stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
+def _bars(axes: "Axes", data: ComparisonData, stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
           style: Style) -> None:
     present = [kind for kind in colors if any(stack.get(kind) for stack in stacks)]
     for place, stack in enumerate(stacks):
         low = 0.0
         for kind in present:
-            hatch = "" if kind in (*RESTING_KINDS, "parameters", "gradients") else "////"
+            hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
             axes.bar(place, stack.get(kind, 0) / MEGA, 0.62, bottom=low, facecolor=colors[kind], hatch=hatch,
                      edgecolor=style.background, linewidth=0.6, label=kind.replace("_", " ") if not place else None)
             low += stack.get(kind, 0) / MEGA
         axes.annotate(f"{low:.3g}", (place, low), (0, 4), textcoords="offset points", ha="center")
-    axes.set_xticks(range(len(labels)), [label.split()[-1] for label in labels])
-    axes.set_xlabel(labels[0].split()[0])
+    long = max(map(len, data.labels)) * len(data.labels) > LETTERS
+    axes.set_xticks(range(len(data.labels)), data.labels, rotation=20 if long else 0)
+    axes.set_xlabel(data.over)
     axes.grid(axis="y")
-    axes.margins(y=0.1)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9)
+    axes.set_ylim(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / MEGA)
+    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= axes.get_ylim()[1]])
 
 
 def _description(data: ComparisonData) -> str:
     """Last losses, peaks and traffic of every run, in words."""
-    runs = [f"{label}: last loss {losses[-1]:.3f} nats, at most {sum(peak.values()):,} bytes held, "
+    runs = [f"{data.over} {label}: last loss {losses[-1]:.3f} nats, at most {sum(peak.values()):,} bytes held, "
             f"{sum(sent.values()):,.0f} bytes sent per step"
             for label, losses, peak, sent in zip(data.labels, data.losses, data.peaks, data.sent, strict=True)]
-    return f"Measured on {data.what}. " + "; ".join(runs) + "."
+    return (f"Three panels, measured on {data.what}: the loss by step, the bytes held by kind, the bytes sent by "
+            f"purpose. {'; '.join(runs)}. The entropy of single bytes is {data.unigram_entropy:.3f} nats.")

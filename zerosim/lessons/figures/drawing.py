@@ -1,6 +1,7 @@
 """A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time."""
 
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png")
+SUFFIXES = (".svg", ".png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,20 @@ class Drawing:
         return self._saved("png")
 
     def save(self, path: Path | str) -> Path:
-        """Writes the picture to a file, in the format that its suffix names.
+        """Writes the picture to a file, in the format that its suffix names: all of it, or nothing.
 
         Raises ValueError for another suffix than .svg or .png.
         """
         path = Path(path)
-        if path.suffix == ".svg":
-            path.write_text(self.svg(), encoding="utf-8", newline="\n")
-        elif path.suffix == ".png":
-            path.write_bytes(self.png())
-        else:
-            raise ValueError(f"asked to save a figure as {path.name!r}; end the name in .svg or .png")
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"asked to save a figure as {path.name!r}; end the name in {' or '.join(SUFFIXES)}")
+        content = self.svg().encode() if path.suffix == ".svg" else self.png()
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
+        try:
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
         return path
 
     def _saved(self, format: str) -> bytes:

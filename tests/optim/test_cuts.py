@@ -1,0 +1,176 @@
+"""What lets ZeRO cut elementwise state anywhere, and what keeps matrices whole; blocks, empty pieces, null arrays."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.optim.papers import KERNELS, factors_of, new_state, tensors, updated
+from zerosim import optim
+from zerosim.numerics import blocks, step_kernels
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.optim import UpdateContext, with_norms
+
+ELEMENTWISE = [optim.SGD(lr=0.1), optim.Momentum(lr=0.1), optim.Momentum(lr=0.1, nesterov=True), optim.AdaGrad(),
+               optim.RMSprop(), optim.Adam(), optim.AdamW(), optim.Lion(weight_decay=0.1), optim.Adan(weight_decay=0.1)]
+NORMED = [optim.LAMB(), optim.LARS()]
+MATRIX = [optim.Muon(), optim.Muon(iteration="cubic"), optim.Shampoo(), optim.SOAP()]
+WHOLE = [*MATRIX, optim.Adafactor(), optim.KFAC()]
+NORMS = (3.0, 2.0)  # of the whole tensor, which a piece is told
+
+
+def named(optimizer):
+    return type(optimizer).__name__
+
+
+def stepped(optimizer, w, gradients, kernels=KERNELS):
+    """(weights, state) of a flat piece after all steps; where norms are needed they are the whole tensor's."""
+    w, state, ctx = w.copy(), new_state(optimizer, w.shape), UpdateContext(kernels, norms=NORMS)
+    for step, g in enumerate(gradients, 1):
+        if optimizer in NORMED:
+            optimizer.advance(ctx, w, g, state, step)
+        optimizer.update(ctx, w, g, state, step)
+    return w, state
+
+
+def assert_equal_bits(found, expected):
+    (w, state), (whole, whole_state) = found, expected
+    assert w.tobytes() == whole.tobytes()
+    assert state.keys() == whole_state.keys()
+    for name, slot in state.items():
+        assert slot.tobytes() == whole_state[name].tobytes(), name
+
+
+@pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
+@given(count=st.integers(1, 300), cuts=st.lists(st.integers(0, 300), max_size=5), seed=st.integers(0, 2**32 - 1))
+def test_cutting_the_vector_anywhere_changes_no_bit(optimizer, count, cuts, seed):
+    w, gradients = tensors((count,), 3, seed)
+    whole = stepped(optimizer, w, gradients)
+    pieces = [stepped(optimizer, w[a:b], [g[a:b] for g in gradients])
+              for a, b in pairwise([0, *sorted(min(cut, count) for cut in cuts), count])]
+    joined = {name: np.concatenate([state[name] for _, state in pieces]) for name in whole[1]}
+    assert_equal_bits((np.concatenate([w for w, _ in pieces]), joined), whole)
+    assert optimizer.cut == optimizer.cut_of((3, 4)) == "anywhere"
+
+
+@pytest.mark.parametrize("block", [1, 7, 256, 65536])
+@pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
+def test_the_length_of_a_block_changes_no_bit(optimizer, block, monkeypatch):
+    w, gradients = tensors((1000,), 2)
+    expected = stepped(optimizer, w, gradients)
+    seen = []
+
+    def spans(count):
+        seen.append(block)
+        return [slice(low, min(low + block, count)) for low in range(0, count, block)]
+
+    monkeypatch.setattr(step_kernels, "spans", spans)
+    assert_equal_bits(stepped(optimizer, w, gradients, NumpyKernels()), expected)
+    assert seen, "the step went through the loop of blocks"
+
+
+@pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
+def test_cutting_across_the_kernels_blocks_changes_no_bit(optimizer):
+    count, at = 2 * blocks.BLOCK + 7, blocks.BLOCK - 3
+    w, gradients = tensors((count,), 1)
+    whole = stepped(optimizer, w, gradients)
+    for here in (slice(0, at), slice(at, count)):
+        piece = stepped(optimizer, w[here], [g[here] for g in gradients])
+        assert_equal_bits(piece, (whole[0][here], {name: slot[here] for name, slot in whole[1].items()}))
+
+
+@pytest.mark.parametrize("optimizer", [*ELEMENTWISE, *NORMED, *WHOLE], ids=named)
+def test_an_empty_tensor_is_updated_like_any_other(optimizer):
+    for shape in ((0, 3), (3, 0)) if optimizer in WHOLE else ((0,),):
+        w, _ = updated(optimizer, np.zeros(shape, np.float32), [np.zeros(shape, np.float32)] * 2,
+                       factors=factors_of(shape))
+        assert w.size == 0
+
+
+@pytest.mark.parametrize("optimizer", [*ELEMENTWISE, *NORMED, *WHOLE], ids=named)
+def test_an_update_leaves_the_gradient_and_the_factors_alone(optimizer):
+    (w, gradients), factors = tensors((6, 4), 2), factors_of((6, 4))
+    kept = gradients.copy(), [factor.copy() for factor in factors]
+    updated(optimizer, w, gradients, factors=factors)
+    np.testing.assert_array_equal(gradients, kept[0])
+    for factor, before in zip(factors, kept[1], strict=True):
+        np.testing.assert_array_equal(factor, before)
+
+
+@pytest.mark.parametrize("optimizer", [*ELEMENTWISE, *NORMED, *WHOLE], ids=named)
+def test_a_users_errstate_changes_neither_bits_nor_warnings(optimizer):
+    (w, gradients), factors = tensors((6, 4), 2), factors_of((6, 4))
+    gradients *= np.float32(1e-25)  # whose squares underflow
+    expected = updated(optimizer, w, gradients, factors=factors)
+    with np.errstate(all="raise"):
+        assert_equal_bits(updated(optimizer, w, gradients, factors=factors), expected)
+
+
+@pytest.mark.parametrize("optimizer", [*ELEMENTWISE, *NORMED, *WHOLE], ids=named)
+def test_null_arrays_go_through_every_step(optimizer):
+    for shape in ((8, 4), (10**6,)):
+        if isinstance(optimizer, optim.KFAC) and len(shape) == 1:
+            continue
+        own = (int(np.prod(shape)),) if optimizer.cut_of(shape) == "anywhere" else shape
+        factors = tuple(NullArray((n, n), np.float32) for n in own) if len(own) == 2 else None
+        ctx = UpdateContext(NullKernels(), factors=factors)
+        w, g = NullArray(own, np.float32), NullArray(own, np.float32)
+        state = {name: NullArray(slot.shape, np.float32) for name, slot in optimizer.slots(own).items()}
+        for step in (1, 2, 10):
+            optimizer.update(with_norms(optimizer, ctx, w, g, state, step), w, g, state, step)
+
+
+# -- whole matrices ---------------------------------------------------------------------------------------------------
+
+
+def test_matrix_optimizers_say_which_tensors_they_need_whole():
+    for optimizer in MATRIX:
+        assert [optimizer.cut_of(shape) for shape in ((), (5,), (2, 3), (2, 3, 4))] == ["anywhere"] * 2 + [
+            "matrix", "anywhere"]
+    assert {optim.Adafactor().cut_of(shape) for shape in ((), (5,), (2, 3))} == {"tensor"}
+    assert optim.KFAC().cut_of((2, 3)) == "layer"
+    assert all("whole_matrix" in optimizer.needs for optimizer in WHOLE)
+    assert optim.KFAC().needs == {"whole_matrix", "input_factors"}
+
+
+@pytest.mark.parametrize("optimizer", WHOLE, ids=named)
+def test_no_optimizer_updates_part_of_a_matrix(optimizer):
+    state = new_state(optimizer, (4, 3))
+    for name, slot in optimizer.slots((4, 3)).items():
+        if slot.shape == (4, 3):
+            state[name] = np.zeros(7, np.float32)  # the piece's part of the matrix's state
+    piece, before = np.ones(7, np.float32), {name: slot.copy() for name, slot in state.items()}
+    ctx = UpdateContext(KERNELS, factors=factors_of((4, 3)))
+    with pytest.raises(ValueError, match=r"flat piece .*\(7,\).* never updates part of .*layout='whole_matrices'"):
+        optimizer.update(ctx, piece, piece.copy(), state, 1)
+    assert (piece == 1).all()
+    assert all((slot == before[name]).all() for name, slot in state.items())
+
+
+@pytest.mark.parametrize("optimizer", MATRIX, ids=named)
+def test_tensors_that_are_no_matrices_may_be_cut_anywhere(optimizer):
+    w, gradients = tensors((100,), 3)
+    whole = stepped(optimizer, w, gradients)
+    for here in (slice(0, 33), slice(33, 100)):
+        piece = stepped(optimizer, w[here], [g[here] for g in gradients])
+        assert_equal_bits(piece, (whole[0][here], {name: slot[here] for name, slot in whole[1].items()}))
+
+
+@pytest.mark.parametrize("optimizer", WHOLE, ids=named)
+def test_matrix_optimizers_take_their_workspace_from_the_context(optimizer):
+    asked = []
+
+    def alloc(shape):
+        asked.append(shape)
+        return np.full(shape, np.nan, np.float32)  # as debug mode fills it: nothing is read before it is written
+
+    (w, gradients), factors = tensors((6, 4), 2), factors_of((6, 4))
+    expected, _ = updated(optimizer, w, gradients, factors=factors)
+    found, state = w.copy(), new_state(optimizer, w.shape)
+    for step, g in enumerate(gradients, 1):
+        optimizer.update(UpdateContext(KERNELS, factors=factors, alloc=alloc), found, g, state, step)
+    assert found.tobytes() == expected.tobytes()
+    assert asked

@@ -1,0 +1,80 @@
+"""Commands that teach: the worked example, lost updates, mixed precision."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerosim.cli.shell import AsJson, TextFile, busy, command, console, corpus_of, print_json
+
+
+@command("replay")
+def replay(
+    stage: Annotated[str, typer.Option(help="0, 1, 2, 3 or all.")] = "all",
+    weights: Annotated[str, typer.Option(help="The four weights that it starts from.")] = "2,-3,1,0.5",
+    data: Annotated[str | None, typer.Option(help="Each rank's sample, x1,x2:t, as in '1,3:5; 2,1:7'.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="N; 2, or as many as there are samples.")] = None,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Adam's learning rate.")] = 0.1,
+    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients.")] = "fp16",
+    layout: Annotated[str, typer.Option(help="How the vector is cut: contiguous or per_unit.")] = "contiguous",
+    recompute: Annotated[str, typer.Option(help="What is not kept: none, block or segment(k).")] = "segment(2)",
+    hops: Annotated[bool, typer.Option("--hops", help="Show every message of every collective.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and told number by number."""
+    from zerosim.lessons.replay import replays, replays_as_json, stages_named
+    from zerosim.lessons.worked_example import example_of
+
+    example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
+    found = replays(example, stages_named(stage))
+    if as_json:
+        print_json(replays_as_json(example, found))
+        return
+    from zerosim.lessons.replay_text import print_replays
+
+    print_replays(console(), example, found, hops=hops)
+
+
+@command("lost-updates")
+def lost_updates(
+    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
+    weight: Annotated[float, typer.Option(help="The weight w.")] = 1.0,
+    update: Annotated[float, typer.Option(help="The update δ that is added to it.")] = 1e-5,
+    steps: Annotated[int, typer.Option(help="How many times it is added.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """What 16 bits lose of small updates, which cures help, and which does not."""
+    from zerosim.lessons.lost_updates import Question
+    from zerosim.lessons.lost_updates import lost_updates as answer
+    from zerosim.lessons.lost_updates_text import print_lesson
+
+    question = Question(format, weight, update, steps)
+    with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
+        found = answer(question)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_lesson(console(), found)
+
+
+@command("precision")
+def precision(
+    text: TextFile = None,
+    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
+    model: Annotated[str, typer.Option(help="A preset, whose gradients are counted.")] = "gpt-micro",
+    steps: Annotated[int, typer.Option(help="Its training steps before that.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """What goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
+    from zerosim.lessons.precision import Question
+    from zerosim.lessons.precision import precision as answer
+    from zerosim.lessons.precision_text import print_lesson
+
+    question, corpus = Question(format, model, steps), corpus_of(text)
+    with busy(f"training in {format}, in every way"):
+        found = answer(question, corpus)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_lesson(console(), found)

@@ -1,0 +1,96 @@
+"""Commands that train: one run, or the same training side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json
+
+# What both commands ask.
+Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
+Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
+Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
+Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients.")]
+Named = Annotated[str, typer.Option(help="The optimizer's name: adamw, lion, muon, ...")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate; without it, the optimizer's.")]
+MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
+Batch = Annotated[int, typer.Option(help="Sequences in a micro-batch of one rank.")]
+Recompute = Annotated[str, typer.Option(help="What is not kept: none, block, segment(k), sub_block, selective, tiled.")]
+LayoutName = Annotated[str | None, typer.Option("--layout", help="per_unit, contiguous or whole_matrices; without it, "
+                                                                 "what the optimizer can be cut by.")]
+Gather = Annotated[bool, typer.Option("--gather", help="Gather whole matrices for an optimizer that needs them.")]
+Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
+LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
+Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
+
+StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
+StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
+Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
+Over = Annotated[str, typer.Option(help="What differs: stage, compute, optimizer or recompute.")]
+Values = Annotated[str | None, typer.Option(help="Its values, as in fp32,bf16; without it, the usual ones.")]
+FigureFile = Annotated[str | None, typer.Option(help="Draw it too, into this .svg or .png file.")]
+Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
+
+
+@command("train")
+def train(
+    text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
+    optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
+    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
+    seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
+    as_json: AsJson = False,
+) -> None:
+    """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
+    from zerosim.lessons.training import train as run
+    from zerosim.lessons.training_options import Options
+    from zerosim.lessons.training_text import as_json as plain
+    from zerosim.lessons.training_text import print_training, progress_bar, require_learned
+
+    options = Options(
+        model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
+        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
+        capacity_nbytes=capacity, sample_tokens=sample)
+    corpus = corpus_of(text)
+    with progress_bar(console(stderr=True), steps) as bar:
+        found = run(options, corpus, bar.heard)
+    require_learned(found)
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_training(console(), found, corpus.name)
+
+
+@command("compare")
+def compare(
+    text: TextFile = None, over: Over = "stage", values: Values = None, model: Model = "gpt-micro", ranks: Ranks = 4,
+    stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
+    micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
+    gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
+    capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
+) -> None:
+    """The same training side by side: under every stage, in other formats, or with other optimizers."""
+    from zerosim.lessons.comparing import compare as run
+    from zerosim.lessons.comparing import values_of, wanted
+    from zerosim.lessons.comparing_text import as_json as plain
+    from zerosim.lessons.comparing_text import print_comparison
+    from zerosim.lessons.figures.comparison import require_place, save_comparison
+    from zerosim.lessons.training_options import Options
+    from zerosim.lessons.training_text import progress_bar
+
+    options = Options(
+        model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
+        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
+        capacity_nbytes=capacity)
+    corpus, chosen = corpus_of(text), values_of(over, values)
+    if figure is not None:
+        require_place(figure)
+    with progress_bar(console(stderr=True), steps * len(wanted(options, over, chosen))) as bar:
+        found = run(options, corpus, over, chosen, bar.begin, bar.heard)
+    if figure is not None:
+        save_comparison(found, figure, dark=dark)
+    if as_json:
+        print_json(plain(found))
+    else:
+        print_comparison(console(), found, corpus.name)

@@ -1,0 +1,37 @@
+"""Commands about the project itself: its figures, and what it finds on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerosim.cli.shell import AsJson, busy, command, console, print_json
+
+
+@command("figures")
+def figures(
+    names: Annotated[list[str] | None, typer.Argument(help="The figures; without names, all.", metavar="NAME")] = None,
+    out: Annotated[str, typer.Option(help="The folder to draw into.")] = "figures",
+    format: Annotated[str, typer.Option(help="svg or png.")] = "svg",
+    dark: Annotated[bool, typer.Option("--dark", help="Draw the dark variant, NAME-dark.")] = False,
+) -> None:
+    """Draws the project's figures anew, each from a run."""
+    from zerosim.lessons.figures import draw
+
+    with busy("drawing"):
+        paths = draw(names or (), out, format, dark)
+    for path in paths:
+        typer.echo(path)
+
+
+@command("doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Versions, BLAS and its threads, and which backends can be used here, and why not."""
+    from zerosim.doctor import examine, print_doctor
+
+    found = examine()
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_doctor(console(), found)

@@ -1,0 +1,87 @@
+"""One forward and one backward of a model without ranks, from given weights, with what can be seen on the way.
+
+Legend: B batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zerosim.models.context import Context, Gradients
+from zerosim.models.units import Model, Unit
+from zerosim.numerics.blocks import Array
+from zerosim.numerics.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``loss`` is unscaled. ``largest`` is the largest magnitude of each unit's output, by unit; NaN where one is.
+
+    ``output_gradient`` is where backward begins, the gradient of the model's output, ``gradients`` where it ends, those
+    of the parameters by name: all of S times the loss, in the compute format, each in its own shape.
+    """
+
+    loss: float
+    largest: dict[str, float]
+    output_gradient: Array
+    gradients: dict[str, Array]
+
+
+def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Array, target: Array,
+             scale: float = 1.0) -> Pass:
+    """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
+
+    The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
+    """
+    ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
+    own = [_cast(ctx, unit, weights) for unit in model.units]
+    y = x if model.units[0].integer_inputs else ctx.cast(x)
+    kept, largest = [], {}
+    for unit, w in zip(model.units, own, strict=True):
+        y, of_unit = unit.forward(ctx, w, y)
+        kept.append(of_unit)
+        largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
+    loss, of_loss = model.loss.forward(ctx, y, target)
+    begun = model.loss.backward(ctx, of_loss, scale)
+    output_gradient, gradients = begun.copy(), dict[str, Array]()
+    dy: Array | None = begun
+    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(kept), strict=True):
+        assert dy is not None, "only the first unit gives back no gradient of its input"
+        dy, found = unit.backward(ctx, w, of_unit, dy)
+        for name, gradient in found.items():
+            if name in gradients:  # borrowed: a later user's part is the first addend
+                ctx.kernels.add_rounded(gradients[name], gradient, gradient)
+            gradients[name] = gradient
+    return Pass(loss, largest, output_gradient, gradients)
+
+
+def first_weights(model: Model) -> dict[str, Array]:
+    """A model's first values by name, fp32, each in its own shape."""
+    return dict(_first_values(model))
+
+
+def widened(ctx: Context, x: Array) -> Array:
+    """x in fp32, exactly: itself where it is."""
+    if x.dtype == np.float32:
+        return x
+    wide = np.empty(x.shape, np.float32)
+    ctx.kernels.cast_pack(x, wide)
+    return wide
+
+
+def _first_values(model: Model) -> Iterator[tuple[str, Array]]:
+    for unit in model.units:
+        for name, shape in unit.shapes.items():
+            yield name, unit.initial(name, 0, int(np.prod(shape))).reshape(shape)
+
+
+def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
+    """Where a unit writes the gradients of its own parameters and of those that it borrows."""
+    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.borrows)}
+
+
+def _cast(ctx: Context, unit: Unit, weights: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.borrows)}
