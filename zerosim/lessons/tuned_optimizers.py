@@ -15,7 +15,8 @@ from zerosim.zero.groups import Group
 # along, four ranks and the other options as they are by default (2026-11-21).
 LEARNING_RATES: Mapping[str, float] = MappingProxyType({
     "adafactor": 2e-2, "adagrad": 0.02, "adam": 2e-3, "adamw": 2e-3, "adan": 2e-3, "kfac": 0.05, "lamb": 1e-2,
-    "lars": 2.0, "lion": 5e-4, "momentum": 0.1, "muon": 0.05, "rmsprop": 5e-4, "sgd": 0.2, "shampoo": 0.1, "soap": 2e-3})
+    "lars": 2.0, "lion": 5e-4, "momentum": 0.1, "muon": 0.05, "rmsprop": 5e-4, "sgd": 0.2, "shampoo": 0.1,
+    "soap": 2e-3})
 COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
