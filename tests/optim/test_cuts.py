@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.optim.papers import KERNELS, factors_of, new_state, tensors, updated
-from zerosim import optim
+from zerosim import Cluster, Engine, optim
+from zerosim.models import MLP
 from zerosim.numerics import blocks, step_kernels
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.null import NullArray, NullKernels
 from zerosim.optim import UpdateContext, with_norms
+from zerosim.ranks import Memory
 
 ELEMENTWISE = [optim.SGD(lr=0.1), optim.Momentum(lr=0.1), optim.Momentum(lr=0.1, nesterov=True), optim.AdaGrad(),
                optim.RMSprop(), optim.Adam(), optim.AdamW(), optim.Lion(weight_decay=0.1), optim.Adan(weight_decay=0.1)]
@@ -174,3 +176,25 @@ def test_matrix_optimizers_take_their_workspace_from_the_context(optimizer):
         optimizer.update(UpdateContext(KERNELS, factors=factors, alloc=alloc), found, g, state, step)
     assert found.tobytes() == expected.tobytes()
     assert asked
+
+
+def test_an_engine_charges_the_workspace_of_a_matrix_optimizer_to_its_ledger(monkeypatch):
+    """Muon on one weight (6, 4) in fp32: the gradient, its look ahead, a change of as many, and two products (4, 4)."""
+    rng, held, alloc = np.random.default_rng(0), [], Memory.alloc
+
+    def watched(memory, *arguments, **options):
+        array = alloc(memory, *arguments, **options)
+        held.append(memory.now_nbytes_by_kind.get("workspace", 0))
+        return array
+
+    def program(rank):
+        engine = Engine(rank, MLP((6, 4), bias=False), optim.Muon())
+        engine.backward(engine.forward(rng.standard_normal((2, 6)), rng.standard_normal((2, 4))))
+        engine.reduce()
+        monkeypatch.setattr(Memory, "alloc", watched)
+        engine.update()
+
+    cluster = Cluster(1)
+    cluster.run(program)
+    assert max(held) == 4 * (3 * 6 * 4 + 2 * 4 * 4)
+    assert "workspace" not in cluster.memory[0].now_nbytes_by_kind, "and gives it back"

@@ -7,6 +7,7 @@ BLOCK elements are long enough to hide the first and short enough to avoid the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -50,6 +51,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     return base[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
+@cache  # malloc is the process's: once is enough, and a second time its page would really be zeroed
 def keep_freed_memory() -> None:
     """Makes malloc keep the memory of arrays that die for those that come, where it adapts to what it sees (glibc).
 

@@ -107,16 +107,11 @@ def _losses(axes: "Axes", data: ComparisonData, style: Style) -> None:
     for place, (label, losses) in enumerate(zip(data.labels, data.losses, strict=True)):
         axes.plot(range(1, len(losses) + 1), losses, color=rank_color(place), linestyle=DASHES[place % len(DASHES)],
                   linewidth=2.2, label=f"{data.over} {label}" if label.isdigit() else label)
-    entropy = data.unigram_entropy
-    axes.axhline(entropy, color=style.muted, linewidth=1)
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, entropy - 0.12 * (high - entropy)), high)
-    # Below its line and on the left, where a loss has not fallen yet.
-    axes.annotate("entropy of single bytes", (0, entropy), (4, -4), xycoords=axes.get_yaxis_transform(),
-                  textcoords="offset points", ha="left", va="top", color=style.muted)
+    axes.axhline(data.unigram_entropy, color=style.muted, linewidth=1, label="entropy of single bytes")
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(axis="y")
+    _ticks_in_view(axes)
 
 
 def _bars(axes: "Axes", data: ComparisonData, stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
@@ -135,7 +130,13 @@ def _bars(axes: "Axes", data: ComparisonData, stacks: tuple[Mapping[str, float],
     axes.set_xlabel(data.over)
     axes.grid(axis="y")
     axes.set_ylim(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / MEGA)
-    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= axes.get_ylim()[1]])
+    _ticks_in_view(axes)
+
+
+def _ticks_in_view(axes: "Axes") -> None:
+    """Leaves out the ticks that Matplotlib has in reserve, beyond the axis, with labels that lie on other words."""
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
 
 
 def _description(data: ComparisonData) -> str:
