@@ -5,12 +5,12 @@ optimizers of matrices it is the products and decompositions that the paper asks
 copy of the gradient). Times are the best of some repetitions, on this machine and in this minute: trust the ratios.
 """
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from timing import best_seconds
 
 from zerosim import optim
 from zerosim.numerics.kernels import NumpyKernels
@@ -18,20 +18,8 @@ from zerosim.optim import Optimizer, UpdateContext
 
 COUNT = 1 << 22  # elements: too many for most caches, as a model's are
 SHAPE = (256, 1024)  # a layer of a small GPT
-REPETITIONS = 7
 ELEMENTWISE = [optim.SGD(lr=0.1), optim.Momentum(lr=0.1), optim.AdaGrad(), optim.RMSprop(), optim.Adam(), optim.AdamW(),
                optim.Lion(), optim.Adan(), optim.LAMB(), optim.LARS()]
-
-
-def best_seconds(action: Callable[[], object]) -> float:
-    """The shortest of some repetitions, after one that is not counted."""
-    action()
-    seconds = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def tensors(optimizer: Optimizer, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:

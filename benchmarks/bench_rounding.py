@@ -4,32 +4,19 @@ Gel/s are 1e9 elements per second, the best of some repetitions; they are this m
 ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of them subnormal or zero in fp16.
 """
 
-import time
-from collections.abc import Callable
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from timing import best_seconds
 
 from zerosim.numerics.formats import FORMATS, Format
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
 
 COUNT = 1 << 22  # elements: too many for most caches, as a model's are
-REPETITIONS = 7
 ADDENDS = 8
 HYPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-
-
-def best_seconds(action: Callable[[], object]) -> float:
-    """The shortest of some repetitions, after one that is not counted."""
-    action()
-    seconds = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def inputs() -> dict[str, np.ndarray]:
