@@ -235,7 +235,7 @@ class Twin:
 
     def _token_share(self, batches: list) -> float:
         loss, targets = self.model.loss, [t for mine in batches for _, t in mine]
-        return sum(map(loss.tokens, targets)) / sum(t.size for t in targets) if loss.is_global else 1.0
+        return sum(int((t >= 0).sum()) for t in targets) / sum(t.size for t in targets) if loss.is_global else 1.0
 
     def _norm(self, vector: object, names: list[str]) -> float:
         """The norm of some tensors: per owner, tensor by tensor; owners in rank order."""

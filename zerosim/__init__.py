@@ -5,11 +5,13 @@ from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
 from zerosim.ranks import (
+                           AsymmetryError,
                            Cluster,
                            DeadlockError,
                            Hop,
                            Memory,
                            MismatchError,
+                           NullCluster,
                            OutOfMemoryError,
                            PendingWorkError,
                            Rank,
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FORMATS",
     "STAGES",
+    "AsymmetryError",
     "Cluster",
     "DeadlockError",
     "Engine",
@@ -37,6 +40,7 @@ __all__ = [
     "Layout",
     "Memory",
     "MismatchError",
+    "NullCluster",
     "OutOfMemoryError",
     "PendingWorkError",
     "Placement",

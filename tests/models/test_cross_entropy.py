@@ -81,7 +81,7 @@ def test_the_global_mean_divides_by_all_places_and_the_own_one_by_its_tokens():
     np.testing.assert_allclose(gradient, own_gradient * 6 / 8, rtol=2e-7)  # two more roundings of fp32
     assert CrossEntropy("global").is_global
     assert not CrossEntropy().is_global
-    assert CrossEntropy().tokens(TARGET) == CrossEntropy("global").tokens(TARGET) == 6
+    assert CrossEntropy().tokens(context("fp32"), TARGET) == CrossEntropy("global").tokens(context("fp32"), TARGET) == 6
 
 
 def test_without_a_valid_target_the_global_mean_is_0_and_there_is_no_other():

@@ -8,7 +8,7 @@ import pytest
 from tests.models.contexts import bits_of
 from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
 from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
-from zerosim.numerics.null import NullKernels
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.numerics.policy import Policy
 from zerosim.planning import activations, transformer_flops
 from zerosim.planning.activations import Block

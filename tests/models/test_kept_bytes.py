@@ -11,7 +11,7 @@ from tests.models.contexts import context, normal
 from zerosim.models import layers
 from zerosim.models.context import Context
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullKernels
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.numerics.policy import Policy
 
 

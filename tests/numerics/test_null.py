@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.numerics.null import NullArray
+from zerosim.numerics.null_kernels import NullKernels
 
 SLICES = st.slices(7) | st.integers(-7, 6) | st.none() | st.just(Ellipsis)
 
@@ -32,7 +33,7 @@ def test_null_kernels_compute_nothing_and_say_that_all_is_finite() -> None:
     assert kernels.all_finite(x) is True
     assert kernels.sum_of_squares(x) == 0.0
     assert kernels.slack_nbytes(10**6) == NumpyKernels().slack_nbytes(10**6)
-    assert kernels.BLOCK == NumpyKernels.BLOCK
+    assert kernels.BLOCK > 10**15, "what is not computed is one block"
 
 
 def test_a_trillion_elements_take_no_memory() -> None:
@@ -40,7 +41,7 @@ def test_a_trillion_elements_take_no_memory() -> None:
     assert x.size == 10**12
     assert x.nbytes == 4 * 10**12
     assert x[5:, ::2].shape == (10**6 - 5, 5 * 10**5)
-    assert NullArray(2**70, np.uint8).nbytes == 2**70
+    assert NullArray(2**60, np.uint8).nbytes == 2**60
 
 
 @given(shape=st.lists(st.integers(0, 5), max_size=3).map(tuple), key=st.lists(SLICES, max_size=3).map(tuple))

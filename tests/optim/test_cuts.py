@@ -12,7 +12,8 @@ from zerosim import Cluster, Engine, optim
 from zerosim.models import MLP
 from zerosim.numerics import blocks, step_kernels
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.numerics.null import NullArray
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.optim import UpdateContext, with_norms
 from zerosim.ranks import Memory
 

@@ -37,9 +37,9 @@ class CrossEntropy:
         """True where the engine counts the tokens of all ranks."""
         return self.normalization == "global"
 
-    def tokens(self, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: np.ndarray) -> int:
         """How many targets are valid."""
-        return int(np.count_nonzero(target != IGNORED))
+        return ctx.kernels.count_targets(target)
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """See `cross_entropy_forward`."""

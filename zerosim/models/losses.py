@@ -27,7 +27,7 @@ class Loss(Protocol):
     def is_global(self) -> bool:
         """True where the mean is over the valid targets of all ranks, which the engine counts by ``tokens``."""
 
-    def tokens(self, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: np.ndarray) -> int:
         """How many of the targets are valid."""
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
@@ -44,7 +44,7 @@ class HalfSquaredError:
     integer_targets: ClassVar[bool] = False
     is_global: ClassVar[bool] = False
 
-    def tokens(self, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: np.ndarray) -> int:
         """All of them."""
         return target.size
 

@@ -24,10 +24,10 @@ ALIGNED_FROM_NBYTES = 4096  # smaller arrays are not worth a cache line of slack
 ADAPTS_UP_TO_NBYTES = 32 * 2**20  # glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bit (malloc.c, 2.6 and later)
 
 
-def spans(count: int) -> Iterator[slice]:
+def spans(count: int, block: int = BLOCK) -> Iterator[slice]:
     """The slices that cut `count` elements into blocks, left to right; none where count is 0."""
-    for start in range(0, count, BLOCK):
-        yield slice(start, min(start + BLOCK, count))
+    for start in range(0, count, block):
+        yield slice(start, min(start + block, count))
 
 
 def slack_nbytes(nbytes: int) -> int:

@@ -9,7 +9,7 @@ Shapes: n elements; m rows, k inner, n columns in a product of matrices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -60,6 +60,7 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     BLOCK = BLOCK
+    xp: Any = np
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -78,6 +79,10 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
     def slack_nbytes(self, nbytes: int) -> int:
         """The bytes that the base of an array from `empty` holds beyond the array's own nbytes."""
         return slack_nbytes(nbytes)
+
+    def serving(self, x: Array) -> NumpyKernels:
+        """The kernels that compute with x: these."""
+        return self
 
     # --- casts ----------------------------------------------------------------------------------------------
 
@@ -98,6 +103,11 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         for span in spans(row.size):
             cast_block(source[span], row[span], self._scratch)
         put_back(row, out)
+
+    def fill(self, out: Array, values: Callable[[slice], Array]) -> None:
+        """out (n,) becomes what ``values`` gives for each block's slice, rounded once to out's type."""
+        for span in spans(out.size):
+            self.cast_pack(values(span), out[span])
 
     # --- one operation per element --------------------------------------------------------------------------
 
@@ -243,6 +253,10 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         """Whether no element of x is infinite or NaN."""
         row = x.reshape(-1)
         return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
+
+    def count_nan(self, x: Array) -> int:
+        """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""
+        return int(np.isnan(x).sum()) if is_floating(x.dtype.newbyteorder("=")) else 0
 
     @_quiet
     def sum_of_squares(self, x: Array, divisor: float = 1.0) -> float:

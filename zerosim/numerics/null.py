@@ -1,4 +1,4 @@
-"""Arrays without data, and kernels that do nothing: a step of a trillion parameters in no memory.
+"""Arrays without data: a step of a trillion parameters in no memory.
 
 A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises.
 """
@@ -12,42 +12,64 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import BLOCK, slack_nbytes
-
 _Index = int | slice | EllipsisType | None
 
 
 class NullArray:
-    """A shape and a type. Views (slices, reshape, view, T) share their `base`, as NumPy's do."""
+    """A shape and a type. Views (slices, reshape, view, T) share their `base`, as NumPy's do.
 
-    __slots__ = ("__weakref__", "base", "dtype", "shape")
+    A view's shape, strides and place in its base are NumPy's own: those of a view of the same name of one element that
+    is said to have the strides of the whole array, and that nobody reads.
+    """
 
-    def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, base: NullArray | None = None) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.dtype = np.dtype(dtype)
-        self.base = base
-        if any(length < 0 for length in self.shape):
-            raise ValueError(f"an array has no negative lengths, got shape {self.shape}")
+    __slots__ = ("__weakref__", "_ghost", "base")
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self._ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
+        self.base: NullArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._ghost.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, along each dimension."""
+        return self._ghost.strides
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._ghost.dtype
+
+    @property
+    def flags(self) -> Any:
+        """Whether elements lie in a row, and may be written: NumPy's own."""
+        return self._ghost.flags
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return self._ghost.ndim
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return self._ghost.size
 
     @property
     def itemsize(self) -> int:
-        return self.dtype.itemsize
+        return self._ghost.itemsize
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.itemsize
+        return self._ghost.nbytes
+
+    @property
+    def offset_nbytes(self) -> int:
+        """Where the first element lies in the base."""
+        return _address(self._ghost) - _address((self if self.base is None else self.base)._ghost)
 
     @property
     def T(self) -> NullArray:
-        return self._view(self.shape[::-1], self.dtype)
+        return self._view(self._ghost.T)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -56,37 +78,34 @@ class NullArray:
 
     def __getitem__(self, key: _Index | tuple[_Index, ...]) -> NullArray:
         """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
-        be data."""
+        be data. An element is an array without dimensions."""
         keys = key if isinstance(key, tuple) else (key,)
         if not all(part is None or isinstance(part, int | slice | EllipsisType | np.integer) for part in keys):
             raise TypeError(f"a null array is indexed by integers, slices, ... and None, got {key!r}")
-        # One element, repeated by strides of zero: NumPy's own rules for shapes, at no cost.
-        shape = np.broadcast_to(np.empty((), np.bool_), self.shape)[keys].shape
-        return self._view(shape, self.dtype)
+        return self._view(self._ghost[keys if ... in keys else (*keys, ...)])
 
     def __setitem__(self, key: _Index | tuple[_Index, ...], value: object) -> None:
         self[key]
 
     def reshape(self, *shape: int | tuple[int, ...]) -> NullArray:
-        """The same elements in another shape; one length may be -1."""
-        asked = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        lengths = [length for length in asked if isinstance(length, int | np.integer)]
-        known = math.prod(length for length in lengths if length != -1)
-        if lengths.count(-1) == 1 and known and self.size % known == 0:
-            lengths[lengths.index(-1)] = self.size // known
-        if -1 in lengths or math.prod(lengths) != self.size:
+        """The same elements in another shape; one length may be -1. A copy where NumPy makes one."""
+        asked: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        try:
+            return self._view(np.reshape(self._ghost, asked, copy=False))
+        except ValueError:
+            pass
+        lengths = _lengths(asked, self.size)
+        if lengths is None:
             raise ValueError(f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}")
-        return self._view(tuple(int(length) for length in lengths), self.dtype)
+        return NullArray(lengths, self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> NullArray:
         """The same bytes in another type; the last length changes with the bytes of an element."""
-        dtype = np.dtype(dtype)
-        if dtype.itemsize == self.itemsize:
-            return self._view(self.shape, dtype)
-        row_nbytes = self.shape[-1] * self.itemsize if self.shape else 0
-        if not self.shape or row_nbytes % dtype.itemsize:
-            raise ValueError(f"an array of shape {self.shape} and type {self.dtype.name} has no view as {dtype.name}")
-        return self._view((*self.shape[:-1], row_nbytes // dtype.itemsize), dtype)
+        try:
+            return self._view(self._ghost.view(dtype))
+        except ValueError as error:
+            raise ValueError(f"an array of shape {self.shape} and type {self.dtype.name} has no view as "
+                             f"{np.dtype(dtype).name}") from error
 
     def astype(self, dtype: npt.DTypeLike, copy: bool = True) -> NullArray:
         return self if not copy and np.dtype(dtype) == self.dtype else NullArray(self.shape, dtype)
@@ -97,8 +116,15 @@ class NullArray:
     def fill(self, value: object) -> None:
         pass
 
-    def _view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NullArray:
-        return NullArray(shape, dtype, self if self.base is None else self.base)
+    def may_overlap(self, other: NullArray) -> bool:
+        """Whether both look at one base, and at overlapping stretches of it."""
+        one_base = (self if self.base is None else self.base) is (other if other.base is None else other.base)
+        return one_base and np.may_share_memory(self._ghost, other._ghost)
+
+    def _view(self, ghost: npt.NDArray[Any]) -> NullArray:
+        found = NullArray.__new__(NullArray)
+        found._ghost, found.base = ghost, self if self.base is None else self.base
+        return found
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
@@ -113,89 +139,58 @@ class NullArray:
         return f"NullArray({self.shape}, {self.dtype.name})"
 
 
-class NullKernels:
-    """The kernels of a run without numbers: allocation gives null arrays, arithmetic does nothing, and everything
-    is finite, by declaration."""
+def _ghost(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """One element that is said to be an array of this shape: its metadata are true, and its elements are not there."""
+    if any(length < 0 for length in shape):
+        raise ValueError(f"an array has no negative lengths, got shape {shape}")
+    strides = [dtype.itemsize]
+    for length in shape[:0:-1]:
+        strides.append(strides[-1] * max(1, length))
+    element = np.empty(1, f"V{dtype.itemsize}")  # a type that as_strided knows
+    return np.lib.stride_tricks.as_strided(element, shape, strides[::-1] if shape else ()).view(dtype)
 
-    BLOCK = BLOCK
-    scratch_nbytes = 0
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NullArray:
+def _address(ghost: npt.NDArray[Any]) -> int:
+    address: int = ghost.__array_interface__["data"][0]
+    return address
+
+
+def _lengths(asked: tuple[Any, ...], count: int) -> tuple[int, ...] | None:
+    """The asked shape of ``count`` elements, its -1 filled in; None where there is none."""
+    known = math.prod(length for length in asked if length != -1)
+    if -1 in asked and (not known or count % known):
+        return None
+    lengths = tuple(int(count // known) if length == -1 else int(length) for length in asked)
+    return lengths if math.prod(lengths) == count else None
+
+
+class NullModule:
+    """The array module of a run without numbers: what makes arrays, and NumPy's own types and constants.
+
+    Functions that compute are not there: layers and optimizers compute by kernels.
+    """
+
+    ndarray = NullArray
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = float) -> NullArray:
         return NullArray(shape, dtype)
 
-    def slack_nbytes(self, nbytes: int) -> int:
-        """As for real arrays, so that ledgers agree."""
-        return slack_nbytes(nbytes)
+    zeros = ones = empty
 
-    def cast_pack(self, x: Any, out: Any) -> None: ...
-    def add_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def sum_rounded(self, addends: Any, out: Any) -> None: ...
-    def maximum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def minimum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def multiply_rounded(self, x: Any, factor: float, out: Any) -> None: ...
-    def divide_rounded(self, x: Any, divisor: float, out: Any) -> None: ...
-    def accumulate(self, total: Any, x: Any) -> None: ...
-    def matmul(self, a: Any, b: Any, *, bias: Any = None, out: Any) -> None: ...
-    def elementwise(self, function: Any, *inputs: Any, out: Any) -> None: ...
-    def column_sum(self, x: Any, out: Any) -> None: ...
-    def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None: ...
-    def normalize_rows(self, x: Any, w: Any, b: Any, epsilon: Any, mean: Any, rstd: Any, y: Any) -> None: ...
-    def scale_rows(self, x: Any, w: Any, b: Any, mean: Any, rstd: Any, y: Any) -> None: ...
+    def full(self, shape: int | tuple[int, ...], value: object, dtype: npt.DTypeLike | None = None) -> NullArray:
+        return NullArray(shape, np.asarray(value).dtype if dtype is None else dtype)
 
-    def normalize_rows_gradient(self, x: Any, w: Any, mean: Any, rstd: Any, dy: Any, dx: Any, dw: Any,
-                                db: Any) -> None: ...  # fmt: skip
+    def empty_like(self, x: Any, dtype: npt.DTypeLike | None = None) -> NullArray:
+        return NullArray(x.shape, x.dtype if dtype is None else dtype)
 
-    def take_rows(self, table: Any, rows: Any, out: Any) -> None: ...
-    def add_rows(self, x: Any, rows: Any, out: Any) -> None: ...
-    def relu(self, x: Any, out: Any, bits: Any) -> None: ...
-    def relu_gradient(self, bits: Any, dy: Any, out: Any) -> None: ...
-    def gelu(self, x: Any, out: Any, *, exact: bool = False) -> None: ...
-    def gelu_gradient(self, x: Any, dy: Any, out: Any, *, exact: bool = False) -> None: ...
-    def drop(self, x: Any, draw: Any, threshold: int, factor: float, out: Any) -> None: ...
-    def softmax_loss_gradient(self, logits: Any, targets: Any, log_sums: Any, factor: Any, out: Any) -> None: ...
-    def attend(self, qkv: Any, heads: Any, p: Any, o: Any) -> None: ...
-    def attend_gradient(self, qkv: Any, heads: Any, p: Any, do: Any, dqkv: Any, *, again: Any = False) -> None: ...
-    def attend_tiled(self, qkv: Any, heads: Any, log_sums: Any, o: Any) -> None: ...
-    def attend_tiled_gradient(self, qkv: Any, heads: Any, log_sums: Any, o: Any, do: Any, dqkv: Any) -> None: ...
-    def step_blocks(self, function: Any, *arrays: Any, scratch: int = 1) -> None: ...
-    def sgd_step(self, w: Any, g: Any, *, lr: float) -> None: ...
+    zeros_like = ones_like = empty_like
 
-    def adam_step(self, w: Any, m: Any, v: Any, g: Any, *, lr: float, beta1: float, beta2: float,
-                  epsilon: float, step: int, weight_decay: float = 0.0) -> None: ...  # fmt: skip
+    def may_share_memory(self, a: Any, b: Any) -> bool:
+        return isinstance(a, NullArray) and isinstance(b, NullArray) and a.may_overlap(b)
 
-    def widen(self, x: Any) -> Any:
-        """The same: no number becomes another."""
-        return x
-
-    def quantized(self, x: Any, fmt: str) -> Any:
-        """The same: no number becomes another."""
-        return x
-
-    def index_range(self, x: Any) -> tuple[int, int]:
-        """0 and 0: every index is that of the first, by declaration."""
-        return 0, 0
-
-    def count_targets(self, targets: Any) -> int:
-        """All of them, by declaration."""
-        return int(targets.size)
-
-    def symmetric_power(self, a: Any, exponent: float, damping: float, out: Any) -> None: ...
-    def eigenvectors(self, a: Any, out: Any) -> None: ...
-    def orthogonal_factor(self, a: Any, out: Any) -> None: ...
-    def mean_squares(self, x: Any, rows: Any, columns: Any) -> None: ...
-    def divide_by_roots(self, x: Any, rows: Any, columns: Any, out: Any) -> None: ...
-
-    def trace(self, a: Any) -> float:
-        """0: there is nothing to add."""
-        return 0.0
-
-    def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
-        """0: there is nothing to add."""
-        return 0.0
-
-    def all_finite(self, x: Any) -> bool:
-        return True
-
-    def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
-        """0: there is nothing to add."""
-        return 0.0
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name, None)
+        if found is None or (callable(found) and not isinstance(found, type)):
+            raise AttributeError(f"arrays without data have no {name}; they have empty, zeros, ones, full, empty_like, "
+                                 "zeros_like, ones_like, may_share_memory and NumPy's types: compute by rank.kernels")
+        return found

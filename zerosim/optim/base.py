@@ -27,22 +27,49 @@ class Slot:
     format: str = "fp32"
 
 
+def _note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
+    """Hears of arithmetic and forgets it."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
     """What an update is handed besides its arrays.
 
     ``norms`` are those of the whole tensor's weights and of its direction, ``factors`` those of the layer's inputs
-    (I, I) and output gradients (O, O), for optimizers that need them. ``alloc`` gives workspace that a ledger knows of.
+    (I, I) and output gradients (O, O), for optimizers that need them. ``alloc`` gives workspace that a ledger knows of,
+    ``note`` hears of the arithmetic of matrices.
     """
 
     kernels: NumpyKernels
     norms: tuple[float, float] | None = None
     factors: tuple[np.ndarray, np.ndarray] | None = None
     alloc: Callable[[tuple[int, ...]], np.ndarray] | None = None
+    note: Callable[..., None] = _note_nothing
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """Workspace in fp32, not initialized, for as long as the update runs."""
         return self.kernels.empty(shape, np.float32) if self.alloc is None else self.alloc(shape)
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        """out (M, N) = a (M, K) @ b (K, N), and what it cost."""
+        self.kernels.matmul(a, b, out=out)
+        self.note(flops=2 * a.shape[0] * a.shape[1] * b.shape[1], nbytes=a.nbytes + b.nbytes + out.nbytes)
+
+    def symmetric_power(self, a: np.ndarray, exponent: float, damping: float, out: np.ndarray) -> None:
+        """out = (a + damping·I)^exponent of a symmetric a (n, n), by its eigenvectors, and what that cost: 9n³ for
+        them (Golub & Van Loan 2013, section 8.3) and 2n³ for the product."""
+        self.kernels.symmetric_power(a, exponent, damping, out)
+        self.note(flops=11 * len(a)**3, nbytes=2 * a.nbytes)
+
+    def eigenvectors(self, a: np.ndarray, out: np.ndarray) -> None:
+        """out (n, n): the eigenvectors of a symmetric a (n, n), and what they cost: 9n³ (see `symmetric_power`)."""
+        self.kernels.eigenvectors(a, out)
+        self.note(flops=9 * len(a)**3, nbytes=2 * a.nbytes)
+
+    def orthogonal_factor(self, a: np.ndarray, out: np.ndarray) -> None:
+        """out: the Q of a = QR (n, n), and what it cost: 8n³/3 (Golub & Van Loan 2013, section 5.2)."""
+        self.kernels.orthogonal_factor(a, out)
+        self.note(flops=8 * len(a)**3 // 3, nbytes=2 * a.nbytes)
 
 
 class Optimizer(ABC):

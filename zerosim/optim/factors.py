@@ -57,7 +57,7 @@ class Shampoo(MatrixOptimizer):
         roots = outer_products(ctx, g)
         for factor, root in zip(factors, roots, strict=True):
             ctx.kernels.accumulate(factor, root)
-            ctx.kernels.symmetric_power(factor, -0.25, now.epsilon, root)
+            ctx.symmetric_power(factor, -0.25, now.epsilon, root)
         subtract(ctx, w, between(ctx, roots[0], g, roots[1]), now.lr)
 
     def _vector_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, v: np.ndarray) -> None:
@@ -148,10 +148,10 @@ class SOAP(MatrixOptimizer):
             factor, basis = state[side], state[f"{side}_basis"]
             move_factor(ctx, factor, product, self.beta2)
             if step == 1:
-                ctx.kernels.eigenvectors(factor, basis)
+                ctx.eigenvectors(factor, basis)
             elif step % self.every == 0:
-                ctx.kernels.matmul(factor, basis, out=product)
-                ctx.kernels.orthogonal_factor(product, basis)
+                ctx.matmul(factor, basis, product)
+                ctx.orthogonal_factor(product, basis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class KFAC(Optimizer):
             move_factor(ctx, state[name], factor, kept)
         balance, root = _balance(ctx, state["inputs"], state["outputs"]), now.damping**0.5
         inputs, outputs = ctx.empty(state["inputs"].shape), ctx.empty(state["outputs"].shape)
-        ctx.kernels.symmetric_power(state["inputs"], -1.0, root * balance, inputs)
-        ctx.kernels.symmetric_power(state["outputs"], -1.0, root / balance, outputs)
+        ctx.symmetric_power(state["inputs"], -1.0, root * balance, inputs)
+        ctx.symmetric_power(state["outputs"], -1.0, root / balance, outputs)
         subtract(ctx, w, between(ctx, inputs, g, outputs), now.lr)
 
 

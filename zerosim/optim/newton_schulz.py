@@ -6,7 +6,6 @@ practice runs it in bf16.
 """
 
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -46,15 +45,11 @@ def orthogonalize(ctx: UpdateContext, x: np.ndarray, iteration: str = "quintic",
         np.add(x, change, out=x)
 
     for _ in range(steps):
-        _product(kernels, *((x, x.T) if wide else (x.T, x)), gram)
+        ctx.matmul(*((x, x.T) if wide else (x.T, x)), gram)
         if c:
-            _product(kernels, gram, gram, square)
+            ctx.matmul(gram, gram, square)
             kernels.step_blocks(polynomial, gram, square, scratch=0)
         else:
             kernels.multiply_rounded(gram, b, gram)
-        _product(kernels, *((gram, x) if wide else (x, gram)), change)
+        ctx.matmul(*((gram, x) if wide else (x, gram)), change)
         kernels.step_blocks(move, x, change, scratch=0)
-
-
-def _product(kernels: Any, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    kernels.matmul(left, right, out=out)

@@ -41,5 +41,5 @@ def subtract(ctx: UpdateContext, w: np.ndarray, direction: np.ndarray, rate: flo
 
 def _product(ctx: UpdateContext, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     out = ctx.empty((a.shape[0], b.shape[1]))
-    ctx.kernels.matmul(a, b, out=out)
+    ctx.matmul(a, b, out)
     return out

@@ -2,6 +2,7 @@
 
 from zerosim.ranks.cluster import Cluster, Results, Run
 from zerosim.ranks.errors import (
+           AsymmetryError,
            DeadlockError,
            MismatchError,
            OutOfMemoryError,
@@ -10,10 +11,12 @@ from zerosim.ranks.errors import (
            RankUseError,
 )
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.stepping import step_through
 from zerosim.ranks.trace import Hop, Trace
 from zerosim.ranks.work import Work
 
-__all__ = ["Cluster", "DeadlockError", "Hop", "Memory", "MismatchError", "OutOfMemoryError", "PendingWorkError", "Rank",
-           "RankStopped", "RankUseError", "Results", "Run", "Trace", "Work", "step_through"]
+__all__ = ["AsymmetryError", "Cluster", "DeadlockError", "Hop", "Memory", "MismatchError", "NullCluster",
+           "OutOfMemoryError", "PendingWorkError", "Rank", "RankStopped", "RankUseError", "Results", "Run", "Trace",
+           "Work", "step_through"]

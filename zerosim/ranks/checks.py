@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import is_array, may_share_memory, start
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.ranks.algorithms import Algorithm
 from zerosim.ranks.averaging import AVERAGES
@@ -24,7 +25,7 @@ FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
 
 def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
     """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too."""
-    if not isinstance(x, np.ndarray):
+    if not is_array(x):
         raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; "
                          "wrap numbers as np.array([...], np.float32)")
     if not x.flags.c_contiguous:
@@ -38,7 +39,8 @@ def vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
     if flat and x.ndim != 1:
         raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; "
                          "pass x.reshape(-1)")
-    return x
+    found: np.ndarray = x
+    return found
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -101,7 +103,7 @@ def overlap(x: np.ndarray, out: np.ndarray, same: Same | None) -> bool:
 
     ``same`` names the parts of ``x`` and ``out`` that may be the same memory, None where none may.
     """
-    if not np.may_share_memory(x, out):
+    if not may_share_memory(x, out):
         return False
     if same is None:
         raise ValueError("out= overlaps the input, which is still sent from when the first elements arrive; "
@@ -130,12 +132,6 @@ def cutting(row: Algorithm, operation: str, algorithm: str, ranks: int) -> None:
     if row.folds and ranks & (ranks - 1):
         raise ValueError(f"splits= would change nothing in {operation} by {algorithm!r} on {ranks} ranks, of which "
                          "only a power of two take chunks, by a cut of their own; leave it out, or take 'ring'")
-
-
-def start(x: np.ndarray) -> int:
-    """The address of the first element."""
-    address: int = x.__array_interface__["data"][0]
-    return address
 
 
 def private_memory(entries: "Sequence[CollectiveEntry]") -> None:

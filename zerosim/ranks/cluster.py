@@ -73,14 +73,20 @@ class Cluster:
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
-        self.kernels = NumpyKernels()
-        states = [RankState(index, Memory(f"rank {index}", self.kernels, capacity_nbytes, debug), self.kernels)
-                  for index in range(ranks)]
+        self.kernels = self._new_kernels()
         group = tuple(range(ranks))
-        self.ranks = [Rank(state, group) for state in states]
+        self._states = [RankState(index, Memory(f"rank {index}", self.kernels, capacity_nbytes, debug), self.kernels)
+                        for index in self._present(group)]
+        self.ranks = [Rank(state, group) for state in self._states]
         self.runs: list[Run] = []
-        self._states = states
         self._running: int | None = None
+
+    def _new_kernels(self) -> NumpyKernels:
+        return NumpyKernels()
+
+    def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks that run here."""
+        return group
 
     @property
     def trace(self) -> Traces:
@@ -109,14 +115,11 @@ class Cluster:
 
     def _drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watched: bool = False,
                interrupts: Interrupts | None = None) -> Generator[Event, None, None]:
-        from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
-
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
         self._enter()
-        hub = Hub(len(self.ranks), self.kernels, seed=self.seed, hop_by_hop=hop_by_hop or self.debug, watched=watched,
-                  interrupts=interrupts or Interrupts())
+        hub = self._driver(hop_by_hop=hop_by_hop or self.debug, watched=watched, interrupts=interrupts or Interrupts())
         try:
             for state in self._states:
                 state.begin(hub)
@@ -131,6 +134,12 @@ class Cluster:
             for state in self._states:
                 state.end()
             self._running = None
+
+    def _driver(self, *, hop_by_hop: bool, watched: bool, interrupts: Interrupts) -> Any:
+        from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
+
+        return Hub(len(self.ranks), self.kernels, seed=self.seed, hop_by_hop=hop_by_hop, watched=watched,
+                   interrupts=interrupts)
 
     def _next(self, steps: Generator[Event, None, None]) -> Event | None:
         """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""

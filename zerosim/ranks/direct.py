@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zerosim.numerics.arrays import has_data
 from zerosim.numerics.blocks import BLOCK, spans
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call
@@ -47,7 +48,9 @@ def scratch_nbytes(call: Call) -> int:
 
 
 def run(call: Call, kernels: NumpyKernels, entries: Sequence[CollectiveEntry]) -> None:
-    """Carries out a ring collective on the arrays of all ranks."""
+    """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
+    if not has_data(entries[0].x):
+        return
     inputs, outs = [entry.x for entry in entries], [entry.out for entry in entries]
     match call.operation:
         case "reduce_scatter":

@@ -85,6 +85,10 @@ Entry = CollectiveEntry | ExchangeEntry
 class Transport(Protocol):
     """What carries entries between ranks."""
 
+    @property
+    def knows_the_others(self) -> bool:
+        """False where one rank stands for all."""
+
     def issue(self, rank: int, entry: Entry) -> None:
         """Takes the entry and returns at once."""
 

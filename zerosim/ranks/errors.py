@@ -21,5 +21,9 @@ class RankUseError(RuntimeError):
     """A rank was used outside its own running program: in another thread, another rank's program, or no run."""
 
 
+class AsymmetryError(ValueError):
+    """One rank was to stand for all of them in something that not every rank would do in the same way."""
+
+
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""

@@ -32,6 +32,8 @@ MISSING = object()
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 
+    knows_the_others = True
+
     def __init__(self, size: int, kernels: NumpyKernels, *, seed: int, hop_by_hop: bool, watched: bool,
                  interrupts: Interrupts) -> None:
         self.kernels, self.hop_by_hop, self.watched, self.interrupts = kernels, hop_by_hop, watched, interrupts
@@ -172,7 +174,8 @@ class Hub:
         private_memory(entries)
         sent = [0] * len(entries)
         if self.hop_by_hop or not direct.serves(call):
-            parties = [Party(call, e.index, self.kernels, e.buffers, e.in_place) for e in entries]
+            kernels = self.kernels.serving(entries[0].x)
+            parties = [Party(call, e.index, kernels, e.buffers, e.in_place) for e in entries]
             for hop, values in lockstep(parties, [(e.x, e.out) for e in entries]):
                 sent[hop.source] += hop.nbytes
                 self.interrupts.raise_pending()
@@ -180,7 +183,7 @@ class Hub:
                     yield Event(call, hop, values.copy())
         else:
             sent = [direct.sent_nbytes(call, entry.index) for entry in entries]
-            direct.run(call, self.kernels, entries)
+            direct.run(call, self.kernels.serving(entries[0].x), entries)
         for entry, nbytes in zip(entries, sent, strict=True):
             entry.finish(nbytes)
             self._wake(call.group[entry.index], entry)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.numerics.null import NullArray
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.ranks.algorithms import ALGORITHMS, Exchange, Party
 from zerosim.ranks.algorithms.party import Array, Steps
 from zerosim.ranks.call import Call
@@ -95,18 +96,27 @@ def _move(seats: list[Seat], source: int, destination: int, step: int, receiver:
 
 def expand(call: Call) -> list[Hop]:
     """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
-    # The n-th call of a loop makes the first one's hops. Few are kept: 512 ranks in a ring make half a million.
-    anywhere = replace(call, number=0, communicator=(), group=tuple(range(call.ranks)), purpose="unspecified")
-    return list(_expand(anywhere))
+    return list(_expand(anywhere(call)))
 
 
-@lru_cache(maxsize=8)
+def anywhere(call: Call) -> Call:
+    """The call without what tells it apart from others of the same hops: the n-th of a loop makes the first one's."""
+    return replace(call, number=0, communicator=(), group=tuple(range(call.ranks)), purpose="unspecified", agreement="")
+
+
+@lru_cache(maxsize=8)  # few: 512 ranks in a ring make half a million hops
 def _expand(call: Call) -> tuple[Hop, ...]:
-    algorithm = ALGORITHMS[call.operation][call.algorithm]
-    parties = [Party(call, index, NullKernels()) for index in range(call.ranks)]
-    for party in parties:
-        party.buffers = [NullArray((length,), dtype) for length, dtype in algorithm.buffers(party)]
+    kernels = NullKernels()
+    parties = [null_party(call, index, kernels) for index in range(call.ranks)]
     return tuple(hop for hop, _ in lockstep(parties, [null_arrays(party) for party in parties]))
+
+
+def null_party(call: Call, index: int, kernels: NullKernels) -> Party:
+    """One rank inside the call, its buffers without data."""
+    party = Party(call, index, kernels)
+    party.buffers = [NullArray((length,), dtype)
+                     for length, dtype in ALGORITHMS[call.operation][call.algorithm].buffers(party)]
+    return party
 
 
 def null_arrays(party: Party) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.arrays import base_of, poison
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.trace import Held, Trace
@@ -31,25 +31,6 @@ class Holding:
     name: str
     nbytes: int
     slack_nbytes: int
-
-
-def base_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory which ``array`` looks at; ValueError for what is no array."""
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"the ledger holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def poison(array: np.ndarray) -> None:
-    """Fills an array of any strides with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
-    dtype = array.dtype
-    has_nan = dtype.kind in "fc" or any(dtype == row.dtype for row in FORMATS.values())
-    if has_nan:
-        array.fill(dtype.type(np.nan))
-    else:
-        array.view(f"V{dtype.itemsize}").fill(np.void(b"\xa5" * dtype.itemsize))
 
 
 class Memory:
@@ -78,10 +59,12 @@ class Memory:
         """The breakdown at the instant of the total peak."""
         return dict(self._peak_by_kind)
 
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "", *,
+              like: Any = None) -> np.ndarray:
         """A new array of this shape and dtype, charged to ``kind``; uninitialized, in debug mode NaN.
 
-        Raises OutOfMemoryError when the capacity does not leave the bytes, and ValueError for an unknown kind.
+        On a rank whose arrays have no data, it has some if ``like`` has. Raises OutOfMemoryError when the capacity does
+        not leave the bytes, and ValueError for an unknown kind.
         """
         dtype = np.dtype(dtype)
         lengths = (shape,) if isinstance(shape, int | np.integer) else shape
@@ -89,7 +72,7 @@ class Memory:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
         nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)
-        array = self.kernels.empty(shape, dtype)
+        array = (self.kernels if like is None else self.kernels.serving(like)).empty(shape, dtype)
         if self.debug:
             poison(array)
         self._enter(base_of(array), kind, name, nbytes, self.kernels.slack_nbytes(nbytes))

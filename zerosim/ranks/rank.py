@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import may_share_memory
 from zerosim.numerics.checks import is_count
 from zerosim.ranks import checks
 from zerosim.ranks.algorithms import algorithm_of
 from zerosim.ranks.cuts import Cut, checked_cut, gathered_cut
 from zerosim.ranks.entry import ExchangeEntry
+from zerosim.ranks.errors import AsymmetryError
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.request import Request, perform
 from zerosim.ranks.state import RankState
@@ -52,7 +54,7 @@ class Rank:
 
     @property
     def xp(self) -> Any:
-        """The array module: numpy."""
+        """The array module: numpy, or one whose arrays have no data."""
         return self._state.xp
 
     @property
@@ -80,7 +82,7 @@ class Rank:
             checks.vector(send, "send")
         if out is not None:
             checks.writable(out, "out=")
-        if send is not None and out is not None and np.may_share_memory(send, out):
+        if send is not None and out is not None and may_share_memory(send, out):
             raise ValueError("out= overlaps send, which may not have left when the first elements arrive; "
                              "pass memory of its own")
         row = Message(self._global(to, "to"), self._global(source, "source"), checks.purpose(purpose), self.trace.path)
@@ -214,6 +216,9 @@ class Rank:
             )
         if not is_count(key):
             raise ValueError(f"key={key!r} must be a whole number; ranks of a group are ordered by it")
+        if not self._state.in_use().knows_the_others:
+            raise AsymmetryError(f"rank {self.index} stands for all ranks and was asked to split() them, but what "
+                                 "color the others choose is not known; run all of them, with NullCluster(ranks)")
         number = self._state.calls[self.key]
         mine = np.array([-1 if color is None else color, key], np.int64)
         table = self.all_gather(mine, purpose="control").reshape(self.size, 2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import poison
 from zerosim.ranks import checks
 from zerosim.ranks.algorithms import Algorithm, Party, algorithm_of
 from zerosim.ranks.averaging import Scaling, scaling
@@ -17,7 +18,6 @@ from zerosim.ranks.cuts import Cut
 from zerosim.ranks.entry import CollectiveEntry, Transport
 from zerosim.ranks.errors import PendingWorkError
 from zerosim.ranks.explain import where_called
-from zerosim.ranks.memory import poison
 from zerosim.ranks.state import RankState
 from zerosim.ranks.trace import Collective, Issue, Wait
 from zerosim.ranks.work import Borrowed, Work
@@ -130,9 +130,9 @@ def _captured(state: RankState, request: Request, rule: Scaling, in_place: bool)
     x, memory = request.x, state.memory
     copied = rule.changes_input or (request.async_op and (in_place or memory.debug))
     if copied:
-        x = memory.alloc(request.x.shape, request.x.dtype, BUFFER, "captured input")
+        x = memory.alloc(request.x.shape, request.x.dtype, BUFFER, "captured input", like=request.x)
         if rule.changes_input:
-            rule.before(state.kernels, request.x.reshape(-1), x.reshape(-1))
+            rule.before(state.kernels.serving(request.x), request.x.reshape(-1), x.reshape(-1))
         else:
             x[...] = request.x
     if not request.async_op or in_place:
@@ -147,13 +147,14 @@ def _landing(state: RankState, request: Request, in_place: bool) -> np.ndarray:
     if not request.gets_result:
         return np.empty(0, request.x.dtype)
     kind = BUFFER if request.async_op else "workspace"
-    return state.memory.alloc(request.out_shape, request.x.dtype, kind, request.operation)
+    return state.memory.alloc(request.out_shape, request.x.dtype, kind, request.operation, like=request.x)
 
 
 def _entry(state: RankState, request: Request, call: Call, row: Algorithm, x: np.ndarray, landing: np.ndarray,
            in_place: bool) -> CollectiveEntry:
     party = Party(call, request.rank.index, state.kernels)
-    buffers = [state.memory.alloc(length, dtype, BUFFER, call.operation) for length, dtype in row.buffers(party)]
+    buffers = [state.memory.alloc(length, dtype, BUFFER, call.operation, like=x)
+               for length, dtype in row.buffers(party)]
     return CollectiveEntry(call, request.rank.index, x.reshape(-1), landing.reshape(-1), buffers, in_place,
                            Collective(call, state.trace.path, request.async_op), state.trace)
 
@@ -164,7 +165,7 @@ def _result(state: RankState, request: Request, rule: Scaling, entry: Collective
     entry.let_go()
     if not request.gets_result:
         return None
-    rule.after(state.kernels, landing)
+    rule.after(state.kernels.serving(landing), landing)
     if request.out is None:
         if request.async_op:
             state.memory.reclassify(landing, "workspace")

@@ -4,8 +4,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import Transport
@@ -22,11 +20,15 @@ class RankState:
     index: int
     memory: Memory
     kernels: NumpyKernels
-    xp: Any = np
     trace: Trace = field(default_factory=Trace)
     transport: Transport | None = None
     calls: Counter[Group] = field(default_factory=Counter)
     pending: list[Work] = field(default_factory=list)
+
+    @property
+    def xp(self) -> Any:
+        """The array module of what the rank holds."""
+        return self.kernels.xp
 
     def begin(self, transport: Transport) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""

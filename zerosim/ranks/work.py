@@ -4,12 +4,11 @@ Until this rank's own wait the result cannot be read and a caller's ``out=`` sho
 been computed already: so a program that reads too early fails on every schedule, not only on an unlucky one.
 """
 
-import zlib
 from collections.abc import Callable
 
 import numpy as np
 
-from zerosim.numerics.blocks import spans
+from zerosim.numerics.arrays import checksum, may_share_memory, same_bytes
 from zerosim.ranks.errors import PendingWorkError
 
 
@@ -22,20 +21,7 @@ class Borrowed:
 
     def changed(self) -> bool:
         """True when the input's bytes are not what they were at issue."""
-        if self.copy is not None:
-            now, then = as_bytes(self.x), as_bytes(self.copy)
-            return not all(np.array_equal(now[here], then[here]) for here in spans(now.size))
-        return checksum(self.x) != self.checksum
-
-
-def as_bytes(x: np.ndarray) -> np.ndarray:
-    """The array's bytes, (nbytes,) uint8, without a copy."""
-    return x.reshape(-1).view(np.uint8)
-
-
-def checksum(x: np.ndarray) -> int:
-    """CRC-32 of the array's bytes."""
-    return zlib.crc32(as_bytes(x).data)
+        return checksum(self.x) != self.checksum if self.copy is None else not same_bytes(self.x, self.copy)
 
 
 class Work:
@@ -54,7 +40,7 @@ class Work:
 
     def hides(self, array: np.ndarray | None) -> bool:
         """True when the array shares memory with an ``out=`` that shows nothing yet."""
-        return array is not None and self.out is not None and np.may_share_memory(array, self.out)
+        return array is not None and self.out is not None and may_share_memory(array, self.out)
 
     @property
     def waited(self) -> bool:

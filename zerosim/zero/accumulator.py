@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zerosim.models.units import Unit
+from zerosim.numerics.arrays import is_same_memory
 from zerosim.zero.gradients import Gradients
 from zerosim.zero.reduction import Agreement
 from zerosim.zero.states import States
@@ -127,8 +128,3 @@ class Accumulator:
         self._borrowed.clear()
         for gradients in self.trained.values():
             gradients.reset()
-
-
-def is_same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    """True when both arrays are views of the same elements in the same order."""
-    return a.__array_interface__ == b.__array_interface__

@@ -7,6 +7,7 @@ unit's gradient of each micro-batch is reduced as backward goes, then added. At 
 
 import numpy as np
 
+from zerosim.numerics.arrays import may_share_memory
 from zerosim.zero.buckets import Bucket, buckets, limit_of
 from zerosim.zero.moves import Move, Parts, of_shard, of_whole
 from zerosim.zero.placements import PARTIAL, SHARDED, Placement
@@ -52,7 +53,7 @@ class Gradients:
         resting = self.states.gradient[lies]
         if self.micro_batch > 0:
             self.rank.kernels.add_rounded(resting, whole, resting)
-        elif not np.may_share_memory(whole, resting):
+        elif not may_share_memory(whole, resting):
             self.rank.kernels.cast_pack(whole, resting)
 
     def end_of_backward(self) -> None:

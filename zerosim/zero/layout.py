@@ -133,6 +133,15 @@ class Layout:
             start += high - low
         return pieces
 
+    def valid_regions(self) -> list[Piece]:
+        """The whole vector without padding, region by region; for who holds all of it, and so no shard."""
+        return [Piece(slice(region.low, region.valid_high), slice(0, 0)) for region in self.regions]
+
+    def whole_parameters(self) -> list[ParameterPiece]:
+        """All parameters that have elements, in the order of the vector; for who holds all of it, and so no shard."""
+        return [ParameterPiece(slice(entry.low, entry.high), slice(0, 0), entry, 0) for entry in self.entries
+                if entry.low < entry.high]
+
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
         """What the rank owns, parameter by parameter in the order of the vector; empty pieces are left out."""
         return [ParameterPiece(slice(low, high), slice(at, at + high - low), entry, low - entry.low)

@@ -13,7 +13,7 @@ import numpy as np
 from zerosim.models.context import Context
 from zerosim.models.units import Model
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_floating
+from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.rank import Rank
 from zerosim.zero.passes import Tape
@@ -53,16 +53,22 @@ class MicroBatches:
                 self._charged(target, FP32, "target", indices=loss.integer_targets))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
-        values = np.ascontiguousarray(values)
+        values = contiguous(values)
         if indices:
             dtype = values.dtype
         else:
-            _refuse_nan(values, name)
+            self._refuse_nan(values, name)
         if not indices and (values.dtype.kind in "iu" or not values.dtype.isnative):
             values = values.astype(np.float64)
         charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
         self.rank.kernels.cast_pack(values, charged)
         return charged
+
+    def _refuse_nan(self, values: np.ndarray, name: str) -> None:
+        """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
+        if count := self.rank.kernels.count_nan(values):
+            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at "
+                             "where the data come from")
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -87,8 +93,3 @@ class MicroBatches:
         return tokens / (self.rank.size * self._places)
 
 
-def _refuse_nan(values: np.ndarray, name: str) -> None:
-    """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
-    if is_floating(values.dtype.newbyteorder("=")) and (count := int(np.isnan(values).sum())):
-        raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at "
-                         "where the data come from")

@@ -17,16 +17,23 @@ from zerosim.zero.states import States, at
 
 def overflowed(families: Sequence[States]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    mine = not all(
-        states.rank.kernels.all_finite(states.gradient_sum.array[at(piece, states.gradient_sum.placement)])
-        for states in families for piece in states.regions_held(states.stage.optimizer))
+    rank, scanned = families[0].rank, _scanned(families)
+    mine = not all(map(rank.kernels.all_finite, scanned))
+    rank.trace.compute(nbytes=sum(sums.nbytes for sums in scanned))
     return bool(told(families[0], np.array([mine], np.uint8)).any())
+
+
+def _scanned(families: Sequence[States]) -> list[np.ndarray]:
+    """The sums of gradients that this rank updates with, without padding."""
+    return [states.gradient_sum.array[at(piece, states.gradient_sum.placement)]
+            for states in families for piece in states.regions_held(states.stage.optimizer)]
 
 
 def gradient_norm(families: Sequence[States]) -> float:
     """The global norm of the mean gradient: every element of every parameter of the families counted once."""
     mine = [sum(_squares(states, piece) for states in families for piece in states.layout.parameter_pieces(owner))
             for owner in owners(families[0])]
+    families[0].rank.trace.compute(nbytes=sum(sums.nbytes for sums in _scanned(families)))
     return rooted(told(families[0], np.array(mine, np.float64)))
 
 

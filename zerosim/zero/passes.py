@@ -58,7 +58,7 @@ class Passes:
             del kept_here
         with self.rank.trace.span("loss"):
             loss, kept_by_loss = self.model.loss.forward(ctx, x, target)
-        return Tape(ctx, loss, kept_by_loss, kept, inputs, self.model.loss.tokens(target), target.size)
+        return Tape(ctx, loss, kept_by_loss, kept, inputs, self.model.loss.tokens(ctx, target), target.size)
 
     def backward(self, tape: Tape, scale: float) -> None:
         """Goes back unit by unit, handing each one's gradients to ``absorb``; uses the tape up. ``scale`` is S."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.blocks import BLOCK, spans
+from zerosim.numerics.blocks import spans
 from zerosim.optim.base import Group, Optimizer, UpdateContext
 from zerosim.zero import norms
 from zerosim.zero.layout import ParameterPiece
@@ -38,17 +38,22 @@ class Moment:
 def blocks(states: States, piece: ParameterPiece,
            moment: Moment) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
     """(w, g, state) of a piece in blocks, all fp32 (n,): the arrays at rest, or wide copies that are rounded back."""
-    kernels, reduced = states.rank.kernels, states.gradient_sum
-    w = states.master[at(piece, states.master_placement)]
-    s = reduced.array[at(piece, reduced.placement)]
-    slots = {name: states.slot(piece, name) for name in states.slots_of(piece.entry)}
-    g32 = kernels.empty(min(BLOCK, len(w)), FP32)
-    for here in spans(len(w)):
+    kernels, divisor = states.rank.kernels, states.gradient_sum.divisor
+    w, s, slots = _at_rest(states, piece)
+    g32 = kernels.empty(min(kernels.BLOCK, len(w)), FP32)
+    for here in spans(len(w), kernels.BLOCK):
         g = g32[:here.stop - here.start]
-        kernels.gradient_block(s[here], reduced.divisor, moment.clip_factor, g)
+        kernels.gradient_block(s[here], divisor, moment.clip_factor, g)
         at_rest = {name: slot[here] for name, slot in slots.items()} | {"": w[here]}
         with wide(kernels, partial(kernels.empty, dtype=FP32), at_rest) as arrays:
             yield arrays[""], g, {name: arrays[name] for name in slots}
+
+
+def _at_rest(states: States, piece: ParameterPiece) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """The piece of the master, of the reduced gradient and of each slot."""
+    reduced = states.gradient_sum
+    return (states.master[at(piece, states.master_placement)], reduced.array[at(piece, reduced.placement)],
+            {name: states.slot(piece, name) for name in states.slots_of(piece.entry)})
 
 
 def update_piece(states: States, piece: ParameterPiece, moment: Moment, norms_of_tensor: Norms | None) -> None:
@@ -57,6 +62,15 @@ def update_piece(states: States, piece: ParameterPiece, moment: Moment, norms_of
     ctx, group = UpdateContext(states.rank.kernels, norms=norms_of_tensor), moment.group(optimizer)
     for w, g, state in blocks(states, piece, moment):
         optimizer.update(ctx, w, g, state, moment.step, group)
+    note_update(states, *_at_rest(states, piece))
+
+
+def note_update(states: States, w: np.ndarray, s: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+    """What an update moves, which is what it costs on any hardware: the gradient is read, the rest read and written.
+
+    The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
+    """
+    states.rank.trace.compute(nbytes=s.nbytes + 2 * (w.nbytes + sum(slot.nbytes for slot in slots.values())))
 
 
 def tensor_norms(states: States, moment: Moment) -> dict[str, Norms]:
@@ -72,7 +86,7 @@ def _squares(states: States, moment: Moment, piece: ParameterPiece) -> Norms:
     """
     optimizer: Any = states.optimizers[piece.entry.name]
     kernels, group = states.rank.kernels, moment.group(optimizer)
-    ctx, direction = UpdateContext(kernels), kernels.empty(min(BLOCK, piece.count), FP32)
+    ctx, direction = UpdateContext(kernels), kernels.empty(min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
     for w, g, state in blocks(states, piece, moment):
         optimizer.advance(ctx, w, g, state, moment.step, group)

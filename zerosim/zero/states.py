@@ -5,21 +5,19 @@ Legend: n elements of the padded vector, s of this rank's shard; at rest an arra
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from zerosim.models.units import Model
-from zerosim.numerics.blocks import spans
+from zerosim.numerics.arrays import poison
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Slot
-from zerosim.ranks.memory import poison
 from zerosim.ranks.rank import Rank
 from zerosim.zero.groups import Kin
 from zerosim.zero.layout import Entry, Layout, ParameterPiece, Piece, Region, layout_of
 from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
-
-NOTHING = np.empty(0, np.float32)  # the gradient of what is frozen
 
 
 @dataclass(slots=True)
@@ -39,7 +37,7 @@ class States:
         self.frozen, self.optimizers = kin.frozen, kin.optimizers
         self.layout = layout_of(layout, kin.shapes, rank.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
-        self.gradient = NOTHING if self.frozen else self._alloc(
+        self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
@@ -66,9 +64,8 @@ class States:
         return self.layout.shard_length(self.rank.index) if placement is SHARDED else self.layout.length
 
     def regions_held(self, placement: Placement) -> list[Piece]:
-        """The valid stretches that this rank holds under a placement: its own, or every rank's in rank order."""
-        owners = [self.rank.index] if placement is SHARDED else range(self.layout.ranks)
-        return [piece for owner in owners for piece in self.layout.valid(owner)]
+        """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
+        return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
     def slot(self, piece: ParameterPiece, name: str) -> np.ndarray:
         """The elements of a slot that belong to a piece (n,), or the slot itself where it has another shape."""
@@ -89,12 +86,6 @@ class States:
         """What this rank updates of one region."""
         return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
 
-    def whole_piece(self, entry: Entry) -> ParameterPiece:
-        """All of a parameter of which this rank updates all."""
-        if self.stage.optimizer is SHARDED:
-            return next(piece for piece in self.pieces if piece.entry is entry)
-        return ParameterPiece(slice(entry.low, entry.high), slice(0, 0), entry, 0)
-
     def slots_of(self, entry: Entry) -> dict[str, Slot]:
         """What the parameter's optimizer keeps for it, by name."""
         return self.optimizers[entry.name].slots(entry.shape)
@@ -114,11 +105,12 @@ class States:
     # -- what is made at the start ------------------------------------------------------------------------------------
 
     def _pieces(self) -> list[ParameterPiece]:
-        """What this rank updates, parameter by parameter: its own, or every owner's where the state is replicated."""
+        """What this rank updates, parameter by parameter: what it owns, or all where the state is replicated."""
         if self.frozen:
             return []
-        owners = [self.rank.index] if self.stage.optimizer is SHARDED else range(self.layout.ranks)
-        return [piece for owner in owners for piece in self.layout.parameter_pieces(owner)]
+        if self.stage.optimizer is SHARDED:
+            return self.layout.parameter_pieces(self.rank.index)
+        return self.layout.whole_parameters()
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
         array = self.rank.memory.alloc(self.length(placement), dtype, kind, name or kind)
@@ -159,22 +151,16 @@ class States:
             copies.append((self.master, stage.optimizer))
         for array, placement in copies:
             for piece in self.regions_held(placement):
-                target = array[at(piece, placement)]
-                for entry, low, high in self._blocks_in(piece.vector):
-                    values = self._first_values(entry, low - entry.low, high - low)
-                    if not self.frozen:  # weights are cast from the master, whatever its format, from the start
-                        values = round_to(values, self.policy.master)
-                    kernels.cast_pack(values, target[low - piece.vector.start:high - piece.vector.start])
+                target, start = array[at(piece, placement)], piece.vector.start
+                for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
+                    kernels.fill(target[low - start:high - start], partial(self._first_values, entry, low - entry.low))
 
-    def _blocks_in(self, vector: slice) -> Iterator[tuple[Entry, int, int]]:
-        """The parameters that overlap a stretch of the vector, each with the overlap, in blocks."""
-        for entry, low, high in self.layout.entries_in(vector.start, vector.stop):
-            for span in spans(high - low):
-                yield entry, low + span.start, low + span.stop
-
-    def _first_values(self, entry: Entry, start: int, count: int) -> np.ndarray:
+    def _first_values(self, entry: Entry, start: int, span: slice) -> np.ndarray:
+        """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
         unit = next(unit for unit in self.model.units if unit.name == entry.unit)
-        return unit.initial(entry.name, start, count)
+        values = unit.initial(entry.name, start + span.start, span.stop - span.start)
+        # Weights are cast from the master, whatever its format, from the start.
+        return values if self.frozen else round_to(values, self.policy.master)
 
 
 def at(piece: Piece, placement: Placement) -> slice:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerosim.optim.base import UpdateContext
 from zerosim.zero.layout import Entry, ParameterPiece
-from zerosim.zero.pieces import Moment
+from zerosim.zero.pieces import Moment, note_update
 from zerosim.zero.placements import SHARDED, Placement
 from zerosim.zero.states import States, at
 from zerosim.zero.wide import FP32, wide
@@ -60,10 +60,12 @@ def _step(states: States, entry: Entry, w: np.ndarray, s: np.ndarray, state: dic
     empty = partial(rank.memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
     g = empty(entry.shape)
     rank.kernels.gradient_block(s, states.gradient_sum.divisor, moment.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty)
+    ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty,
+                        note=rank.trace.compute)
     with wide(rank.kernels, empty, {**state, "": w}) as arrays:
         optimizer.update(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
                          moment.group(optimizer))
+    note_update(states, w, s, state)
 
 
 def _own(states: States, entry: Entry, array: np.ndarray, placement: Placement) -> np.ndarray:
@@ -78,5 +80,5 @@ def _own_slot(states: States, entry: Entry, name: str) -> np.ndarray:
     """This rank's elements of a flat slot; none where it owns none of the tensor."""
     if name in states.slots and (entry.name, name) not in states.own_slots:
         return _own(states, entry, states.slots[name], SHARDED)
-    nothing = np.empty(0, states.slot_dtype(states.slots_of(entry)[name]))
+    nothing: np.ndarray = states.rank.xp.empty(0, states.slot_dtype(states.slots_of(entry)[name]))
     return states.own_slots.get((entry.name, name), nothing)

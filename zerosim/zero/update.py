@@ -11,7 +11,7 @@ from typing import Any
 from zerosim.numerics.checks import is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.zero import norms
-from zerosim.zero.layout import ParameterPiece, Region
+from zerosim.zero.layout import Region
 from zerosim.zero.pieces import Moment, Norms, tensor_norms, update_piece
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.refresh import Refresh
@@ -88,18 +88,17 @@ class Update:
 
 def _update_region(states: States, region: Region, moment: Moment, measured: Mapping[str, Norms]) -> None:
     """Updates what this rank updates of one region, tensor by tensor in the order of the vector."""
-    own: dict[str, list[ParameterPiece]] = {}
-    for piece in states.pieces_in(region):
-        own.setdefault(piece.entry.name, []).append(piece)
+    own = {piece.entry.name: piece for piece in states.pieces_in(region)}
     for entry, _, _ in states.layout.entries_in(region.low, region.high):
-        pieces = own.get(entry.name, [])
-        if states.optimizers[entry.name].cut_of(entry.shape) == "anywhere":
-            for piece in pieces:
-                update_piece(states, piece, moment, measured.get(entry.name))
-        elif is_torn(states, entry):
+        piece = own.get(entry.name)
+        anywhere = states.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
+        if not anywhere and is_torn(states, entry):
             update_gathered(states, entry, moment)
-        elif pieces:
-            update_tensor(states, states.whole_piece(entry), moment)
+        elif piece is not None:
+            if anywhere:
+                update_piece(states, piece, moment, measured.get(entry.name))
+            else:
+                update_tensor(states, piece, moment)
 
 
 def _cast_to_compute(states: States, region: int) -> None:
@@ -107,8 +106,8 @@ def _cast_to_compute(states: States, region: int) -> None:
     if states.parameter_is_master:
         return
     stage = states.stage
-    own = SHARDED in (stage.parameters, stage.optimizer)
-    for owner in [states.rank.index] if own else range(states.layout.ranks):
-        piece = states.layout.valid(owner)[region]
-        states.rank.kernels.cast_pack(states.master[at(piece, stage.optimizer)],
-                                      states.parameter[at(piece, stage.parameters)])
+    narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
+    piece = states.regions_held(narrower)[region]
+    master, parameter = states.master[at(piece, stage.optimizer)], states.parameter[at(piece, stage.parameters)]
+    states.rank.kernels.cast_pack(master, parameter)
+    states.rank.trace.compute(nbytes=master.nbytes + parameter.nbytes)

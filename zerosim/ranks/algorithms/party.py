@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.numerics.blocks import spans
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullKernels
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.ranks.call import Call
 
 Array = Any  # numpy's, or an array without data when a call is only expanded
