@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import zerosim as zs
@@ -148,3 +149,18 @@ def test_a_drawing_that_fails_half_way_leaves_what_was_there(by_stage, tmp_path,
         save_comparison(by_stage, str(place))
     assert place.read_text() == "what was there"
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_bytes_are_those_of_the_fullest_rank_in_words_and_in_the_figure():
+    """Whole matrices on five ranks: rank 0 owns nothing."""
+    found = compare(replace(TINY, ranks=5, optimizer="muon"), shipped(), "stage", [0, 3])
+    run = found.runs[1]
+    assert run.fullest_rank > 0
+    assert run.peak_nbytes[0] < max(run.peak_nbytes) == sum(run.peak_nbytes_by_kind.values())
+    assert sum(comparison_data(found).peaks[1].values()) == max(run.peak_nbytes)
+
+
+def test_the_name_of_a_text_does_not_decide_its_batches():
+    text = shipped()
+    renamed = type(text)("other", text.tokens)
+    assert np.array_equal(text.batch(0, 1, 2, 3, 8)[0], renamed.batch(0, 1, 2, 3, 8)[0])

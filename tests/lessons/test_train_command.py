@@ -102,7 +102,9 @@ def test_no_bar_is_drawn_where_nobody_sits_at_a_terminal():
     (["--model", "gpt-5"], "the presets are gpt-nano"), (["--steps", "-3"], "steps=-3 must be a whole number"),
     (["--stage", "7"], "ZeRO has the stages"), (["--optimizer", "adamm"], "no optimizer is called 'adamm'"),
     (["--optimizer", "muon", "--layout", "per_unit"], "Muon needs all of"),
-    (["--compute", "fp61"], "fp16"), (["--capacity", "1000"], "left of capacity_nbytes=1,000"),
+    (["--compute", "fp61"], "fp16"), (["--compute", "fp8_e4m3"], "take 'fp8', an experiment in which"),
+    (["--compute", "fp16", "--loss-scale", "1e38"], "all 2 steps were skipped"),
+    (["--capacity", "1000"], "left of capacity_nbytes=1,000"),
     (["--capacity", "-1"], "capacity_nbytes=-1 must be a number of bytes"),
     (["--recompute", "some"], "recompute='some' names no policy"),
     (["--loss-scale", "x"], "neither a positive number nor 'dynamic'"), (["--lr", "-1"], "lr=-1.0 must be"),
@@ -123,3 +125,27 @@ def test_a_text_that_cannot_be_trained_on_is_one_line(tmp_path, content):
     path.write_bytes(content)
     done = ask(*SHORT, "--text", str(path))
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_what_it_writes_and_the_names_of_files_are_printed_as_they_are(tmp_path):
+    """A model of one repeated text writes brackets, which are no markup of the terminal's."""
+    text = tmp_path / "[red]x.txt"
+    text.write_text("[b]c[/b]" * 3000)
+    done = ask(*TINY, "--steps", "60", "--sample", "80", "--lr", "0.03", "--text", str(text))
+    assert done.exit_code == 0, done.output
+    assert "on [red]x.txt" in done.stdout
+    assert "[/b]" in done.stdout[done.stdout.index("It writes"):]
+
+
+def test_the_table_shows_the_rank_that_holds_most():
+    """Whole matrices on five ranks: rank 0 owns nothing."""
+    done = ask(*TINY, "--ranks", "5", "--optimizer", "muon")
+    assert re.search(r"rank [1-4] holds, bytes", done.stdout)
+    assert "Ranks differ: at the peak the emptiest holds" in done.stdout
+
+
+def test_fp8_is_an_experiment_that_says_so():
+    done = ask(*TINY, "--compute", "fp8")
+    assert "an experiment: bf16 with matrix products of fp8" in " ".join(done.stdout.split())
+    data = [json.loads(ask(*TINY, "--compute", compute, "--json").stdout) for compute in ("fp8", "bf16")]
+    assert data[0]["digest"] != data[1]["digest"]

@@ -12,7 +12,8 @@ from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, pri
 Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
 Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
-Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients.")]
+Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
+                                           "fp8, an experiment: bf16 with matrix products of fp8 operands.")]
 Named = Annotated[str, typer.Option(help="The optimizer's name: adamw, lion, muon, ...")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate; without it, the optimizer's.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
@@ -86,11 +87,13 @@ def compare(
     corpus, chosen = corpus_of(text), values_of(over, values)
     if figure is not None:
         require_place(figure)
+    elif dark:
+        raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
     with progress_bar(console(stderr=True), steps * len(wanted(options, over, chosen))) as bar:
         found = run(options, corpus, over, chosen, bar.begin, bar.heard)
-    if figure is not None:
-        save_comparison(found, figure, dark=dark)
     if as_json:
         print_json(plain(found))
     else:
         print_comparison(console(), found, corpus.name)
+    if figure is not None:
+        save_comparison(found, figure, dark=dark)

@@ -46,7 +46,7 @@ def values_of(over: str, text: str | None) -> list[Any] | None:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
-    return [int(word) if word.isdigit() else word for word in words] if over == "stage" else words
+    return [int(word) if word.isdecimal() else word for word in words] if over == "stage" else words
 
 
 def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.comparing import Comparison
-from zerosim.lessons.tables import RIGHT, note, plain_table
+from zerosim.lessons.tables import RIGHT, counted, note, plain_table, title
 from zerosim.lessons.training import Trained
 from zerosim.lessons.training_text import as_json as training_as_json
 
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 def print_comparison(console: Console, found: Comparison, text_name: str) -> None:
     """Losses, memory and traffic of each run, and which of them ended in the same bits."""
     options = found.runs[0].options
-    console.print(f"[bold]{options.model}[/] on {text_name}, {options.ranks} ranks, {options.steps} steps, "
-                  f"by {found.over}\n", highlight=False)
+    title(console, options.model, f" on {text_name}, {counted(options.ranks, 'rank')}, "
+                                  f"{counted(options.steps, 'step')}, by {found.over}")
     console.print(plain_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found)))
     console.print()
     note(console, "Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
                   "step.")
+    for value, run in zip(found.values, found.runs, strict=True):
+        if run.diverged_at is not None:
+            note(console, f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
+    if all(run.diverged_at is not None for run in found.runs):
+        return
     if found.all_same_bits:
         note(console, f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
         return

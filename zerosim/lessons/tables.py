@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 RIGHT = ">"  # stands before the name of a column of numbers
 
@@ -39,6 +40,11 @@ def fitted(value: float, columns: int = 10) -> str:
     return next((text for text in texts if len(text) <= columns), rough(value))
 
 
+def counted(count: int, what: str) -> str:
+    """``1 rank``, ``2 ranks``, ``3 micro-batches``."""
+    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
+
+
 def percent(share: float) -> str:
     """``100.1 %``; whole percents without a useless ``.0``."""
     return f"{100 * share + 0.0:.1f}".removesuffix(".0") + " %"
@@ -47,6 +53,11 @@ def percent(share: float) -> str:
 def sum_text(a: float, b: float) -> str:
     """``1 + 1e-05``, or ``1 - 0.0003``."""
     return f"{short(a)} {'-' if b < 0 else '+'} {short(abs(b))}"
+
+
+def title(console: Console, name: str, rest: str) -> None:
+    """A bold name and the rest of the sentence, brackets and line breaks of file names as they are; a free line."""
+    console.print(Text.assemble((name, "bold"), " ".join(rest.splitlines())), "", sep="\n", highlight=False)
 
 
 def heading(console: Console, number: int, title: str) -> None:

@@ -44,13 +44,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run came to. Bytes are in rank order, or by kind on rank 0; ``digest`` is of all masters, in bits."""
+    """What a run came to. Bytes are in rank order, or by kind on the rank that held most; ``digest`` is of all masters.
+    """
 
     options: Options
     steps: tuple[Step, ...]
     losses: tuple[tuple[float, ...], ...]  # by step, of each rank and micro-batch, in rank order
     held_out_loss: float
     unigram_entropy: float
+    fullest_rank: int
     resting_nbytes_by_kind: dict[str, int]
     peak_nbytes_by_kind: dict[str, int]
     resting_nbytes: tuple[int, ...]
@@ -90,6 +92,16 @@ class _OfRank:
         """By kind, at the fullest instant of all steps."""
         return max(self.steps, key=lambda step: step.peak_nbytes).peak_nbytes_by_kind
 
+    @property
+    def peak_nbytes(self) -> int:
+        """At the fullest instant of all steps."""
+        return sum(self.peak_nbytes_by_kind.values())
+
+    @property
+    def resting_nbytes(self) -> int:
+        """Between two steps."""
+        return sum(self.resting_nbytes_by_kind.values())
+
     def sent_nbytes(self, purpose: str) -> int:
         """In all steps together."""
         return sum(step.sent_nbytes[purpose] for step in self.steps)
@@ -104,15 +116,15 @@ def train(options: Options, corpus: Corpus, heard: Heard | None = None) -> Train
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     found: list[_OfRank] = list(cluster.run(_program, options, options.build(), corpus, heard))
-    first = found[0]
+    first, peaks = found[0], [of_rank.peak_nbytes for of_rank in found]
+    fullest = peaks.index(max(peaks))
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.looked is not None, "rank 0 looks at what it trained"
     losses = tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps))
     return Trained(
         options, tuple(first.steps), losses, first.looked[0], corpus.unigram_entropy,
-        first.resting_nbytes_by_kind, first.peak_nbytes_by_kind,
-        tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
-        tuple(sum(of_rank.peak_nbytes_by_kind.values()) for of_rank in found),
+        fullest, found[fullest].resting_nbytes_by_kind, found[fullest].peak_nbytes_by_kind,
+        tuple(of_rank.resting_nbytes for of_rank in found), tuple(peaks),
         {purpose: [of_rank.sent_nbytes(purpose) for of_rank in found] for purpose in PURPOSES},
         first.digest, first.looked[1])
 

@@ -24,6 +24,7 @@ from zerosim.zero.placements import stage_of
 
 WARMUP = 20  # steps in which the learning rate rises
 MOST_RANKS = 1024
+FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +112,33 @@ class Options:
 
     def policy(self) -> Policy:
         """The precision policy: fp16 is scaled dynamically unless told otherwise."""
+        formats = {"compute": "bf16", "matmul": "fp8"} if self.compute == FP8 else {"compute": self._resting_format()}
         chosen = self.loss_scale
         if chosen is None:
-            chosen = "dynamic" if format_of(self.compute).name == "fp16" else 1.0
+            chosen = "dynamic" if formats["compute"] == "fp16" else 1.0
         if chosen == "dynamic":
-            return Policy(self.compute, loss_scale=Dynamic(window=100))
+            return Policy(**formats, loss_scale=Dynamic(window=100))
         try:
-            return Policy(self.compute, loss_scale=float(chosen))
+            return Policy(**formats, loss_scale=float(chosen))
         except ValueError:
             raise ValueError(f"loss_scale={chosen!r} is neither a positive number nor 'dynamic'") from None
+
+    def _resting_format(self) -> str:
+        """The compute format's name; ValueError for one of 8 bits, in which weights and gradients cannot rest."""
+        name = format_of(self.compute).name
+        if name.startswith("fp8"):
+            raise ValueError(f"compute={self.compute!r}: weights and gradients that rest in 8 bits, without a scale of "
+                             f"their own, learn nothing; take {FP8!r}, an experiment in which the operands of matrix "
+                             "products alone are of 8 bits")
+        return name
+
+    @property
+    def formats(self) -> str:
+        """The formats in words."""
+        if self.compute == FP8:
+            return ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
+                    "tensor)")
+        return self.compute
 
     def engine_settings(self, model: GPT) -> dict[str, Any]:
         """What an engine takes beside rank, model and optimizer."""

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from zerosim.lessons.plain import without_infinities
-from zerosim.lessons.tables import RIGHT, note, plain_table
+from zerosim.lessons.tables import RIGHT, note, plain_table, title
 from zerosim.lessons.training import Step, Trained
 from zerosim.lessons.training_options import Options
 from zerosim.lessons.tuned_optimizers import COMPANION, is_of_matrices
@@ -57,27 +59,30 @@ def progress_bar(console: Console, total: int) -> Iterator[Bar]:
 
 def print_training(console: Console, found: Trained, text_name: str) -> None:
     """What was trained, how far it came, what it held and sent, and what it writes."""
-    console.print(f"[bold]{found.options.model}[/] on {text_name}: {_headline(found.options)}\n", highlight=False)
+    title(console, found.options.model, f" on {text_name}: {_headline(found.options)}")
     console.print(plain_table("", RIGHT + "nats per byte", RIGHT + "bits", rows=[
         (what, f"{nats:.4f}", f"{nats / math.log(2):.3f}") for what, nats in (
             ("loss, first step", found.steps[0].loss), ("loss, last step", found.steps[-1].loss),
             ("loss on text held out", found.held_out_loss), ("entropy of single bytes", found.unigram_entropy))]))
     console.print()
-    console.print(plain_table("rank 0 holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
+    fullest = found.fullest_rank
+    console.print(plain_table(f"rank {fullest} holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
         *((kind.replace("_", " "), f"{found.resting_nbytes_by_kind.get(kind, 0):,}", f"{nbytes:,}")
           for kind, nbytes in found.peak_nbytes_by_kind.items()),
         ("all", f"{sum(found.resting_nbytes_by_kind.values()):,}", f"{sum(found.peak_nbytes_by_kind.values()):,}")]))
     console.print()
-    console.print(plain_table("rank 0 sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
-        (purpose, f"{nbytes[0] / len(found.steps):,.0f}", f"{nbytes[0]:,}")
+    console.print(plain_table(f"rank {fullest} sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
+        (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()]))
     console.print()
+    if len(set(found.peak_nbytes)) > 1:
+        note(console, f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
     note(console, f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
                   f"skipped: {found.skipped}; loss scale at the end: {found.steps[-1].scale:g}.")
     note(console, f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
     if found.options.sample_tokens:
         console.print("\nIt writes:\n")
-        note(console, found.sample)
+        note(console, escape(found.sample))  # brackets that it writes are no markup
 
 
 def _headline(options: Options) -> str:
@@ -88,11 +93,14 @@ def _headline(options: Options) -> str:
         updated += f"; vectors and embeddings by {COMPANION}"
     ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
     return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {ranks}, layout {options.layout_name}, {options.compute}, {updated})")
+            f"ZeRO-{options.stage} on {ranks}, layout {options.layout_name}, {options.formats}, {updated})")
 
 
 def require_learned(found: Trained) -> None:
-    """Raises ValueError where training has diverged: where the last losses are no finite numbers."""
+    """Raises ValueError where nothing was learned: the last losses are no finite numbers, or every step was skipped."""
+    if found.skipped == len(found.steps):
+        raise ValueError(f"all {len(found.steps)} steps were skipped, since some gradient overflowed in each at a loss "
+                         f"scale of {found.steps[-1].scale:g}; take a smaller scale, or more steps for it to fall")
     if found.diverged_at is not None:
         raise ValueError(
             f"training has diverged: from step {found.diverged_at} on the loss is no finite number, and "

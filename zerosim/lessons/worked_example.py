@@ -4,6 +4,7 @@ h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. Rank r trai
 Legend: N ranks, P = 4 weights.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,8 @@ class Example:
             raise ValueError(
                 f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: {self.weights}"
             )
+        if not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"the example's weights must be finite numbers, found {self.weights}")
         if self.ranks < 1:
             raise ValueError(f"the example needs at least one rank, found ranks={self.ranks}")
         if self.samples is not None and len(self.samples) != self.ranks:

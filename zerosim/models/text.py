@@ -14,6 +14,7 @@ from zerosim.numerics import random
 
 VOCABULARY = 256
 SHIPPED = "moby_dick"
+STREAM = "moby_dick"  # of random numbers: one for all texts, named after the first
 HELD_OUT = 0.1  # of the text, its end: never trained on
 
 
@@ -49,10 +50,10 @@ class Corpus:
     def batch(self, seed: int, step: int, number: int, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Micro-batch ``number`` of a step: tokens (B, T) int64 and the tokens that follow each of them, (B, T).
 
-        Rank r's j-th micro-batch has the number j·N + r. It depends on the arguments and the text's name: not on N, a
-        stage or a layout.
+        Rank r's j-th micro-batch has the number j·N + r. It depends on the arguments and the text alone: not on its
+        name, N, a stage or a layout.
         """
-        words = random.bits((seed, "batches", step, self.name), number * rows, rows).astype(np.uint64)
+        words = random.bits((seed, "batches", step, STREAM), number * rows, rows).astype(np.uint64)
         starts = (words * np.uint64(self.trained - context)) >> np.uint64(32)
         return self._sequences(starts.astype(np.int64), context)
 

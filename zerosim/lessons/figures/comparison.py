@@ -3,6 +3,7 @@
 Legend: N ranks.
 """
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from zerosim.lessons.comparing import Comparison
 from zerosim.lessons.figures.drawing import SUFFIXES, Drawing
 from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, RESTING_KINDS, Style, rank_color
+from zerosim.lessons.tables import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +29,8 @@ LETTERS = 30  # that stand side by side under a panel
 
 @dataclass(frozen=True, slots=True)
 class ComparisonData:
-    """Of each run: its label, the losses by step in nats, rank 0's peak by kind and bytes sent per step by purpose."""
+    """Of each run: its label, the losses by step in nats, the peak by kind of the rank that held
+    most, and the most that a rank sent per step by purpose."""
 
     what: str
     over: str
@@ -42,22 +45,15 @@ def comparison_data(found: Comparison) -> ComparisonData:
     """What the picture shows of a comparison, and nothing else."""
     options = found.runs[0].options
     return ComparisonData(
-        f"{options.model}, {_counted(options.ranks, 'rank')} with {_counted(options.micro_batches, 'micro-batch')} of "
-        f"{_counted(options.batch, 'sequence')} each",
+        f"{options.model}, {counted(options.ranks, 'rank')} with {counted(options.micro_batches, 'micro-batch')} of "
+        f"{counted(options.batch, 'sequence')} each",
         found.over,
         tuple(str(value) for value in found.values),
         tuple(tuple(step.loss for step in run.steps) for run in found.runs),
         tuple(run.peak_nbytes_by_kind for run in found.runs),
-        tuple(
-            {purpose: nbytes[0] / len(run.steps) for purpose, nbytes in run.sent_nbytes.items() if purpose in PURPOSES}
-            for run in found.runs
-        ),
+        tuple({purpose: max(run.sent_nbytes[purpose]) / len(run.steps) for purpose in PURPOSES} for run in found.runs),
         found.runs[0].unigram_entropy,
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
 
 
 def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
@@ -68,15 +64,16 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
         losses, held, sent = figure.subplots(1, 3)
         _losses(losses, data, style)
         _bars(held, data, data.peaks, KIND_COLORS, style)
-        held.set_ylabel("held at the peak by rank 0 (MB)")
+        held.set_ylabel("held at the peak (MB)")
         _bars(sent, data, data.sent, PURPOSES, style)
-        sent.set_ylabel("sent by rank 0 per step (MB)")
+        sent.set_ylabel("sent per step (MB)")
         for panel in (losses, held, sent):
             box = panel.get_position()
             figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
                           bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
         figure.text(0.015, 0.95, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
-        figure.text(0.015, 0.89, f"Measured: {data.what}. Hatched: held only during a step.", ha="left", va="center",
+        figure.text(0.015, 0.89, f"Measured: {data.what}. Bytes of the rank that holds or sends most; hatched: held "
+                    "only during a step.", ha="left", va="center",
                     color=style.muted)
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
@@ -89,7 +86,15 @@ def require_place(path: str) -> Path:
     if not place.parent.is_dir() or place.is_dir():
         raise ValueError(f"asked to draw into {path!r}, which is {'a folder' if place.is_dir() else 'in no folder'}; "
                          "name a file in a folder that exists")
-    return place
+    try:
+        with tempfile.TemporaryFile(dir=place.parent):
+            return place
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> ValueError:
+    return ValueError(f"asked to draw into {path!r}, but: {error.strerror}; name a file that can be written")
 
 
 def save_comparison(found: Comparison, path: str, *, dark: bool = False) -> Path:
@@ -98,17 +103,19 @@ def save_comparison(found: Comparison, path: str, *, dark: bool = False) -> Path
     try:
         return comparison(comparison_data(found), DARK if dark else LIGHT).save(place)
     except OSError as error:
-        raise ValueError(
-            f"asked to draw into {path!r}, but: {error.strerror}; name a file that can be written"
-        ) from None
+        raise _unwritable(path, error) from None
 
 
 def _losses(axes: "Axes", data: ComparisonData, style: Style) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for place, (label, losses) in enumerate(zip(data.labels, data.losses, strict=True)):
         axes.plot(range(1, len(losses) + 1), losses, color=rank_color(place), linestyle=DASHES[place % len(DASHES)],
                   linewidth=2.2, label=f"{data.over} {label}" if label.isdigit() else label)
     axes.axhline(data.unigram_entropy, color=style.muted, linewidth=1, label="entropy of single bytes")
     axes.set_xlabel("step")
+    steps = max(map(len, data.losses))
+    axes.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, steps) if 1 <= tick <= steps])
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(axis="y")
     _ticks_in_view(axes)
