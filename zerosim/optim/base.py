@@ -104,16 +104,36 @@ class Optimizer(ABC):
         for this call, as in {"lr": 0.01}. Raises ValueError for arrays, a step or a group that do not fit.
         """
 
+    def apply(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+              group: Group | None = None) -> None:
+        """``update``, and ValueError where it left another array in the place of a slot: what is not written into the
+        slot that it was handed is lost when the step is over."""
+        handed = dict(state)
+        self.update(ctx, w, g, state, step, group)
+        changed = [name for name in {**handed, **state} if state.get(name) is not handed.get(name)]
+        if changed:
+            raise ValueError(f"{type(self).__name__}.update replaced the state {', '.join(map(repr, changed))}, and "
+                             "what it put there would be lost; declare it in slots(), and write into it: "
+                             f"state[{changed[0]!r}][...] = ...")
+
+    def __repr__(self) -> str:
+        """The name and the attributes; a dataclass writes its own."""
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in getattr(self, '__dict__', {}).items())})"
+
     def for_group(self, group: Group | None) -> Self:
         """This optimizer with a group's hyperparameters for its own; ValueError for one it does not have."""
         if not group:
             return self
-        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # a dataclass, below
+        own: Any = self  # a user's class may be no dataclass
+        if not dataclasses.is_dataclass(own):
+            raise ValueError(f"{type(self).__name__} is no dataclass, whose hyperparameters a group could replace; "
+                             "write @dataclass(frozen=True) above the class")
+        known = [field.name for field in dataclasses.fields(own)]
         unknown = sorted(group.keys() - set(known))
         if unknown:
             raise ValueError(f"{type(self).__name__} was given a group with {', '.join(unknown)}; its "
                              f"hyperparameters are {', '.join(known)}")
-        return dataclasses.replace(self, **group)  # type: ignore[type-var]
+        return dataclasses.replace(own, **group)  # type: ignore[type-var,return-value]
 
 
 def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (1024, 1024)) -> float:

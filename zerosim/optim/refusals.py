@@ -13,7 +13,7 @@ from zerosim.numerics.checks import is_count
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim.base import Optimizer, Slot, state_nbytes
-from zerosim.optim.trials import Run, Shape, Trial, new_trial
+from zerosim.optim.trials import STEPS, Run, Shape, Trial, new_trial
 
 CUTS = ("anywhere", "tensor", "matrix", "layer")
 NEEDS = frozenset({"whole_matrix", "tensor_norm", "input_factors"})
@@ -81,12 +81,23 @@ def _check_slots(optimizer: Optimizer, shape: Shape) -> None:
 
 
 def _try_a_step(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> None:
-    """One step must work in place and leave the gradient alone."""
-    name, before = type(optimizer).__name__, trial.copy()
+    """Steps must work in place and leave the gradient alone."""
+    name, before, handed = type(optimizer).__name__, trial.copy(), dict(trial.state)
     answers = Run(kernels).step(copy.deepcopy(optimizer), [trial], 0)
     if (before.gradients[0].view(np.uint32) != trial.gradients[0].view(np.uint32)).any():
         raise BrokenPromise(f"{name}.update changes the gradient, which others still read; work on a copy")
-    moved = any((old != new).any() for old, new in zip(before.bits().values(), trial.bits().values(), strict=True))
-    if not moved and any(answer is not None for answer in answers):
+    if any(trial.state.get(slot) is not handed.get(slot) for slot in {**handed, **trial.state}):
+        raise BrokenPromise(f"{name}.update replaces its state, and what it puts there is lost; declare it in slots(), "
+                            "and write into it: state['m'][...] = ...")
+    if _equal_bits(before, trial) and any(answer is not None for answer in answers):
         raise BrokenPromise(f"{name}.update returns something and changes nothing; update in place: w -= ..., "
                             "state['m'][...] = ...")
+    Run(kernels).steps(copy.deepcopy(optimizer), [trial])
+    if _equal_bits(before, trial):
+        raise BrokenPromise(f"{name}.update changes nothing in {1 + len(STEPS)} steps; update in place, with w -= ..., "
+                            "and not w = w - ..., which makes another w")
+
+
+def _equal_bits(one: Trial, other: Trial) -> bool:
+    """True where weights and state are the same."""
+    return all((a == b).all() for a, b in zip(one.bits().values(), other.bits().values(), strict=True))

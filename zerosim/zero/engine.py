@@ -26,7 +26,7 @@ from zerosim.zero.lending import Lender
 from zerosim.zero.micro_batches import MicroBatches
 from zerosim.zero.passes import Passes, Tape
 from zerosim.zero.placements import Stage, stage_of
-from zerosim.zero.reduction import Agreement
+from zerosim.zero.reduction import Agreement, digest_of
 from zerosim.zero.refresh import Refresh
 from zerosim.zero.states import States
 from zerosim.zero.update import Schedule, StepResult, Update
@@ -72,7 +72,7 @@ class Engine:
         seed: int = 0,
     ) -> None:
         check_parts(rank, model, optimizer, policy)
-        keep = check_levers(model, bucket_nbytes, prefetch, keep_gathered, seed)
+        keep = check_levers(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather)
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
@@ -82,11 +82,11 @@ class Engine:
         self._scale = self.loss_scale.scale  # of the step under way
         self._observer = Observer(rank, check_optimizers(model, self.families, schedule, gather=gather),
                                   self.loss_scale)
-        self.gradients = Accumulator(self.families, bucket_nbytes=bucket_nbytes, overlap=overlap,
-                                     agreement=Agreement(optimizer, self.loss_scale))
         self._refresh = {states: Refresh(states, bucket_nbytes=bucket_nbytes, overlap=overlap)
                          for states in self.families}
         self._update = Update(self._refresh, self.loss_scale, clip_norm, schedule)
+        agreement = Agreement(optimizer, self.loss_scale, self._update, digest_of(model, settings, (clip_norm, seed)))
+        self.gradients = Accumulator(self.families, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)
         self._lender = Lender(model, self.families, keep=keep, prefetch=prefetch, bucket_nbytes=bucket_nbytes)
         self._micro_batches = MicroBatches(rank, model, self.policy, self.context(), seed)
         self._passes = Passes(model, self.recompute, self._lender, self.gradients.absorb, rank)
@@ -130,7 +130,8 @@ class Engine:
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
 
-        Values are rounded to the compute format, targets to fp32; indices stay as they are.
+        Values are rounded to the compute format, targets to fp32; indices stay as they are. Every forward is the next
+        micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         if any(refresh.is_stale for refresh in self._refresh.values()):
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
@@ -177,6 +178,7 @@ class Engine:
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors)
         self._factors = {}
+        self._micro_batches.next_step()
         return result
 
     def refresh(self) -> None:
@@ -185,7 +187,6 @@ class Engine:
             with self.rank.trace.span("refresh"):
                 for refresh in self._refresh.values():
                     refresh.finish()
-        self._micro_batches.next_step()
 
     @property
     def steps_taken(self) -> int:

@@ -31,6 +31,8 @@ class Group:
         if frozen and (optimizer is not None or hyperparameters):
             raise ValueError(f"the group {patterns} is frozen, and was given an optimizer or hyperparameters, which "
                              "nothing would read; leave them out, or leave frozen out")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ValueError(f"the group {patterns} was given optimizer={optimizer!r}; write zs.optim.Adam(lr=...)")
         self.patterns, self.frozen, self.compute = patterns, bool(frozen), compute
         self.optimizer, self.hyperparameters = optimizer, hyperparameters
 
@@ -106,6 +108,8 @@ def _settings(group: Group, optimizer: Optimizer, policy: Policy) -> Settings:
 
 
 def _check(model: Model, groups: Sequence[Group]) -> None:
+    if not isinstance(groups, list | tuple):
+        raise ValueError(f"groups takes a list of Group, found {groups!r}; write [Group('*.bias', weight_decay=0.0)]")
     for group in groups:
         if not isinstance(group, Group):
             raise ValueError(f"groups takes a list of Group, found {group!r}; write Group('*.bias', weight_decay=0.0)")

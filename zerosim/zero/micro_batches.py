@@ -28,7 +28,7 @@ class MicroBatches:
         self.rank, self.model, self.policy, self.ctx, self.seed = rank, model, policy, ctx, seed
         self.step = 0
         self._forwards = 0
-        self._tokens = self._places = 0
+        self._tokens = self._places = self._first_places = 0
 
     def next_step(self) -> None:
         """Begins to count anew."""
@@ -67,13 +67,23 @@ class MicroBatches:
     def _refuse_nan(self, values: np.ndarray, name: str) -> None:
         """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
         if count := self.rank.kernels.count_nan(values):
-            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; look at "
-                             "where the data come from")
+            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; "
+                             "look at where the data come from")
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     def count(self, tape: Tape) -> None:
-        """Counts the tokens of a micro-batch that has gone back."""
+        """Counts the tokens of a micro-batch that has gone back.
+
+        Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
+        mean is over its own, and a mean of those would weigh tokens differently.
+        """
+        if self.model.loss.is_global and self._places and tape.places != self._first_places:
+            raise ValueError("normalization='global' weighs every token the same only where micro-batches have equally "
+                             f"many places, found {self._first_places} and {tape.places}; fill shorter ones up with "
+                             "targets of -1")
+        if not self._places:
+            self._first_places = tape.places
         self._tokens += tape.tokens
         self._places += tape.places
 
@@ -85,7 +95,7 @@ class MicroBatches:
         if not self.model.loss.is_global:
             return 1.0
         found = self.rank.all_gather(np.array([self._tokens], np.int64), purpose="control",
-                                     agreement=f"{self._places} places for tokens")
+                                     agreement=f"{self._places} places in all micro-batches of the step")
         tokens = int(found.sum())
         if not tokens:
             raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "

@@ -61,7 +61,7 @@ def update_piece(states: States, piece: ParameterPiece, moment: Moment, norms_of
     optimizer = states.optimizers[piece.entry.name]
     ctx, group = UpdateContext(states.rank.kernels, norms=norms_of_tensor), moment.group(optimizer)
     for w, g, state in blocks(states, piece, moment):
-        optimizer.update(ctx, w, g, state, moment.step, group)
+        optimizer.apply(ctx, w, g, state, moment.step, group)
     note_update(states, *_at_rest(states, piece))
 
 

@@ -4,18 +4,24 @@ Legend: n elements of a bucket; N ranks, k micro-batches. A bucket is cut by own
 depend on it. Asynchronous, one bucket is under way while backward fills the next.
 """
 
+import math
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from zerosim.models.units import Model
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.optim.base import Optimizer
 from zerosim.zero.buckets import Bucket, limit_of
+from zerosim.zero.groups import Settings
 from zerosim.zero.moves import Move, Parts, of_shard, of_whole
 from zerosim.zero.placements import PARTIAL, SHARDED
 from zerosim.zero.states import States
+from zerosim.zero.update import Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,24 @@ class Agreement:
 
     optimizer: Optimizer
     loss_scale: LossScaler
+    update: Update
+    settings: str
 
     def at(self, micro_batch: int) -> str:
         """The text that is compared when a gradient is reduced."""
-        return f"micro-batch {micro_batch}, loss scale {self.loss_scale.scale:g}, {self.optimizer}"
+        factor = self.update.lr_factor(self.update.steps_taken + 1)
+        scheduled = "" if factor is None else f", lr times {factor:g}"
+        return (f"micro-batch {micro_batch}, loss scale {self.loss_scale.scale:g}, {self.optimizer}{scheduled}, "
+                f"{self.settings}")
+
+
+def digest_of(model: Model, settings: Mapping[str, Settings], others: object) -> str:
+    """What else must be the same, as a checksum: the policy and the optimizer of each parameter, the first 16 of its
+    first values, and ``others``."""
+    first = [unit.initial(name, 0, min(16, math.prod(shape))).tobytes()
+             for unit in model.units for name, shape in unit.shapes.items()]
+    told = repr((sorted(settings.items()), others)).encode()
+    return f"settings {zlib.crc32(b''.join([told, *first])):08x} (policy, groups, clip_norm, seed, first values)"
 
 
 class Reduction:

@@ -63,8 +63,8 @@ def _step(states: States, entry: Entry, w: np.ndarray, s: np.ndarray, state: dic
     ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty,
                         note=rank.trace.compute)
     with wide(rank.kernels, empty, {**state, "": w}) as arrays:
-        optimizer.update(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
-                         moment.group(optimizer))
+        optimizer.apply(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
+                        moment.group(optimizer))
     note_update(states, w, s, state)
 
 

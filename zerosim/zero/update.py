@@ -63,20 +63,22 @@ class Update:
         scale = self.loss_scale.scale
         norm = math.nan if norms.overflowed(self.families) else norms.gradient_norm(self.families)
         skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
-        self.loss_scale.update(skipped)
         if not skipped:
-            self.steps_taken += 1
-            moment = Moment(self.steps_taken, self._clip_factor(norm), self._lr_factor(), factors)
+            step = self.steps_taken + 1
+            moment = Moment(step, self._clip_factor(norm), self.lr_factor(step), factors)
             for states in self.families:
                 self._update(states, moment)
+            self.steps_taken = step
+        self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale)
 
     def _clip_factor(self, norm: float) -> float:
         return self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
 
-    def _lr_factor(self) -> float | None:
-        return None if self.schedule is None else float(self.schedule(self.steps_taken))
+    def lr_factor(self, step: int) -> float | None:
+        """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
+        return None if self.schedule is None else float(self.schedule(step))
 
     def _update(self, states: States, moment: Moment) -> None:
         measured = tensor_norms(states, moment)

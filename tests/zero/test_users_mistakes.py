@@ -1,0 +1,214 @@
+"""What people do with an engine that would go wrong unseen: told in one sentence, or made right."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.zero.training import batches, bits, flat_state, train
+from zerosim.models import GPT, MLP
+from zerosim.optim import Optimizer, Slot, check_shardable
+
+MODEL = MLP((3, 5, 2), activation="gelu", seed=1)
+
+
+class Plain(Optimizer):
+    """A user's own class, without a dataclass's conveniences."""
+
+    cut: ClassVar[str] = "anywhere"
+
+    def __init__(self, lr=0.1):
+        self.lr = lr
+
+    def slots(self, shape):
+        return {"m": Slot(shape)}
+
+    def update(self, ctx, w, g, state, step, group=None):
+        state["m"] += g
+        w -= np.float32(self.lr) * state["m"]
+
+
+class Rebinding(Plain):
+    """PyTorch's habit: the state is a dictionary to put arrays into."""
+
+    def update(self, ctx, w, g, state, step, group=None):
+        state["m"] = state["m"] + g
+        w -= np.float32(self.lr) * state["m"]
+
+
+class Adding(Plain):
+    def update(self, ctx, w, g, state, step, group=None):
+        state["extra"] = state.get("extra", 0) + g
+        w -= np.float32(self.lr) * state["extra"]
+
+
+class AnotherW(Plain):
+    def slots(self, shape):
+        return {}
+
+    def update(self, ctx, w, g, state, step, group=None):
+        w = w - np.float32(self.lr) * g
+
+
+class EveryEighth(Plain):
+    """Elementwise, but at every eighth step."""
+
+    def update(self, ctx, w, g, state, step, group=None):
+        w -= np.float32(self.lr) * (g / np.abs(g).sum() if step % 8 == 0 else g)
+
+
+def run(program, ranks=2):
+    return zs.Cluster(ranks).run(program)
+
+
+@pytest.mark.parametrize(("optimizer", "text"), [
+    (Rebinding(), "Rebinding.update replaced the state 'm'"), (Adding(), "Adding.update replaced the state 'extra'")])
+def test_a_state_that_would_be_lost_is_an_error_of_the_step(optimizer, text):
+    data = batches(MODEL, 2, 1, 2)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run(lambda rank: train(rank, MODEL, data, optimizer=optimizer))
+    with pytest.raises(ValueError, match=r"update replaces its state.*state\['m'\]\[\.\.\.\] = "):
+        check_shardable(optimizer)
+
+
+def test_an_update_that_makes_another_w_is_found_to_change_nothing():
+    with pytest.raises(ValueError, match=r"AnotherW.update changes nothing in 6 steps; update in place, with w -= "):
+        check_shardable(AnotherW())
+
+
+def test_what_is_done_every_eighth_step_only_is_found():
+    found = check_shardable(EveryEighth())
+    assert (found.cut, found.is_honest) == ("tensor", False)
+
+
+def test_a_users_plain_class_made_on_every_rank_is_the_same_optimizer():
+    data = batches(MODEL, 2, 1, 2)
+    found = run(lambda rank: train(rank, MODEL, data, optimizer=Plain(0.1), stage=2))
+    assert bits(found[0]["parameter"]) == bits(found[1]["parameter"])
+    with pytest.raises(zs.MismatchError, match=r"Plain\(lr=0.1\).*Plain\(lr=0.2\)"):
+        run(lambda rank: train(rank, MODEL, data, optimizer=Plain(0.1 + 0.1 * rank.index), stage=2))
+
+
+DIFFERING = {
+    "clip_norm": lambda index: {"clip_norm": 1.0 + index}, "seed": lambda index: {"seed": index},
+    "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},
+    "master": lambda index: {"policy": zs.Policy("bf16", master=("fp32", "bf16")[index])},
+    "schedule": lambda index: {"schedule": lambda step: 1.0 + index},
+}
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize("setting", DIFFERING)
+def test_ranks_whose_settings_differ_are_stopped_before_their_replicas_drift_apart(setting, stage):
+    data = batches(MODEL, 2, 1, 2)
+    with pytest.raises(zs.MismatchError):
+        run(lambda rank: train(rank, MODEL, data, stage=stage, **DIFFERING[setting](rank.index)))
+
+
+def test_ranks_whose_models_begin_with_other_values_are_stopped():
+    models, data = [MLP((3, 5, 2), seed=seed) for seed in (0, 1)], batches(MODEL, 2, 1, 1)
+    with pytest.raises(zs.MismatchError, match=r"settings \w{8} \(policy, groups, clip_norm, seed, first values\)"):
+        run(lambda rank: train(rank, models[rank.index], data))
+
+
+def test_global_tokens_need_micro_batches_of_one_length():
+    model = GPT("gpt-nano", normalization="global")
+
+    def program(rank):
+        tokens = np.random.default_rng(rank.index).integers(0, 17, (2, 2, 8))
+        zs.Engine(rank, model, zs.optim.Adam()).step([(tokens[0], tokens[1]), (tokens[0, :1], tokens[1, :1])])
+
+    with pytest.raises(ValueError, match=r"equally many places, found 16 and 8; fill shorter ones up"):
+        run(program)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_loop_by_hand_counts_the_tokens_of_each_step_anew(stage):
+    """Also where there is nothing to refresh, and refresh() is left out."""
+    model = GPT("gpt-nano", normalization="global")
+    draw = np.random.default_rng(5)
+    data = [[tuple(draw.integers(-1, 17, (2, 8)) if i else draw.integers(0, 17, (2, 8)) for i in range(2))
+             for _ in range(3)] for _ in range(2)]
+
+    def by_hand(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=stage)
+        for x, target in data[rank.index]:
+            engine.backward(engine.forward(x, target))
+            engine.reduce()
+            engine.update()
+            if stage in (1, 2):
+                engine.refresh()
+        return flat_state(engine)
+
+    def whole(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=stage)
+        for batch in data[rank.index]:
+            engine.step([batch])
+        return flat_state(engine)
+
+    for hand, step in zip(run(by_hand), run(whole), strict=True):
+        assert all(bits(hand[name]) == bits(step[name]) for name in step)
+
+
+def test_a_schedule_that_fails_leaves_the_step_untaken():
+    def late(step):
+        if step > 1:
+            raise KeyError("no such step")
+        return 1.0
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, zs.optim.Adam(), schedule=late, policy=zs.Policy("fp16", loss_scale=8.0))
+        data = batches(MODEL, 1, 1, 2)
+        engine.step(data[0][0])
+        with pytest.raises(KeyError):
+            engine.step(data[1][0])
+        return engine.steps_taken
+
+    assert run(program, 1)[0] == 1
+
+
+@dataclass(frozen=True)
+class Deaf(Optimizer):
+    """Reads its own lr, and never the one of the step."""
+
+    cut: ClassVar[str] = "anywhere"
+    lr: float = 0.1
+
+    def slots(self, shape):
+        return {}
+
+    def update(self, ctx, w, g, state, step, group=None):
+        w -= np.float32(self.lr) * g
+
+
+@dataclass(frozen=True)
+class Shapeless(Deaf):
+    def slots(self, shape):
+        return {"rows": Slot(shape[:1])}
+
+
+class Uncut(Plain):
+    cut = None
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"groups": zs.Group("*")}, "groups takes a list of Group, found"), ({"groups": None}, "groups takes a list"),
+    ({"schedule": "cosine"}, "schedule='cosine' must be a function"), ({"schedule": 3}, "schedule=3 must be"),
+    ({"schedule": lambda step: None}, "to the factor of every lr"), ({"overlap": "no"}, "overlap='no' must be True"),
+    ({"gather": "no"}, "gather='no' must be True or False"), ({"keep_gathered": [[1]]}, "or names of units"),
+    ({"optimizer": Deaf(), "schedule": lambda step: 0.5}, "let it take self.for_group(group).lr"),
+    ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
+    ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
+    ({"optimizer": Plain(), "groups": [zs.Group("*", lr=1.0)]}, "Plain is no dataclass, whose hyperparameters"),
+], ids=str)
+def test_what_an_engine_cannot_use_is_told_when_it_is_made(options, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        run(lambda rank: train(rank, MODEL, [], **options), 1)
+
+
+def test_a_group_with_the_name_of_an_optimizer_says_what_it_wants():
+    with pytest.raises(ValueError, match=r"was given optimizer='adam'; write zs.optim.Adam\(lr=...\)"):
+        zs.Group("*", optimizer="adam")
