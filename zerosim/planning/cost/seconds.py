@@ -3,9 +3,12 @@
 Legend: N ranks, n bytes of the whole vector, α seconds of latency for each message, β bytes per second one way.
 
 The model: a message of n bytes takes α + n/β; links are full duplex; a rank sends one message and receives one at a
-time; a step ends with its slowest message, and the next begins. Of one network this is exact for every cut. It knows
-nothing of pipelines inside a message, nor of links that several ranks share, by which rings win in practice: in it
-Rabenseifner's algorithm is never slower than the ring where N is a power of two.
+time; a step ends with its slowest message, and then the next begins. For a ring on one kind of link that is what it
+takes however ranks run ahead, since its longest chunk goes at every step, one hop after the other. Elsewhere, with
+uneven chunks or two kinds of link, a rank that does not wait for the end of a step may end sooner, never later.
+
+The model knows nothing of pipelines inside a message, nor of links that messages share, by which rings win in practice:
+in it Rabenseifner's algorithm is never slower than the ring where N is a power of two.
 
 Sources: Hockney 1994 (α + n/β); Thakur, Rabenseifner & Gropp 2005, section 3 (the model, and the algorithms' costs).
 """
