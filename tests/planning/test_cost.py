@@ -14,7 +14,8 @@ from zerosim.planning import ceil_cut, sent
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, asked
 from zerosim.planning.cost import BUS_FACTORS, cost
 from zerosim.planning.cost.schedule import levels
-from zerosim.planning.cost.steps import placed
+from zerosim.planning.cost.seconds import longest_messages
+from zerosim.planning.cost.steps import longest_by_step, placed
 from zerosim.planning.hardware import Link, Network, link
 
 WORLDS = [1, 2, 3, 4, 5, 8, 16, 64]
@@ -129,6 +130,13 @@ def test_nodes_that_hold_all_ranks_or_links_that_are_alike_change_nothing(drawn)
     assert cost(*key, cut, itemsize, Network(FAST, FAST, per_node), root=root) == flat
     assert cost(*key, cut, itemsize, Network(SLOW, SLOW, 1), root=root) == cost(
         *key, cut, itemsize, Network(FAST, SLOW, 1), root=root)
+
+
+@given(calls())
+def test_steps_that_are_said_to_be_alike_are(drawn) -> None:
+    key, cut, itemsize, root, _ = drawn
+    ask = asked(*key, cut, itemsize, root=root)
+    assert longest_messages(*key, ask, Network(FAST)) == longest_by_step(levels(*key, ask), ask.ranks, Network(FAST))
 
 
 def test_a_ring_that_leaves_its_node_goes_at_the_pace_of_the_slow_link() -> None:

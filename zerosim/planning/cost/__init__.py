@@ -7,10 +7,11 @@ from zerosim.planning.cost.curves import (
     Line,
     break_even,
     curve,
+    faster_at,
     latency_wall_nbytes,
     ring_wall_ranks,
 )
 from zerosim.planning.cost.seconds import Cost, cost
 
 __all__ = ["BUS_FACTORS", "BreakEven", "Cost", "Curve", "Line", "algorithm_bytes_per_second", "break_even",
-           "bus_bytes_per_second", "cost", "curve", "latency_wall_nbytes", "ring_wall_ranks"]
+           "bus_bytes_per_second", "cost", "curve", "faster_at", "latency_wall_nbytes", "ring_wall_ranks"]

@@ -94,9 +94,15 @@ def break_even(one: Curve, other: Curve) -> tuple[BreakEven, ...]:
     """
     borders = [{line.from_nbytes for line in both.lines} for both in (one, other)]
     meetings = {nbytes for start, end in _intervals(borders) if (nbytes := _meeting(one, other, start, end))}
-    faster = [(start, _faster(one, other, start + 1 if end is None else (start + end) / 2))
+    faster = [(start, faster_at(one, other, start + 1 if end is None else (start + end) / 2))
               for start, end in _intervals([*borders, meetings])]
     return tuple(BreakEven(start, below, above) for (_, below), (start, above) in pairwise(faster) if below != above)
+
+
+def faster_at(one: Curve, other: Curve, nbytes: int | Fraction) -> int | None:
+    """Which of two curves is the lower one at n bytes: 0 for the first, 1 for the second, None for neither."""
+    seconds = [of.at(nbytes).seconds(Fraction(nbytes)) for of in (one, other)]
+    return None if seconds[0] == seconds[1] else seconds.index(min(seconds))
 
 
 def latency_wall_nbytes(of: Curve) -> float:
@@ -147,11 +153,6 @@ def _meeting(one: Curve, other: Curve, start: Fraction, end: Fraction | None) ->
     """Where two curves cross inside an interval in which each is one line."""
     nbytes = _crossing(one.at(start), other.at(start))
     return nbytes if nbytes is not None and nbytes > start and (end is None or nbytes < end) else None
-
-
-def _faster(one: Curve, other: Curve, nbytes: Fraction) -> int | None:
-    seconds = [of.at(nbytes).seconds(nbytes) for of in (one, other)]
-    return None if seconds[0] == seconds[1] else seconds.index(min(seconds))
 
 
 def _intervals(borders: Iterable[Iterable[Fraction]]) -> list[tuple[Fraction, Fraction | None]]:

@@ -25,6 +25,9 @@ from zerosim.planning.cuts import Cut
 from zerosim.planning.hardware import Link, Network
 
 LARGEST_NBYTES = 1 << 62  # beyond, bytes no longer fit the arrays in which a schedule is written
+# Here every step has messages of the same lengths, on other links: all chunks, or as many whole vectors.
+STEPS_ALIKE = frozenset({("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("all_gather", "ring"),
+                         ("all_reduce", "ring"), ("all_reduce", "everyone"), ("all_to_all", "pairwise")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
 
 def longest_messages(collective: str, algorithm: str, ask: Ask, network: Network) -> Counter[Longest]:
     """How many steps of a collective have which longest messages, inside nodes and between them."""
+    if network.between is None and (collective, algorithm) in STEPS_ALIKE and ask.ranks > 1:
+        first = next(levels(collective, algorithm, ask))  # one step tells all: N-1 of N messages each need not be made
+        return Counter({(int(first.nbytes.max()), None): ALGORITHMS[collective, algorithm](ask).steps})
     return longest_by_step(levels(collective, algorithm, ask), ask.ranks, network)
 
 
