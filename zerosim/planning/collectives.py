@@ -43,9 +43,10 @@ class Ask:
         return self.cut[-1] * self.itemsize
 
     def nbytes(self, chunk: int, count: int = 1) -> int:
-        """Bytes of `count` consecutive chunks; chunks are counted round the ring."""
-        return sum((self.cut[c % self.ranks + 1] - self.cut[c % self.ranks]) * self.itemsize
-                   for c in range(chunk, chunk + count))
+        """Bytes of `count` consecutive chunks, N at most; chunks are counted round the ring."""
+        first = chunk % self.ranks
+        turns, last = divmod(first + count, self.ranks)
+        return (self.cut[last] + turns * self.cut[-1] - self.cut[first]) * self.itemsize
 
 
 def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Sent:
@@ -57,21 +58,25 @@ def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int 
     Raises ValueError for an algorithm that the collective does not have or that this N does not allow, for
     boundaries that do not rise from 0, and for a root that is no rank.
     """
+    ask = asked(collective, algorithm, cut, itemsize, root=root)
+    return ALGORITHMS[collective, algorithm](ask)
+
+
+def asked(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Ask:
+    """What is asked for, once it is known to make sense; raises ValueError as `sent` does."""
     ask = Ask(tuple(cut), checked_count("itemsize", itemsize, 1), root)
     if ask.ranks < 1 or ask.cut[0] != 0 or any(low > high for low, high in pairwise(ask.cut)):
         raise ValueError("cut must hold N+1 rising boundaries from 0 on, "
                          f"got {ask.cut}; e.g. {ceil_cut(8, 2)}")
     if not 0 <= root < ask.ranks:
         raise ValueError(f"root={root} is no rank; the ranks are 0 to {ask.ranks - 1}")
-    try:
-        rule = ALGORITHMS[collective, algorithm]
-    except KeyError:
+    if (collective, algorithm) not in ALGORITHMS:
         known = ", ".join(" ".join(pair) for pair in ALGORITHMS)
-        raise ValueError(f"no algorithm {algorithm!r} for {collective!r}; there are {known}") from None
+        raise ValueError(f"no algorithm {algorithm!r} for {collective!r}; there are {known}")
     if (collective, algorithm) in POWERS_OF_TWO and ask.ranks & (ask.ranks - 1):
         raise ValueError(f"{collective} {algorithm} swaps with partners at distances 1, 2, 4, ... and needs "
                          f"a power of two, got {ask.ranks} ranks; take ring")
-    return rule(ask)
+    return ask
 
 
 def _by_rank(ask: Ask, nbytes: Callable[[int], int], messages: int, steps: int) -> Sent:
@@ -128,6 +133,12 @@ def _fold(ask: Ask, active: Sent) -> Sent:
     return Sent(tuple(nbytes), tuple(messages), active.steps + (2 if pairs else 0))
 
 
+def among_active(ask: Ask) -> Ask:
+    """The same vector among the 2^m active ranks, which take the ceil cut where some sit out."""
+    active = 1 << _log2_floor(ask.ranks)
+    return ask if active == ask.ranks else Ask(ceil_cut(ask.cut[-1], active), ask.itemsize)
+
+
 def _doubling_all_reduce(ask: Ask) -> Sent:
     """log2 N messages of n, on the 2^m active ranks."""
     steps = _log2_floor(ask.ranks)
@@ -135,9 +146,8 @@ def _doubling_all_reduce(ask: Ask) -> Sent:
 
 
 def _rabenseifner(ask: Ask) -> Sent:
-    """Halving, then doubling, on the 2^m active ranks; where it folds, these take the ceil cut among them."""
-    active = 1 << _log2_floor(ask.ranks)
-    inner = ask if active == ask.ranks else Ask(ceil_cut(ask.cut[-1], active), ask.itemsize)
+    """Halving, then doubling, on the 2^m active ranks."""
+    inner = among_active(ask)
     return _fold(ask, _after(_halving(inner), _doubling_all_gather(inner)))
 
 

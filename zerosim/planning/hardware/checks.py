@@ -1,0 +1,35 @@
+"""What a number or a text of a device or a link must be, each refusal a sentence that says where it stands."""
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+def positive(where: str, key: str, value: Any, *, or_zero: bool = False) -> float:
+    """The value as a float; raises ValueError unless it is a finite number above zero (or zero, if that may be)."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        least = "that is not negative" if or_zero else "above 0"
+        raise ValueError(f"{where}: {key} must be a finite number {least}, got {value!r}")
+    return float(value)
+
+
+def whole(where: str, key: str, value: Any) -> int:
+    """The value as an int, of 80e9 too; raises ValueError unless it is a whole number above zero."""
+    if positive(where, key, value) != int(value):
+        raise ValueError(f"{where}: {key} must be a whole number of bytes, got {value!r}")
+    return int(value)
+
+
+def checked_text(where: str, key: str, value: Any) -> str:
+    """The text; raises ValueError for what is none, or blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where}: {key} must be a text, got {value!r}; a number without a {key} cannot be checked")
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the nearest of the known names, or nothing."""
+    near = get_close_matches(str(name).lower(), list(known), 3, 0.5)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
