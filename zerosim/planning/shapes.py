@@ -50,8 +50,8 @@ class UnitShape:
 class Transformer:
     """The sizes that fix a transformer's parameters, and those that a family chooses.
 
-    `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none, or
-    not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, weight alone.
+    `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none,
+    or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight.
     `fused_qkv`: one matrix makes queries, keys and values. `head_norms`: RMSNorm of each head's query and key.
     `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many; `relative_buckets` are
     T5's learned position biases. `tokens` is the longest sequence of the pretrained model (0: not said).
@@ -83,8 +83,8 @@ class Transformer:
         for name in ("channels", "blocks", "heads", "vocabulary"):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
         if not self.head_channels and self.channels % self.heads:
-            raise ValueError(f"a transformer of {self.channels} channels was asked for {self.heads} heads, which do not "
-                             "divide them; take a number of heads that does, or say head_channels")
+            raise ValueError(f"a transformer of {self.channels} channels was asked for {self.heads} heads, which do "
+                             "not divide them; take a number of heads that does, or say head_channels")
         derived = {"head_channels": self.channels // self.heads, "key_value_heads": self.heads,
                    "feed_forward": 4 * self.channels, "positions": 0, "encoder_blocks": 0, "relative_buckets": 0,
                    "tokens": 0}

@@ -7,7 +7,7 @@ transformer that they make. What may be left out is what the `transformers` libr
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,15 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's configuration file says: the fields it must have, those it may, and what they make."""
+    """What a family's configuration file says: the fields it must have, those it may, and what they make.
+
+    `aliases` are other names that files of the family use, and the field that each stands for.
+    """
 
     required: tuple[str, ...]
     optional: Fields
     transformer: Callable[[Fields], Transformer]
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
@@ -75,14 +79,15 @@ def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multip
         raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
                          "model_type and the model's sizes")
     kind = fields.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
         raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}{_nearest(str(kind), FAMILIES)}")
     family = FAMILIES[kind]
-    if missing := [field for field in family.required if fields.get(field) is None]:
+    said = {family.aliases.get(key, key): value for key, value in fields.items() if value is not None}
+    if missing := [required for required in family.required if required not in said]:
         raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
                          f"{', '.join(family.required)}")
-    known = {**family.optional, **{field: value for field, value in fields.items() if value is not None}}
+    known = {**family.optional, **said}
     try:
         transformer = family.transformer({**known, **_counts(family, known)})
     except ValueError as error:
@@ -91,11 +96,11 @@ def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multip
 
 
 def _counts(family: Family, fields: Fields) -> dict[str, int]:
-    counts = [*family.required, *(field for field, value in family.optional.items() if type(value) is int)]
-    for field in counts:
-        if isinstance(fields[field], bool):
-            raise ValueError(f"{field} must be a whole number, got {fields[field]}")
-    return {field: checked_count(field, fields[field], field in family.required) for field in counts}
+    names = [*family.required, *(name for name, value in family.optional.items() if type(value) is int)]
+    for name in names:
+        if isinstance(fields[name], bool):
+            raise ValueError(f"{name} must be a whole number, got {fields[name]}")
+    return {name: checked_count(name, fields[name], int(name in family.required)) for name in names}
 
 
 def _nearest(name: str, names: Mapping[str, Any]) -> str:
@@ -157,12 +162,15 @@ ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddi
                   "mlp_bias": False, "tie_word_embeddings": False}
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
-                   {"n_inner": 0, "tie_word_embeddings": True}, _gpt2),
+                   {"n_inner": 0, "tie_word_embeddings": True}, _gpt2,
+                   {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+                    "max_position_embeddings": "n_positions"}),
     "opt": Family(("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings",
                    "vocab_size"),
                   {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True}, _opt),
     "bloom": Family(("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True},
-                    _bloom),
+                    _bloom, {"n_embed": "hidden_size", "num_hidden_layers": "n_layer",
+                             "num_attention_heads": "n_head"}),
     "llama": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _llama),
     "mistral": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _llama),
     "qwen2": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _qwen2),

@@ -38,7 +38,7 @@ def llama(channels: int, blocks: int, heads: int, vocabulary: int, feed_forward:
 
 
 def t5(channels: int, blocks: int, heads: int, feed_forward: int, head_channels: int = 64) -> Transformer:
-    """A T5: n blocks of encoder and n of decoder, relative positions, RMSNorm. Source: Raffel et al. 2020, section 2.1."""
+    """A T5: n blocks in encoder and decoder, relative positions, RMSNorm. Source: Raffel et al. 2020, section 2.1."""
     return Transformer(channels, blocks, heads, 32_128, feed_forward=feed_forward, head_channels=head_channels,
                        biases=(), layer_norm=False, encoder_blocks=blocks, relative_buckets=32, tokens=512)
 
