@@ -241,10 +241,10 @@ def published_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
 def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
     """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
     if not block.is_plain:
-        gate = "a gated" if block.gated else "a"
+        found = f"{block.query_channels}, {block.key_channels} and {'a gated' if block.gated else 'a'} network of"
         raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
-                         f"forward network of {4 * block.channels}; this one has {block.query_channels}, {block.key_channels} "
-                         f"and {gate} network of {block.feed_forward}; {instead}")
+                         f"forward network of {4 * block.channels}; this one has {found} {block.feed_forward}; "
+                         f"{instead}")
 
 
 def parse(policy: Any) -> tuple[int | None, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from zerosim.numerics.policy import Policy
-from zerosim.planning.closed_forms import FP32, States
+from zerosim.planning.closed_forms import States
 from zerosim.planning.cuts import checked_count, padded_unit_lengths
 from zerosim.planning.optimizer_state import ADAM, OptimizerLike, is_cut_anywhere, shares_nbytes, state_nbytes
 from zerosim.planning.shapes import ModelShape
@@ -23,8 +23,8 @@ class Dialect:
 
     `gradient_copy` are gradients in fp32 that lie with the optimizer's state, `whole_layer` bytes for each parameter of
     the largest layer, whole on every rank. With `master_is_parameter` there is no master where the parameters that a
-    rank's optimizer updates are in fp32 and lie on that rank. `stages` are those that the source itself gives numbers
-    for; the others follow by the same bytes.
+    rank's optimizer updates lie on that rank. `state_itemsize` is that of state which the optimizer declares in fp32.
+    `stages` are those that the source itself gives numbers for; the others follow by the same bytes.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Dialect:
     stages: tuple[int, ...] = (0, 1, 2, 3)
     whole_layer: int = 0
     master_is_parameter: bool = False
+    state_itemsize: int = 4
 
     def per_parameter(self, states: States, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> tuple[int, int]:
         """(replicated, shared): a rank holds replicated + shared/N bytes for each parameter.
@@ -89,8 +90,10 @@ def dialect_of(dialect: str | Dialect | Policy) -> Dialect:
     if isinstance(dialect, Dialect):
         return dialect
     if isinstance(dialect, Policy):
-        return Dialect("zerosim", dialect.compute_dtype.itemsize, dialect.accumulate_dtype.itemsize, 0, FP32.itemsize,
-                       "what the engine's ledger counts", master_is_parameter=dialect.compute_dtype == FP32)
+        return Dialect("zerosim", dialect.compute_dtype.itemsize, dialect.accumulate_dtype.itemsize, 0,
+                       dialect.master_dtype.itemsize, "what the engine's ledger counts",
+                       master_is_parameter=dialect.compute_dtype == dialect.master_dtype,
+                       state_itemsize=dialect.state_dtype.itemsize)
     if dialect not in DIALECTS:
         near = get_close_matches(str(dialect), DIALECTS, 1)
         raise ValueError(f"no accounting dialect is called {dialect!r}; there are {', '.join(DIALECTS)}"
@@ -122,12 +125,12 @@ def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | 
     if is_cut_anywhere(optimizer):
         total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
         share = total // count
-        state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,))
+        state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,), named.state_itemsize)
         return _by_kind(named, states, total, share, state)
     shapes = [tensor.shape for tensor in model.tensors]
-    whole = sum(state_nbytes(optimizer, shape) for shape in shapes)
+    whole = sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
     held = [_by_kind(named, states, model.parameters, elements, nbytes if states.optimizer_sharded else whole)
-            for elements, nbytes in shares_nbytes(optimizer, shapes, count)]
+            for elements, nbytes in shares_nbytes(optimizer, shapes, count, named.state_itemsize)]
     return max(held, key=lambda kinds: sum(kinds.values()))
 
 

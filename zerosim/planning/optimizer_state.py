@@ -18,63 +18,57 @@ from zerosim.planning.cuts import Cut, checked_count
 Shape = tuple[int, ...]
 
 
-class SlotLike(Protocol):
-    """A tensor of state: its shape, and the name of its format."""
-
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def format(self) -> str: ...
-
-
 class OptimizerLike(Protocol):
     """What `zerosim.optim` declares of each optimizer, as far as pencil and paper need it."""
 
     @property
     def cut(self) -> str: ...
     def slots(self, shape: Shape) -> Mapping[str, Any]:
-        """The state kept for a tensor of this shape, or for a flat piece of one."""
+        """The state kept for a tensor of this shape or a flat piece of one: slots with a shape and a format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of state, in fp32 unless said."""
+
+    shape: Shape
+    format: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """An optimizer of which only the bytes that it keeps for each parameter are known; it may be cut anywhere.
+    """An optimizer of which only a number is known: the fp32 tensors that it keeps for each parameter.
 
-    >>> Elementwise(8).slots((10,))["state"].shape
-    (80,)
+    >>> ADAM.slots((10,))
+    {'slot0': Slot(shape=(10,), format='fp32'), 'slot1': Slot(shape=(10,), format='fp32')}
 
-    Raises ValueError for a number of bytes that is negative or not whole.
+    Its state may be cut anywhere. Raises ValueError for a number of tensors that is negative or not whole.
     """
 
-    bytes_per_parameter: int
+    count: int
     cut: str = "anywhere"
 
     def __post_init__(self) -> None:
-        checked_count("bytes_per_parameter", self.bytes_per_parameter, 0)
+        checked_count("count", self.count, 0)
 
-    def slots(self, shape: Shape) -> Mapping[str, "Bytes"]:
-        """All of its state, as bytes."""
-        return {"state": Bytes((math.prod(shape) * self.bytes_per_parameter,))}
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """So many bytes of state, in a format of one byte each."""
-
-    shape: Shape
-    format: str = "fp8_e4m3"
+    def slots(self, shape: Shape) -> Mapping[str, Slot]:
+        """So many tensors of the parameter's own shape."""
+        return {f"slot{index}": Slot(shape) for index in range(self.count)}
 
 
-ADAM = Elementwise(8)  # m and v in fp32: Kingma & Ba 2015, algorithm 1
+ADAM = Elementwise(2)  # m and v: Kingma & Ba 2015, algorithm 1
 
 
-def state_nbytes(optimizer: OptimizerLike, shape: Shape) -> int:
+def state_nbytes(optimizer: OptimizerLike, shape: Shape, fp32_itemsize: int = 4) -> int:
     """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
 
     >>> state_nbytes(ADAM, (3, 4))
     96
+
+    What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
     """
-    return sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
+    return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
+               for slot in optimizer.slots(shape).values())
 
 
 def is_cut_anywhere(optimizer: OptimizerLike) -> bool:
@@ -101,12 +95,13 @@ def whole_tensor_cut(lengths: Sequence[int], ranks: int) -> Cut:
     return (*(nearest(rank) for rank in range(count)), total)
 
 
-def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int) -> list[tuple[int, int]]:
+def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int,
+                  fp32_itemsize: int = 4) -> list[tuple[int, int]]:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
     lengths = [math.prod(shape) for shape in tensors]
     cut = whole_tensor_cut(lengths, ranks)
     starts = [*accumulate(lengths, initial=0)]
-    state = [*accumulate((state_nbytes(optimizer, shape) for shape in tensors), initial=0)]
+    state = [*accumulate((state_nbytes(optimizer, shape, fp32_itemsize) for shape in tensors), initial=0)]
     places = [bisect_left(starts, border) for border in cut]
     return [(starts[high] - starts[low], state[high] - state[low]) for low, high in pairwise(places)]

@@ -108,7 +108,14 @@ class Transformer:
         return self.key_value_heads * self.head_channels
 
     def block(self, batch: int, tokens: int, itemsize: int = 2) -> Block:
-        """One block and the batch that it sees, for `planning.activations` and `planning.model_flops`."""
+        """One block and the batch that it sees, for `planning.activations` and `planning.model_flops`.
+
+        Raises ValueError for counts below one, and for a model of encoder and decoder, whose blocks differ.
+        """
+        if self.encoder_blocks:
+            raise ValueError("what a block keeps and computes is counted for decoders alone, and this model has "
+                             f"{self.encoder_blocks} blocks of encoder beside {self.blocks} of decoder; its states and "
+                             "its traffic are counted")
         return Block(batch, tokens, self.channels, self.heads, itemsize, query_channels=self.query_channels,
                      key_channels=self.key_channels, feed_forward=self.feed_forward, gated=self.gated)
 
