@@ -136,6 +136,22 @@ def megatron_nbytes(block: Block, blocks: int, vocabulary: int, *, tensor_parall
     return total // checked_count("tensor_parallel", tensor_parallel, 1)
 
 
+def zero_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 3.2, footnote.
+    """
+    return 12 * block.stream * block.itemsize
+
+
+def zero_infinity_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO-Infinity's table counts them: 16·BLd + 2·BHL² elements.
+
+    Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv:2104.07857), section 3 and figure 2a.
+    """
+    return (16 * block.stream + 2 * block.square) * block.itemsize
+
+
 def _check(block: Block) -> None:
     refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
     activations.kept_outputs_count(block)  # refuses other than 16-bit elements

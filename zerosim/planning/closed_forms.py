@@ -8,6 +8,7 @@ Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per paramet
 7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -222,8 +223,11 @@ def _sent_control(job: Job) -> list[int]:
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
            times: Iterable[int] | None = None) -> list[int]:
     """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
-    nbytes = [0] * job.ranks
+    alike: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
+        alike[cut] += count
+    nbytes = [0] * job.ranks
+    for cut, count in alike.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
     return nbytes

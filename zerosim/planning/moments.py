@@ -93,7 +93,7 @@ class Part:
 
 def parts_of(block: Block) -> tuple[Part, Part]:
     """Attention and the feed-forward network of a block, in bytes; ValueError for one that is not plain."""
-    refuse_unless_plain(block, "every moment of a micro-batch", "take activations.peak for what is kept")
+    refuse_unless_plain(block, "the walk through every moment", "take activations.peak for what is kept")
     e, d = block.itemsize, block.stream * block.itemsize
     statistics = 2 * block.positions * FP32_NBYTES
     attention = Part("attention", d, 3 * d, d, statistics, block.square * e,

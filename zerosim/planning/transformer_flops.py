@@ -35,7 +35,7 @@ def forward(block: Block) -> dict[str, int]:
 
     Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
     """
-    refuse_unless_plain(block, "the operations of every step", "take matmul_flops")
+    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
     return _forward_attention(block) | _forward_feed_forward(block)
 
 
