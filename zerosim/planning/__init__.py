@@ -1,6 +1,6 @@
 """What a training step holds and sends, predicted with pencil and paper; it never looks at a run."""
 
-from zerosim.planning import activations, moments, transformer_flops
+from zerosim.planning import activations, activations_published, buffers, model_flops, moments, transformer_flops
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -22,20 +22,37 @@ from zerosim.planning.cuts import (
     region_cuts,
     unit_cuts,
 )
+from zerosim.planning.dialects import DIALECTS, Dialect, estimate_nbytes, formula, states_nbytes
+from zerosim.planning.shapes import ModelShape, Transformer, model_of, model_of_parameters
+from zerosim.planning.shapes_config import model_shape
+from zerosim.planning.shapes_presets import PRESETS
 
 __all__ = [
     "ALGORITHMS",
+    "DIALECTS",
     "LAYOUTS",
+    "PRESETS",
     "STAGES",
+    "Dialect",
     "Job",
+    "ModelShape",
     "Sent",
     "States",
+    "Transformer",
     "activations",
+    "activations_published",
+    "buffers",
     "ceil_cut",
     "chunk_lengths",
     "clip",
+    "estimate_nbytes",
+    "formula",
     "gathers_by_unit",
     "gradient_peak_nbytes",
+    "model_flops",
+    "model_of",
+    "model_of_parameters",
+    "model_shape",
     "moments",
     "owned_ranges",
     "padded_unit_lengths",
@@ -43,6 +60,7 @@ __all__ = [
     "resting_nbytes",
     "sent",
     "sent_nbytes",
+    "states_nbytes",
     "transformer_flops",
     "unit_cuts",
     "vectors_sent",

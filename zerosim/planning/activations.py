@@ -1,10 +1,12 @@
 """What transformer blocks keep of their forward pass for backward, with pencil and paper and to the byte.
 
 Legend: B batch, L tokens of a sequence, d channels, H heads, n blocks; elements are in the compute format (2 bytes in
-16 bit), statistics in fp32 whatever the format.
+16 bit), statistics in fp32 whatever the format. Q and K are H·d_h and H_kv·d_h channels, both d in a plain block; F are
+the channels inside the feed-forward network, 4d in a plain block. Formulas are those of a plain block.
 
 Of each block backward needs the input of every linear layer, of every LayerNorm and of the GELU, the output of the
-softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs.
+softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs. A
+gated feed-forward network keeps both factors' linear outputs and their product, and makes the gate's SiLU again.
 
 Sources: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), section 4.1 (what a block
 keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 3 (segments); Dao et al. 2022,
@@ -27,8 +29,9 @@ FP32_NBYTES = 4
 class Block:
     """One transformer block and the batch that it sees: B sequences of L tokens, d channels in H heads.
 
-    `itemsize` is the bytes of an element at rest. Raises ValueError for counts below one, and for heads that do not
-    divide the channels.
+    `itemsize` is the bytes of an element at rest. The others are 0 in a plain block, and are then d, d and 4d: channels
+    of all queries, of all keys (of all values too), and of the feed-forward network's inside, which may be `gated`.
+    Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
     """
 
     batch: int
@@ -36,13 +39,26 @@ class Block:
     channels: int
     heads: int
     itemsize: int = 2
+    query_channels: int = 0
+    key_channels: int = 0
+    feed_forward: int = 0
+    gated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens", "channels", "heads", "itemsize"):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
-        if self.channels % self.heads:
-            raise ValueError(f"a block of {self.channels} channels was asked for {self.heads} heads; each head has as "
-                             "many channels as the others, so take a number of heads that divides the channels")
+        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
+        for name, value in plain.items():
+            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
+        if self.query_channels % self.heads:
+            raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
+                             "has as many channels as the others, so take a number of heads that divides the channels")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
+        plain = (self.channels, self.channels, 4 * self.channels, False)
+        return (self.query_channels, self.key_channels, self.feed_forward, self.gated) == plain
 
     @property
     def positions(self) -> int:
@@ -66,12 +82,12 @@ EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
 # What each tensor of a block holds: elements in the compute format, or numbers in fp32.
 ELEMENTS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 input": lambda block: block.stream,
-    "QKV": lambda block: 3 * block.stream,
+    "QKV": lambda block: block.positions * (block.query_channels + 2 * block.key_channels),
     "probabilities": lambda block: block.square,
-    "attention output": lambda block: block.stream,
+    "attention output": lambda block: block.positions * block.query_channels,
     "LayerNorm 2 input": lambda block: block.stream,
-    "pre-GELU": lambda block: 4 * block.stream,
-    "post-GELU": lambda block: 4 * block.stream,
+    "pre-GELU": lambda block: (1 + block.gated) * block.positions * block.feed_forward,  # gated: the other factor too
+    "post-GELU": lambda block: block.positions * block.feed_forward,
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: 2 * block.positions,  # mean and 1/σ of each token
@@ -180,12 +196,12 @@ def best_segment(block: Block, blocks: int) -> float:
     It is where the inputs that are kept weigh as much as the segment that is computed again. The popular k = √n takes
     a block's inside to weigh as much as its input. Raises ValueError for fewer than one block.
     """
-    return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, 14 * block.stream + block.square))
+    return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, kept(block).elements))
 
 
 def recomputed_outputs_count(block: Block) -> int:
     """Bytes of one block without statistics, LayerNorm outputs computed again: (14·BLd + BHL²) elements."""
-    return (14 * block.stream + block.square) * block.itemsize
+    return kept(block).elements * block.itemsize
 
 
 def kept_outputs_count(block: Block) -> int:
@@ -193,9 +209,10 @@ def kept_outputs_count(block: Block) -> int:
 
     It keeps the outputs of both LayerNorms (4 sbh), one byte for each element of two dropout masks (2 sbh) and of a
     third over the probabilities, and the softmax's output beside the dropped-out one (5 as²b in all).
-    Raises ValueError where elements do not have 2 bytes, for which it was made.
+    Raises ValueError where elements do not have 2 bytes or the block is not plain, for which it was made.
     Source: Korthikanti et al. 2022, equation 1.
     """
+    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
     if block.itemsize != 2:
         raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
                          f"{block.itemsize} bytes; give it itemsize=2, or take the count 'recomputed-outputs'")
@@ -219,6 +236,15 @@ def published_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
     if count not in COUNTS:
         raise ValueError(f"no published count {count!r}; there are {', '.join(COUNTS)}")
     return COUNTS[count](block)
+
+
+def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
+    """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
+    if not block.is_plain:
+        found = f"{block.query_channels}, {block.key_channels} and {'a gated' if block.gated else 'a'} network of"
+        raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
+                         f"forward network of {4 * block.channels}; this one has {found} {block.feed_forward}; "
+                         f"{instead}")
 
 
 def parse(policy: Any) -> tuple[int | None, str]:

@@ -8,6 +8,7 @@ Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per paramet
 7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,7 +29,6 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 
-FP32 = np.dtype(np.float32)  # the master copy and the optimizer's slots
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
@@ -55,8 +55,8 @@ STAGES: Mapping[int, States] = {
 class Job:
     """One training step on paper.
 
-    `unit_lengths` are the elements of the model's units, padding not included; `slots` the fp32 tensors that
-    the optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
+    `unit_lengths` are the elements of the model's units, padding not included; `slots` the tensors that the
+    optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
     length of the segments of which only the input is kept (None: everything is kept; 1: each block's input).
     `kept_gathered` are the units that stay gathered from forward to the end of backward, `borrows` pairs (unit, owner)
     of units that use another unit's parameters (tied weights), by their places in the model.
@@ -115,17 +115,18 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     >>> resting_nbytes(Job((2, 2), ranks=2, states=STAGES[2]))[0]
     {'parameter': 8, 'gradient': 4, 'master': 8, 'optimizer_state': 16}
 
-    With compute in fp32 the parameter is the master, if it covers what the rank's optimizer updates.
+    Where both are in one format, as in fp32, the parameter is the master, if it covers what the rank's optimizer
+    updates. `slots` rest in the policy's format of state.
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
     policy, states = job.policy, job.states
     covered = states.optimizer_sharded or not states.parameters_sharded
-    is_master = covered and policy.compute_dtype == FP32
+    is_master = covered and policy.compute_dtype == policy.master_dtype
     nbytes = {
         "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
         "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if is_master else FP32.itemsize * job.held(states.optimizer_sharded),
-        "optimizer_state": job.slots * FP32.itemsize * job.held(states.optimizer_sharded),
+        "master": 0 if is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
+        "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
     }
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
 
@@ -222,8 +223,11 @@ def _sent_control(job: Job) -> list[int]:
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
            times: Iterable[int] | None = None) -> list[int]:
     """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
-    nbytes = [0] * job.ranks
+    alike: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
+        alike[cut] += count
+    nbytes = [0] * job.ranks
+    for cut, count in alike.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
     return nbytes

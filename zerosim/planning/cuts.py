@@ -73,7 +73,7 @@ def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit")
     """
     padded = padded_unit_lengths(unit_lengths, ranks, layout)
     if layout == "per_unit":
-        return [ceil_cut(length, ranks) for length in padded]
+        return _ceil_cuts(padded, ranks)
     whole = ceil_cut(sum(padded), ranks)
     return [clip(whole, low, high) for low, high in pairwise(accumulate(padded, initial=0))]
 
@@ -85,7 +85,12 @@ def region_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit
     Raises ValueError as `padded_unit_lengths` does.
     """
     padded = padded_unit_lengths(unit_lengths, ranks, layout)
-    return [ceil_cut(length, ranks) for length in (padded if layout == "per_unit" else [sum(padded)])]
+    return _ceil_cuts(padded if layout == "per_unit" else [sum(padded)], ranks)
+
+
+def _ceil_cuts(lengths: Sequence[int], ranks: int) -> list[Cut]:
+    by_length = {length: ceil_cut(length, ranks) for length in set(lengths)}  # a thousand units are mostly alike
+    return [by_length[length] for length in lengths]
 
 
 def owned_ranges(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[list[range]]:

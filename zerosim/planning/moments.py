@@ -11,7 +11,7 @@ gradients of weights.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerosim.planning.activations import FP32_NBYTES, Block, parse
+from zerosim.planning.activations import FP32_NBYTES, Block, parse, refuse_unless_plain
 from zerosim.planning.cuts import checked_count
 
 ACTIVATION, CHECKPOINT, GRADIENT = "activation", "checkpointed_input", "activation_gradient"
@@ -92,7 +92,8 @@ class Part:
 
 
 def parts_of(block: Block) -> tuple[Part, Part]:
-    """Attention and the feed-forward network of a block, in bytes."""
+    """Attention and the feed-forward network of a block, in bytes; ValueError for one that is not plain."""
+    refuse_unless_plain(block, "the walk through every moment", "take activations.peak for what is kept")
     e, d = block.itemsize, block.stream * block.itemsize
     statistics = 2 * block.positions * FP32_NBYTES
     attention = Part("attention", d, 3 * d, d, statistics, block.square * e,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.planning.activations import Block, parse, peak, tensors
+from zerosim.planning.activations import Block, parse, peak, refuse_unless_plain, tensors
 from zerosim.planning.cuts import checked_count
 
 # Operations per element, a transcendental function counted as one.
@@ -32,7 +32,10 @@ def forward(block: Block) -> dict[str, int]:
 
     >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
     True
+
+    Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
     """
+    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
     return _forward_attention(block) | _forward_feed_forward(block)
 
 
@@ -102,11 +105,25 @@ def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
 
 
 def matmul_flops(block: Block) -> int:
-    """The operations of one block's matmuls forward: 24·BLd² + 4·BL²d; backward makes twice as many.
+    """The operations of one block's matmuls forward: 24·BLd² + 4·BL²d in a plain block; backward makes twice as many.
 
-    Source: Narayanan et al. 2021, appendix.
+    Of any block, two for each element of a weight and each token, and two products of L x L for each head.
+    Source: Narayanan et al. 2021, appendix; grouped queries and gates by the same rule.
     """
-    return 24 * block.stream * block.channels + 4 * block.stream * block.tokens
+    return sum(matmuls(block).values())
+
+
+def matmuls(block: Block) -> dict[str, int]:
+    """The operations of each matmul of one block forward.
+
+    >>> matmuls(Block(1, 2, 6, 3))
+    {'QKV': 432, 'scores': 48, 'values': 48, 'projection': 144, 'up': 576, 'down': 576}
+    """
+    per_channel = 2 * block.stream
+    product = 2 * block.positions * block.tokens * block.query_channels
+    return {"QKV": per_channel * (block.query_channels + 2 * block.key_channels), "scores": product, "values": product,
+            "projection": per_channel * block.query_channels,
+            "up": per_channel * block.feed_forward * (1 + block.gated), "down": per_channel * block.feed_forward}
 
 
 def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:

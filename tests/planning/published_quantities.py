@@ -1,0 +1,192 @@
+"""What the rows of the published tables name, each reckoned by the planner's own functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zerosim.numerics.formats import format_of
+from zerosim.planning import activations, activations_published, closed_forms, collectives, dialects, model_flops
+from zerosim.planning import transformer_flops as flops
+from zerosim.planning.activations import Block
+from zerosim.planning.buffers import OVERHEADS
+from zerosim.planning.closed_forms import STAGES, Job
+from zerosim.planning.cuts import ceil_cut
+from zerosim.planning.shapes import ModelShape, Transformer, model_of, model_of_parameters
+from zerosim.planning.shapes_config import model_shape
+from zerosim.planning.shapes_presets import PRESETS
+
+UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20, "TiB": 2**40}
+A100_FLOPS_PER_SECOND = 312e12  # bf16, dense: NVIDIA A100 data sheet, 2021
+TEXTS_OVERHEADS = ("runtime context", "allocator fragmentation", "communication channels")
+MANY = 10**6
+
+
+# -- model states -----------------------------------------------------------------------------------------------------
+
+
+def states(parameters: int, ranks: int, stage: int, dialect: str = "zero-paper") -> float:
+    held = dialects.states_nbytes(model_of_parameters(parameters), ranks, STAGES[stage], dialect)
+    return sum(held.values()) / 1e9
+
+
+def states_of_blocks(blocks: int, channels: int, dialect: str) -> float:
+    """Of 12nd² parameters: the weights of the blocks alone."""
+    model = model_of("blocks", Transformer(channels, blocks, 1, 1, biases=()))
+    weights = sum(tensor.parameters for tensor in model.tensors if len(tensor.shape) == 2 and tensor.name != "wte")
+    return dialects.estimate_nbytes(weights, 1, STAGES[0], dialect) / UNITS["TiB"]
+
+
+def estimate(parameters: int, ranks: int, stage: int, dialect: str, largest_layer: int = 0,
+             unit: str = "GiB") -> float:
+    held = dialects.estimate_nbytes(parameters, ranks, STAGES[stage], dialect, largest_layer=largest_layer)
+    return held / UNITS[unit]
+
+
+def estimate_of_preset(model: str, ranks: int, stage: int, dialect: str, unit: str = "GiB") -> float:
+    shape = model_shape(model)
+    return estimate(shape.parameters, ranks, stage, dialect, shape.largest_layer_parameters, unit)
+
+
+def kinds_of_preset(model: str, kinds: Sequence[str]) -> float:
+    held = dialects.states_nbytes(model_shape(model), 1, STAGES[0])
+    return sum(held[kind] for kind in kinds) / UNITS["GiB"]
+
+
+def bytes_per_parameter(stage: int, ranks: int, dialect: str = "zero-paper") -> float:
+    replicated, shared = dialects.dialect_of(dialect).per_parameter(STAGES[stage])
+    return replicated + shared / ranks
+
+
+def largest_model(capacity_nbytes: int, ranks: int, stage: int, model_parallel: int) -> float:
+    return model_parallel * capacity_nbytes / bytes_per_parameter(stage, ranks) / 1e9
+
+
+def vectors(stage: int, micro_batches: int) -> float:
+    return float(sum(closed_forms.vectors_sent(Job((MANY,), 2, STAGES[stage], micro_batches=micro_batches)).values()))
+
+
+def vectors_at(stage: int, ranks: int) -> float:
+    job = Job((MANY,), ranks, STAGES[stage])
+    sent = closed_forms.sent_nbytes(job)
+    return (sent["gradients"][0] + sent["parameters"][0]) / (2 * sum(job.padded_lengths))
+
+
+def all_reduce_then_all_gather(ranks: int) -> float:
+    sent = [collectives.sent(name, "ring", ceil_cut(ranks * MANY, ranks), 1) for name in ("all_reduce", "all_gather")]
+    return sum(part.nbytes[0] for part in sent) / (ranks * MANY)
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def kept(blocks: int, parameters: int = 0, **block: int) -> float:
+    """The elements that n blocks keep, in GB of 16 bit, and Adam's states of so many parameters."""
+    return (activations.peak(Block(**block), blocks).elements * 2 + 16 * parameters) / 1e9
+
+
+def tensor(name: str, blocks: int, unit: float, **block: int) -> float:
+    return blocks * activations.tensors(Block(**block))[name].nbytes / unit
+
+
+def quadratic_peak(blocks: int, policy: str, **block: int) -> float:
+    """The part of the peak that grows with L²: what it exceeds the same policy's peak without probabilities by."""
+    found, sizes = activations.peak(Block(**block), blocks, policy), Block(**block)
+    linear = {"none": 14 * blocks, "block": blocks + 13}[policy]
+    return (found.elements - linear * sizes.stream) * 2 / 1e9
+
+
+def largest_in_blocks(**block: int) -> float:
+    return max(part.elements for part in activations.tensors(Block(**block)).values()) / Block(**block).stream
+
+
+def selective_saving(**block: int) -> float:
+    none, selective = (activations_published.layer_nbytes(Block(**block), recompute=name)
+                       for name in ("none", "selective"))
+    return 100 * (1 - selective / none)
+
+
+def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block: int) -> float:
+    found = activations_published.layer_nbytes(Block(**block), tensor_parallel=tensor_parallel,
+                                               sequence_parallel=sequence_parallel, recompute=recompute)
+    return found / Block(**block).stream
+
+
+# -- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def days(model: str, tokens: int, devices: int, achieved: float) -> float:
+    return model_flops.eight_n(model_shape(model).parameters, tokens) / (devices * achieved) / 86_400
+
+
+def mfu(model: str, batch: int, tokens: int, seconds: float, devices: int) -> float:
+    step = model_flops.step_flops(PRESETS[model], batch, tokens)
+    return 100 * model_flops.utilization(step.model, seconds, A100_FLOPS_PER_SECOND, devices)
+
+
+def selective_flops(**block: int) -> float:
+    """Per cent of forward; attention's two products again, as the paper recomputes them."""
+    products = flops.matmuls(Block(**block))
+    again = sum(products[name] for name in model_flops.SELECTIVE_AS_PUBLISHED)
+    return 100 * again / sum(products.values())
+
+
+def hardware_over_model(model: str, batch: int, tokens: int) -> float:
+    shape = PRESETS[model]
+    step, products = model_flops.step_flops(shape, batch, tokens), flops.matmuls(shape.block(batch, tokens))
+    again = shape.blocks * sum(products[name] for name in model_flops.SELECTIVE_AS_PUBLISHED)
+    return (step.model + again) / step.model
+
+
+def again(policy: str, **block: int) -> float:
+    return model_flops.recomputed_flops(Block(**block), policy) / (3 * flops.matmul_flops(Block(**block)))
+
+
+def palm_mfu(tokens_per_second: float, devices: int, peak: float, **model: int) -> float:
+    return 100 * model_flops.utilization(model_flops.six_n_and_attention(**model) * tokens_per_second, 1, peak, devices)
+
+
+def six_n_mfu(parameters: int, tokens_per_second: float, devices: int, peak: float) -> float:
+    return 100 * model_flops.utilization(model_flops.six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
+
+
+def gpt(**sizes: int) -> ModelShape:
+    return model_of("gpt", Transformer(**sizes))
+
+
+QUANTITIES: dict[str, Callable[..., Any]] = {
+    "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
+    "estimate of a preset": estimate_of_preset, "kind of a preset": kinds_of_preset,
+    "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,
+    "vectors at": vectors_at, "all-reduce then all-gather": all_reduce_then_all_gather,
+    "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
+    "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
+    "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
+    "optimizer bytes": lambda stage: dialects.dialect_of("zero-paper").per_parameter(STAGES[stage])[1],
+    "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
+    "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
+    "parameters": lambda model: model_shape(model).parameters,
+    "16-bit parameters": lambda parameters, unit="GiB": 2 * parameters / UNITS[unit],
+    "largest layer": lambda model, nbytes, unit="GiB":
+        nbytes * model_shape(model).largest_layer_parameters / UNITS[unit],
+    "millions": lambda model: model_shape(model).parameters / 1e6,
+    "gpt": lambda **sizes: gpt(**sizes).parameters / 1e9,
+    "vocabulary": lambda model, multiple: model_shape(model, vocabulary_multiple=multiple).units[0].tensors[0].shape[0],
+    "kept": kept, "kept and states": kept, "quadratic peak": quadratic_peak, "largest in BLd": largest_in_blocks,
+    "linear": lambda **block: 28 * Block(**block).stream / 1e6,
+    "probabilities": lambda **block: tensor("probabilities", 1, 1e6, **block),
+    "probabilities of all": lambda blocks, **block: tensor("probabilities", blocks, 1e9, **block),
+    "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
+    "best segment": lambda blocks, **block: activations.best_segment(Block(**block), blocks),
+    "scores": lambda **block: flops.matmuls(Block(**block))["scores"] / 1e9,
+    "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
+    "selective saving": selective_saving, "layer": layer,
+    "zero": lambda blocks, **block: blocks * activations_published.zero_nbytes(Block(**block)) / 1e9,
+    "zero-infinity": lambda blocks, unit, **block:
+        blocks * activations_published.zero_infinity_nbytes(Block(**block)) / UNITS[unit],
+    "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
+    "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
+    "6PD": lambda model, tokens: model_flops.six_n(model_shape(model).parameters, tokens), "days": days, "mfu": mfu,
+    "hardware over model": hardware_over_model, "selective flops": selective_flops, "again": again,
+    "palm mfu": palm_mfu, "6N mfu": six_n_mfu,
+    "spacing": lambda formats: 2.0 ** (format_of(formats[1]).mantissa_bits - format_of(formats[0]).mantissa_bits),
+    "underflow": lambda format: format_of(format).smallest_subnormal / 2,
+}

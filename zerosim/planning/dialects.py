@@ -1,0 +1,168 @@
+"""Accounting dialects: how published tools and texts count the bytes of model states, by name and as values.
+
+Legend: N ranks. What a dialect counts lies whole on every rank or is cut among them, as three indicators say
+(`closed_forms.States`): parameters, gradients, and all that the optimizer reads and writes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from zerosim.numerics.policy import Policy
+from zerosim.planning.closed_forms import States
+from zerosim.planning.cuts import checked_count, padded_unit_lengths
+from zerosim.planning.optimizer_state import ADAM, OptimizerLike, is_cut_anywhere, shares_nbytes, state_nbytes
+from zerosim.planning.shapes import ModelShape
+
+ADAM_STATE_NBYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Bytes that a text or a tool counts for each parameter, by kind, beside the optimizer's own state.
+
+    `gradient_copy` are gradients in fp32 that lie with the optimizer's state, `whole_layer` bytes for each parameter of
+    the largest layer, whole on every rank. With `master_is_parameter` there is no master where the parameters that a
+    rank's optimizer updates lie on that rank. `state_itemsize` is that of state which the optimizer declares in fp32.
+    `stages` are those that the source itself gives numbers for; the others follow by the same bytes.
+    """
+
+    name: str
+    parameter: int
+    gradient: int
+    gradient_copy: int
+    master: int
+    source: str
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    whole_layer: int = 0
+    master_is_parameter: bool = False
+    state_itemsize: int = 4
+
+    def per_parameter(self, states: States, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> tuple[int, int]:
+        """(replicated, shared): a rank holds replicated + shared/N bytes for each parameter.
+
+        >>> from zerosim.planning.closed_forms import STAGES
+        >>> [DIALECTS["zero-paper"].per_parameter(states) for states in STAGES.values()]
+        [(16, 0), (4, 12), (2, 14), (0, 16)]
+        """
+        replicated = shared = 0
+        for kind, nbytes in (self.kinds(states) | {"optimizer_state": optimizer_nbytes}).items():
+            is_cut = is_sharded(kind, states)
+            shared += nbytes * is_cut
+            replicated += nbytes * (not is_cut)
+        return replicated, shared
+
+    def kinds(self, states: States) -> dict[str, int]:
+        """Bytes for each parameter by kind, the optimizer's own state apart."""
+        has_master = not (self.master_is_parameter and (states.optimizer_sharded or not states.parameters_sharded))
+        return {"parameter": self.parameter, "gradient": self.gradient, "gradient_copy": self.gradient_copy,
+                "master": self.master * has_master}
+
+
+DIALECTS: Mapping[str, Dialect] = {row.name: row for row in (
+    Dialect("zero-paper", 2, 2, 0, 4, "Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1"),
+    Dialect("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman 2024, "
+            "Machine Learning Engineering: gradients add up in fp32"),
+    Dialect("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
+            "parameters, fp32 gradients (2024)", (0, 1)),
+    Dialect("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
+            "parameters, fp16 gradients (2024)", (0, 1)),
+    Dialect("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)", (2,)),
+    Dialect("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
+            whole_layer=4),
+    Dialect("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
+    Dialect("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 parameters, "
+            "fp32 gradients (2024)", (0, 1), master_is_parameter=True),
+    Dialect("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
+            "moments", (3,)),
+)}
+
+
+def dialect_of(dialect: str | Dialect | Policy) -> Dialect:
+    """The dialect of a name, a dialect itself, or zerosim's own: what the ledger of an engine of this policy counts.
+
+    >>> own = dialect_of(Policy("bf16", accumulate="fp32"))
+    >>> own.parameter, own.gradient, own.gradient_copy, own.master
+    (2, 4, 0, 4)
+
+    Raises ValueError for a name that there is not, with the nearest.
+    """
+    if isinstance(dialect, Dialect):
+        return dialect
+    if isinstance(dialect, Policy):
+        return Dialect("zerosim", dialect.compute_dtype.itemsize, dialect.accumulate_dtype.itemsize, 0,
+                       dialect.master_dtype.itemsize, "what the engine's ledger counts",
+                       master_is_parameter=dialect.compute_dtype == dialect.master_dtype,
+                       state_itemsize=dialect.state_dtype.itemsize)
+    if dialect not in DIALECTS:
+        near = get_close_matches(str(dialect), DIALECTS, 1)
+        raise ValueError(f"no accounting dialect is called {dialect!r}; there are {', '.join(DIALECTS)}"
+                         + (f". Did you mean {near[0]!r}?" if near else ""))
+    return DIALECTS[dialect]
+
+
+def is_sharded(kind: str, states: States) -> bool:
+    """Whether a kind of model state is cut among the ranks."""
+    return {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded}.get(
+        kind, states.optimizer_sharded)
+
+
+def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
+                  optimizer: OptimizerLike = ADAM, layout: str = "per_unit") -> dict[str, int]:
+    """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> from zerosim.planning.shapes import model_of_parameters
+    >>> states_nbytes(model_of_parameters(7 * 10**9), 8, STAGES[2])
+    {'parameter': 14000000000, 'gradient': 1750000000, 'master': 3500000000, 'optimizer_state': 7000000000}
+
+    All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
+    padded, `layout` does not count, and it is the rank that holds most.
+    Raises ValueError for fewer than one rank and for an unknown dialect or layout.
+    """
+    named = dialect_of(dialect)
+    count = checked_count("ranks", ranks, 1)
+    if is_cut_anywhere(optimizer):
+        total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
+        share = total // count
+        state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,), named.state_itemsize)
+        return _by_kind(named, states, total, share, state)
+    shapes = [tensor.shape for tensor in model.tensors]
+    whole = sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
+    held = [_by_kind(named, states, model.parameters, elements, nbytes if states.optimizer_sharded else whole)
+            for elements, nbytes in shares_nbytes(optimizer, shapes, count, named.state_itemsize)]
+    return max(held, key=lambda kinds: sum(kinds.values()))
+
+
+def _by_kind(dialect: Dialect, states: States, total: int, share: int, state: int) -> dict[str, int]:
+    found = {kind: nbytes * (share if is_sharded(kind, states) else total)
+             for kind, nbytes in dialect.kinds(states).items()}
+    return {kind: nbytes for kind, nbytes in (found | {"optimizer_state": state}).items() if nbytes}
+
+
+def estimate_nbytes(parameters: int, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
+                    largest_layer: int = 0, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> int:
+    """Bytes on a rank as the dialect's own formula gives them: nothing is padded, and the largest layer is added.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> estimate_nbytes(2_851_000_000, 8, STAGES[3], "deepspeed-zero3", largest_layer=32_000_000)
+    6542750000
+
+    Shares are rounded down. Raises ValueError for counts below one and for an unknown dialect.
+    """
+    named, count = dialect_of(dialect), checked_count("parameters", parameters, 1)
+    replicated, shared = named.per_parameter(states, optimizer_nbytes)
+    layer = checked_count("largest_layer", largest_layer, 0)
+    return replicated * count + shared * count // checked_count("ranks", ranks, 1) + named.whole_layer * layer
+
+
+def formula(states: States, dialect: str | Dialect | Policy = "zero-paper",
+            optimizer_nbytes: int = ADAM_STATE_NBYTES) -> str:
+    """Bytes of a rank for each parameter, as one writes them.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> [formula(states, "megatron-fp16") for states in STAGES.values()]
+    ['20', '4 + 16/N', '2 + 18/N', '20/N']
+    """
+    replicated, shared = dialect_of(dialect).per_parameter(states, optimizer_nbytes)
+    return " + ".join([f"{replicated}"] * bool(replicated) + [f"{shared}/N"] * bool(shared)) or "0"

@@ -1,0 +1,181 @@
+"""A model on paper from a name or from a file: a preset, or the `config.json` of a Hugging Face checkpoint on disk.
+
+A family is a row: the fields that a file must have, those that it may leave out and what they then are, and the
+transformer that they make. What may be left out is what the `transformers` library's configuration classes (version
+4.44, 2024) have a default for that is no number of the model's own.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from zerosim.planning.cuts import checked_count
+from zerosim.planning.shapes import ModelShape, Transformer, model_of, pad_vocabulary
+from zerosim.planning.shapes_presets import PRESETS
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's configuration file says: the fields it must have, those it may, and what they make.
+
+    `aliases` are other names that files of the family use, and the field that each stands for.
+    """
+
+    required: tuple[str, ...]
+    optional: Fields
+    transformer: Callable[[Fields], Transformer]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
+    """The model of a preset's name, of a configuration file, or of a folder that holds `config.json`.
+
+    >>> model_shape("llama-2-7b").parameters, model_shape("gpt2", vocabulary_multiple=128).parameters
+    (6738415616, 124475904)
+
+    Raises ValueError for a name that is no preset and no file, and as `read_config` does.
+    """
+    text, path = str(source), Path(source)
+    if text not in PRESETS and (path.suffix == ".json" or path.exists() or "/" in text):
+        return read_config(path, vocabulary_multiple=vocabulary_multiple)
+    if text not in PRESETS:
+        raise ValueError(f"no model is called {text!r}, and there is no such file; the presets are {', '.join(PRESETS)}"
+                         f"{_nearest(text, PRESETS)}")
+    return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
+
+
+def read_config(path: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
+    """The model of a `config.json` on disk, or of the folder that holds one.
+
+    Raises ValueError for a file that is not there or holds no JSON object, for a model type without a family here, for
+    fields that are missing, all of them by name, and for shapes that are impossible.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        fields = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{file} was asked for, and is not there; give the path of a model's config.json") from None
+    except OSError as error:
+        raise ValueError(f"{file} was asked for, and cannot be read: {error.strerror}") from None
+    except ValueError as error:  # JSON's and UTF-8's
+        raise ValueError(f"{file} is not JSON: {error}; give the path of a model's config.json") from None
+    return model_of_config(fields, name=str(file), vocabulary_multiple=vocabulary_multiple)
+
+
+def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multiple: int = 1) -> ModelShape:
+    """The model of a configuration's fields, as `json.loads` gives them; raises ValueError as `read_config` does.
+
+    >>> model_of_config({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+    ...                  "vocab_size": 50257}).parameters
+    124439808
+    """
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
+                         "model_type and the model's sizes")
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
+        raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}{_nearest(str(kind), FAMILIES)}")
+    family = FAMILIES[kind]
+    said = {family.aliases.get(key, key): value for key, value in fields.items() if value is not None}
+    if missing := [required for required in family.required if required not in said]:
+        raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
+                         f"{', '.join(family.required)}")
+    known = {**family.optional, **said}
+    try:
+        transformer = family.transformer({**known, **_counts(family, known)})
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return model_of(name, pad_vocabulary(transformer, vocabulary_multiple))
+
+
+def _counts(family: Family, fields: Fields) -> dict[str, int]:
+    names = [*family.required, *(name for name, value in family.optional.items() if type(value) is int)]
+    for name in names:
+        if isinstance(fields[name], bool):
+            raise ValueError(f"{name} must be a whole number, got {fields[name]}")
+    return {name: checked_count(name, fields[name], int(name in family.required)) for name in names}
+
+
+def _nearest(name: str, names: Mapping[str, Any]) -> str:
+    near = get_close_matches(name, names, 3)
+    return f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _gpt2(of: Fields) -> Transformer:
+    return Transformer(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], feed_forward=of["n_inner"],
+                       positions=of["n_positions"], fused_qkv=True, tied=of["tie_word_embeddings"],
+                       tokens=of["n_positions"])
+
+
+def _opt(of: Fields) -> Transformer:
+    inner = of["word_embed_proj_dim"] or of["hidden_size"]
+    if inner != of["hidden_size"] or not of["do_layer_norm_before"]:
+        raise ValueError(f"an OPT whose embedding has {inner} channels where its blocks have {of['hidden_size']}, or "
+                         "whose LayerNorms come last, as opt-350m, is not counted here; take another OPT")
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       feed_forward=of["ffn_dim"], positions=of["max_position_embeddings"] + 2,
+                       tied=of["tie_word_embeddings"], tokens=of["max_position_embeddings"])
+
+
+def _bloom(of: Fields) -> Transformer:
+    return Transformer(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], fused_qkv=True,
+                       embedding_norm=True, tied=of["tie_word_embeddings"], tokens=of["seq_length"])
+
+
+def _llama(of: Fields) -> Transformer:
+    return _rotary(of, ("qkv", "projection") if of["attention_bias"] else ())
+
+
+def _qwen2(of: Fields) -> Transformer:
+    return _rotary(of, ("qkv",))
+
+
+def _rotary(of: Fields, biases: tuple[str, ...], *, head_norms: bool = False) -> Transformer:
+    mlp = ("feed_forward",) if of["mlp_bias"] else ()
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       feed_forward=of["intermediate_size"], key_value_heads=of["num_key_value_heads"],
+                       head_channels=of["head_dim"], biases=(*biases, *mlp), layer_norm=False, gated=True,
+                       tied=of["tie_word_embeddings"], head_norms=head_norms, tokens=of["max_position_embeddings"])
+
+
+def _qwen3(of: Fields) -> Transformer:
+    return _rotary(of, ("qkv", "projection") if of["attention_bias"] else (), head_norms=True)
+
+
+def _t5(of: Fields) -> Transformer:
+    return Transformer(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["vocab_size"],
+                       feed_forward=of["d_ff"], head_channels=of["d_kv"], biases=(), layer_norm=False,
+                       gated=str(of["feed_forward_proj"]).startswith("gated-"), tied=of["tie_word_embeddings"],
+                       encoder_blocks=of["num_layers"], relative_buckets=of["relative_attention_num_buckets"],
+                       tokens=of["n_positions"])
+
+
+ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "attention_bias": False,
+                  "mlp_bias": False, "tie_word_embeddings": False}
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family(("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
+                   {"n_inner": 0, "tie_word_embeddings": True}, _gpt2,
+                   {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+                    "max_position_embeddings": "n_positions"}),
+    "opt": Family(("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings",
+                   "vocab_size"),
+                  {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True}, _opt),
+    "bloom": Family(("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True},
+                    _bloom, {"n_embed": "hidden_size", "num_hidden_layers": "n_layer",
+                             "num_attention_heads": "n_head"}),
+    "llama": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _llama),
+    "mistral": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _llama),
+    "qwen2": Family(ROTARY_FIELDS, ROTARY_OPTIONS, _qwen2),
+    "qwen3": Family((*ROTARY_FIELDS, "head_dim"), ROTARY_OPTIONS, _qwen3),
+    "t5": Family(("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
+                 {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0,
+                  "feed_forward_proj": "relu", "tie_word_embeddings": True}, _t5),
+}
