@@ -38,7 +38,7 @@ def test_levers_change_neither_bits_nor_bytes(ranks, stage, layout):
                    {"bucket_nbytes": 50, "overlap": True, "prefetch": 2}):
         pulled = zs.Cluster(ranks)
         assert outcome(pulled, DEEP, data, **common, **levers) == expected, levers
-        assert {k: sum(v) for k, v in sent(pulled).items()} == {k: sum(v) for k, v in sent(plain).items()}, levers
+        assert sent(pulled) == sent(plain), levers
 
 
 @given(widths=st.lists(st.integers(1, 6), min_size=2, max_size=5), ranks=st.integers(1, 6),

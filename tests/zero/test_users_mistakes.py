@@ -1,6 +1,7 @@
 """What people do with an engine that would go wrong unseen: told in one sentence, or made right."""
 
 import re
+import tracemalloc
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.twin import Twin
 from tests.zero.training import batches, bits, flat_state, train
+from tests.zero.units import Borrower, Lender
 from zerosim.models import GPT, MLP
+from zerosim.models.units import LinearUnit, Model
 from zerosim.optim import Optimizer, Slot, check_shardable
 
 MODEL = MLP((3, 5, 2), activation="gelu", seed=1)
@@ -212,3 +216,61 @@ def test_what_an_engine_cannot_use_is_told_when_it_is_made(options, text):
 def test_a_group_with_the_name_of_an_optimizer_says_what_it_wants():
     with pytest.raises(ValueError, match=r"was given optimizer='adam'; write zs.optim.Adam\(lr=...\)"):
         zs.Group("*", optimizer="adam")
+
+
+def test_a_tape_of_other_weights_is_refused():
+    """Old activations and new weights make gradients of neither; PyTorch refuses them too."""
+    data = batches(MODEL, 1, 1, 1)[0][0]
+
+    def program(rank):
+        engine, other = (zs.Engine(rank, MODEL, zs.optim.Adam()) for _ in range(2))
+        old, foreign = engine.forward(*data[0]), other.forward(*data[0])
+        engine.step(data)
+        for tape in (old, foreign):
+            with pytest.raises(ValueError, match="made with other weights: before an update, or by another engine"):
+                engine.backward(tape)
+
+    run(program, 1)
+
+
+def test_a_unit_in_the_middle_that_gives_back_no_gradient_is_named():
+    units = [LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=True)]
+    with pytest.raises(ValueError, match=r"unit 'b' gave back no gradient of its input, which unit 'a' needs"):
+        run(lambda rank: train(rank, Model(units), batches(MODEL, 1, 1, 1)), 1)
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.Adam(), zs.optim.LAMB()], ids=["Adam", "LAMB"])
+@pytest.mark.parametrize("state", ["fp32", "bf16"])
+def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, state):
+    model = MLP((300, 300), seed=1)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, optimizer, policy=zs.Policy("bf16", state=state))
+        x, target = (np.zeros((2, 300), np.float32) for _ in range(2))
+        engine.step([(x, target)])
+        engine.backward(engine.forward(x, target))
+        engine.reduce()
+        tracemalloc.start()
+        try:
+            engine.update()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        return peak, rank.kernels.scratch_nbytes
+
+    peak, scratch = run(program, 1)[0]
+    assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
+
+
+@pytest.mark.parametrize("order", [(0, 1, "local_first"), (2, 3, "reduce_first")], ids=lambda order: order[2])
+def test_a_parameter_with_two_borrowers_equals_the_twin(order):
+    *stages, adds = order
+    model = Model([Lender("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("mid", 3, 5),
+                   Borrower("again", "enc", 5), LinearUnit("out", 3, 2)])
+    data = batches(model, 3, 2, 2)
+    twin = Twin(model, zs.optim.Adam(lr=0.01), 3, zs.Policy("bf16"), "per_unit", adds, {})
+    for step in data:
+        twin.step(step)
+    for stage in stages:
+        found = run(lambda rank, s=stage: train(rank, model, data, stage=s, policy=zs.Policy("bf16")), 3)
+        assert all(bits(of_rank["master"]) == bits(twin.master) for of_rank in found)

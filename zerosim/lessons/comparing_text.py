@@ -43,6 +43,7 @@ def print_comparison(console: Console, found: Comparison, text_name: str) -> Non
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:
     runs = found.runs
+    purposes = dict.fromkeys(purpose for run in runs for purpose in run.sent_nbytes)
     chosen = [("learning rate", *(f"{run.options.learning_rate:g}" for run in runs)),
               ("layout", *(run.options.layout_name for run in runs))]
     return [
@@ -53,12 +54,12 @@ def _rows(found: Comparison) -> list[tuple[str, ...]]:
         ("steps skipped", *(str(run.skipped) for run in runs)),
         ("at rest, bytes", *(f"{max(run.resting_nbytes):,}" for run in runs)),
         ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
-        *((f"sent, {purpose}", *(f"{_per_step(run, purpose):,}" for run in runs)) for purpose in runs[0].sent_nbytes),
+        *((f"sent, {purpose}", *(f"{_per_step(run, purpose):,}" for run in runs)) for purpose in purposes),
         ("masters, SHA-256", *(run.digest[:8] for run in runs))]
 
 
 def _per_step(run: Trained, purpose: str) -> int:
-    return max(run.sent_nbytes[purpose]) // len(run.steps)
+    return max(run.sent_nbytes.get(purpose, [0])) // len(run.steps)
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from zerosim.models.gpt import GPT
 from zerosim.models.text import Corpus
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
+from zerosim.ranks.trace import PURPOSES
 from zerosim.zero.engine import Batch, Engine
-
-PURPOSES = ("parameters", "gradients", "control")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +124,14 @@ def train(options: Options, corpus: Corpus, heard: Heard | None = None) -> Train
         options, tuple(first.steps), losses, first.looked[0], corpus.unigram_entropy,
         fullest, found[fullest].resting_nbytes_by_kind, found[fullest].peak_nbytes_by_kind,
         tuple(of_rank.resting_nbytes for of_rank in found), tuple(peaks),
-        {purpose: [of_rank.sent_nbytes(purpose) for of_rank in found] for purpose in PURPOSES},
+        _sent_by_purpose(found),
         first.digest, first.looked[1])
+
+
+def _sent_by_purpose(ranks: Sequence[_OfRank]) -> dict[str, list[int]]:
+    """Bytes by rank, of the purposes for which some rank sends, and of the two that every stage is compared by."""
+    sent = {purpose: [of_rank.sent_nbytes(purpose) for of_rank in ranks] for purpose in PURPOSES}
+    return {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]}
 
 
 def require_engine(options: Options) -> None:

@@ -65,7 +65,7 @@ def config_of(config: Any) -> GPTConfig:
     """The config of a preset's name, or a config itself; ValueError for anything else."""
     if isinstance(config, GPTConfig):
         return config
-    if config not in PRESETS:
+    if not isinstance(config, str) or config not in PRESETS:
         near = get_close_matches(str(config), PRESETS, 1)
         raise ValueError(f"GPT was asked for {config!r}, which is no GPTConfig and no preset; the presets are "
                          f"{', '.join(PRESETS)}" + (f"; did you mean {near[0]!r}?" if near else ""))

@@ -76,6 +76,11 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         """An array that is not initialized; its data begins at a multiple of 64 bytes if there are 4096 or more."""
         return empty(shape, dtype)
 
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
+        """`count` elements of the kernels' own memory, (n,), not initialized, good until the next call of this name;
+        it is part of `scratch_nbytes`."""
+        return self._scratch.array(f"asked for: {name}", count, dtype)
+
     def slack_nbytes(self, nbytes: int) -> int:
         """The bytes that the base of an array from `empty` holds beyond the array's own nbytes."""
         return slack_nbytes(nbytes)
@@ -252,7 +257,10 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
     def all_finite(self, x: Array) -> bool:
         """Whether no element of x is infinite or NaN."""
         row = x.reshape(-1)
-        return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
+        for span in spans(row.size):  # noqa: SIM110  # a comprehension that is interrupted would keep x
+            if has_nonfinite(row[span], self._scratch):
+                return False
+        return True
 
     def count_nan(self, x: Array) -> int:
         """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""

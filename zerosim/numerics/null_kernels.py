@@ -32,6 +32,9 @@ class NullKernels:
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NullArray:
         return NullArray(shape, dtype)
 
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> NullArray:
+        return NullArray(count, dtype)
+
     def slack_nbytes(self, nbytes: int) -> int:
         """As for real arrays, so that ledgers agree."""
         return slack_nbytes(nbytes)

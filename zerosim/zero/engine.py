@@ -80,6 +80,7 @@ class Engine:
         self.families = [States(rank, model, kin, layout, self.stage) for kin in kin_of(model, settings)]
         self._factors: dict[str, Factors] = {}
         self._scale = self.loss_scale.scale  # of the step under way
+        self._weights = object()  # another one after each update
         self._observer = Observer(rank, check_optimizers(model, self.families, schedule, gather=gather),
                                   self.loss_scale)
         self._refresh = {states: Refresh(states, bucket_nbytes=bucket_nbytes, overlap=overlap)
@@ -137,7 +138,9 @@ class Engine:
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
                              "call refresh() first")
         x, target = self._micro_batches.charged(x, target)
-        return self._passes.forward(self._micro_batches.context(), x, target)
+        tape = self._passes.forward(self._micro_batches.context(), x, target)
+        tape.weights = self._weights
+        return tape
 
     def backward(self, tape: Tape) -> None:
         """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
@@ -148,6 +151,9 @@ class Engine:
                 "backward() was called between reduce() and update(), and would overwrite the reduced gradient; "
                 "call update() first, or abandon()"
             )
+        if tape.weights is not self._weights:
+            raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
+                             "gradients are not those of the weights that are here now, so make a new one by forward()")
         self._passes.backward(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._lender.let_go()
@@ -177,7 +183,7 @@ class Engine:
         self._lender.let_go()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors)
-        self._factors = {}
+        self._factors, self._weights = {}, object()
         self._micro_batches.next_step()
         return result
 

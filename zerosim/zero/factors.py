@@ -5,6 +5,8 @@ A = mean over rows of x xᵀ (I, I); G = mean over rows of g gᵀ (O, O), g the 
 the layer's output: backward hands over dy = S·g/M. Source: Martens & Grosse 2015 (arXiv:1503.05671), section 3.
 """
 
+import math
+
 import numpy as np
 
 from zerosim.numerics.loss_scale import LossScaler
@@ -28,7 +30,7 @@ class Observer:
         rows = x.shape[0]
         products = (self._product(x, weight), self._product(dy, weight))
         self.rank.kernels.multiply_rounded(products[0], 1 / rows, products[0])
-        self.rank.kernels.multiply_rounded(products[1], rows / self.loss_scale.scale**2, products[1])
+        self.rank.kernels.multiply_rounded(products[1], _over(rows, self.loss_scale.scale**2), products[1])
         for total, product in zip(self._sums.get(weight, ()), products, strict=False):
             self.rank.kernels.add_rounded(total, product, product)
         self._sums[weight] = products
@@ -53,3 +55,8 @@ class Observer:
     def forget(self) -> None:
         """Drops what was observed."""
         self._sums, self._rows = {}, {}
+
+
+def _over(rows: int, square: float) -> float:
+    """rows/S²; inf where S has come to 0: the step is skipped, as its gradients are no numbers."""
+    return rows / square if square else math.inf

@@ -31,8 +31,13 @@ def _scanned(families: Sequence[States]) -> list[np.ndarray]:
 
 def gradient_norm(families: Sequence[States]) -> float:
     """The global norm of the mean gradient: every element of every parameter of the families counted once."""
-    mine = [sum(_squares(states, piece) for states in families for piece in states.layout.parameter_pieces(owner))
-            for owner in owners(families[0])]
+    mine = []
+    for owner in owners(families[0]):  # loops, since a comprehension that is interrupted would keep the states
+        partial = 0.0
+        for states in families:
+            for piece in states.layout.parameter_pieces(owner):
+                partial += _squares(states, piece)
+        mine.append(partial)
     families[0].rank.trace.compute(nbytes=sum(sums.nbytes for sums in _scanned(families)))
     return rooted(told(families[0], np.array(mine, np.float64)))
 

@@ -30,6 +30,7 @@ class Tape:
     inputs: dict[int, np.ndarray]
     tokens: int
     places: int
+    weights: object = None  # stands for the weights that it was made with
     used: bool = False
 
 
@@ -104,8 +105,11 @@ class Passes:
 
     def _backward(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
         """One unit back; given its input ``x``, it first runs forward again under the same weights."""
-        assert dy is not None, "only the first unit has no gradient of its input"
         unit = self.model.units[index]
+        if dy is None:
+            after = self.model.units[index + 1].name
+            raise ValueError(f"unit {after!r} gave back no gradient of its input, which unit {unit.name!r} needs; only "
+                             "the model's first unit may leave it out (of linear units, first=True says so)")
         kept, tape.kept[index] = tape.kept[index], None
         with (self.rank.trace.span("backward"), self.rank.trace.span(unit.name),
               self.lender.weights(unit, in_pass=True) as w):

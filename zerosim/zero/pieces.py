@@ -40,12 +40,12 @@ def blocks(states: States, piece: ParameterPiece,
     """(w, g, state) of a piece in blocks, all fp32 (n,): the arrays at rest, or wide copies that are rounded back."""
     kernels, divisor = states.rank.kernels, states.gradient_sum.divisor
     w, s, slots = _at_rest(states, piece)
-    g32 = kernels.empty(min(kernels.BLOCK, len(w)), FP32)
+    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(w)), FP32)
     for here in spans(len(w), kernels.BLOCK):
         g = g32[:here.stop - here.start]
         kernels.gradient_block(s[here], divisor, moment.clip_factor, g)
         at_rest = {name: slot[here] for name, slot in slots.items()} | {"": w[here]}
-        with wide(kernels, partial(kernels.empty, dtype=FP32), at_rest) as arrays:
+        with wide(kernels, partial(_scratch, kernels), at_rest) as arrays:
             yield arrays[""], g, {name: arrays[name] for name in slots}
 
 
@@ -54,6 +54,12 @@ def _at_rest(states: States, piece: ParameterPiece) -> tuple[np.ndarray, np.ndar
     reduced = states.gradient_sum
     return (states.master[at(piece, states.master_placement)], reduced.array[at(piece, reduced.placement)],
             {name: states.slot(piece, name) for name in states.slots_of(piece.entry)})
+
+
+def _scratch(kernels: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Memory of the kernels' for the wide copy of one block of a slot, or of the weights."""
+    found: np.ndarray = kernels.scratch(f"wide {name}", shape[0], FP32)
+    return found
 
 
 def update_piece(states: States, piece: ParameterPiece, moment: Moment, norms_of_tensor: Norms | None) -> None:
@@ -86,7 +92,7 @@ def _squares(states: States, moment: Moment, piece: ParameterPiece) -> Norms:
     """
     optimizer: Any = states.optimizers[piece.entry.name]
     kernels, group = states.rank.kernels, moment.group(optimizer)
-    ctx, direction = UpdateContext(kernels), kernels.empty(min(kernels.BLOCK, piece.count), FP32)
+    ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
     for w, g, state in blocks(states, piece, moment):
         optimizer.advance(ctx, w, g, state, moment.step, group)

@@ -62,7 +62,7 @@ def _step(states: States, entry: Entry, w: np.ndarray, s: np.ndarray, state: dic
     rank.kernels.gradient_block(s, states.gradient_sum.divisor, moment.clip_factor, g)
     ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty,
                         note=rank.trace.compute)
-    with wide(rank.kernels, empty, {**state, "": w}) as arrays:
+    with wide(rank.kernels, lambda _, shape: empty(shape), {**state, "": w}) as arrays:
         optimizer.apply(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
                         moment.group(optimizer))
     note_update(states, w, s, state)

@@ -22,7 +22,8 @@ TITLE = "The same training, side by side"
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)))
 MEGA = 1e6
 PURPOSES: Mapping[str, str] = MappingProxyType(
-    {"parameters": KIND_COLORS["parameter"], "gradients": KIND_COLORS["gradient"]})
+    {"parameters": KIND_COLORS["parameter"], "gradients": KIND_COLORS["gradient"],
+     "state": KIND_COLORS["optimizer_state"]})
 LEGEND_TOP = 0.25  # of the page
 LETTERS = 30  # that stand side by side under a panel
 
@@ -51,7 +52,8 @@ def comparison_data(found: Comparison) -> ComparisonData:
         tuple(str(value) for value in found.values),
         tuple(tuple(step.loss for step in run.steps) for run in found.runs),
         tuple(run.peak_nbytes_by_kind for run in found.runs),
-        tuple({purpose: max(run.sent_nbytes[purpose]) / len(run.steps) for purpose in PURPOSES} for run in found.runs),
+        tuple({purpose: max(run.sent_nbytes.get(purpose, [0])) / len(run.steps) for purpose in PURPOSES}
+              for run in found.runs),
         found.runs[0].unigram_entropy,
     )
 
