@@ -59,7 +59,8 @@ class Job:
     optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
     length of the segments of which only the input is kept (None: everything is kept; 1: each block's input).
     `kept_gathered` are the units that stay gathered from forward to the end of backward, `borrows` pairs (unit, owner)
-    of units that use another unit's parameters (tied weights), by their places in the model.
+    of units that use another unit's parameters (tied weights), by their places in the model; `borrowed_lengths` are the
+    elements that each of them uses (none said: none counted in gradients).
 
     Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
     """
@@ -74,6 +75,7 @@ class Job:
     recompute_units: int | None = None
     kept_gathered: tuple[int, ...] = ()
     borrows: tuple[tuple[int, int], ...] = ()
+    borrowed_lengths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -82,6 +84,8 @@ class Job:
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
+        if not self.borrowed_lengths:
+            object.__setattr__(self, "borrowed_lengths", (0,) * len(self.borrows))
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -143,13 +147,27 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     Source: Rajbhandari et al. 2020, section 5.2, where what is on its way is left out.
     """
     policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded
-    rests, written = policy.accumulate_dtype, policy.compute_dtype
-    written_at_rest = not cut and written == rests and job.micro_batches == 1
-    backward = 0 if written_at_rest else max(job.padded_lengths) * written.itemsize
+    rests = policy.accumulate_dtype
+    backward = max(_going_back_nbytes(job))
     taken = rests if cut else policy.reduce_dtype
     taken_at_rest = cut == optimizer_cut and taken == rests
     after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
     return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
+
+
+def _going_back_nbytes(job: Job) -> list[int]:
+    """Bytes on their way while each unit goes back: its own gradient, unless it is written where it rests, and what
+    borrowers have written of parameters whose own unit has not gone back: in two formats while they do."""
+    written, added = job.policy.compute_dtype, job.policy.accumulate_dtype
+    at_rest = not job.states.gradients_sharded and written == added and job.micro_batches == 1
+    held = [0 if at_rest else length * written.itemsize for length in job.padded_lengths]
+    for (borrower, owner), length in zip(job.borrows, job.borrowed_lengths, strict=True):
+        held[borrower] += length * written.itemsize
+        for unit in range(owner, borrower + 1):
+            held[unit] += length * added.itemsize
+        if written != added:  # the sum with the owner's own part is made in the wider format
+            held[owner] += job.padded_lengths[owner] * added.itemsize
+    return held
 
 
 def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
