@@ -1,8 +1,7 @@
 """A recording as JSON and back: small enough to keep, readable by any program, checked when it is read.
 
 The form: ``{"format": "zerosim recording", "version": 1, "program_of_rank", "programs", "calls", "shapes", "groups",
-"messages", "paths", "words"}``. A program's rows are one letter each (see `LETTERS`) and three columns of whole numbers.
-A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes, purpose].
+"messages", "paths", "words"}``. A program's rows are one letter each (see `LETTERS`) and three columns of numbers. A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes, purpose].
 """
 
 import json
@@ -15,7 +14,7 @@ import numpy as np
 from zerosim.planning.recording.tables import CODES, Call, Message, Program, Recording, Shape
 
 FORMAT, VERSION = "zerosim recording", 1
-LETTERS = "CHGIWMBE"  # compute, held, collective ("gather"), issue, wait, message, begin, end: in the order of the codes
+LETTERS = "CHGIWMBE"  # of the codes, in order: compute, held, collective ("gather"), issue, wait, message, begin, end
 COLUMNS = ("first", "second", "third")
 SHAPE = [item.name for item in fields(Shape)]
 
@@ -95,6 +94,6 @@ def _program_from_plain(plain: Any) -> Program:
     unknown = set(plain["rows"]) - set(codes)
     if unknown:
         raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
-    columns = [np.array(plain[name], np.int64) for name in COLUMNS]
-    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), *columns,
+    first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
+    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
                    dict(plain["held_at_start"]))

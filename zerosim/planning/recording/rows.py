@@ -83,7 +83,8 @@ class Recorder:
         except OverflowError:
             raise ValueError("a row has flops or bytes past 2^63, which a recording cannot hold; note them in several "
                              "rows") from None
-        return Program(*np.ascontiguousarray(columns.T), dict(trace.held_at_start))
+        codes, first, second, third = np.ascontiguousarray(columns.T)
+        return Program(codes, first, second, third, dict(trace.held_at_start))
 
     def call(self, call: Any) -> int:
         """The number of a call, the same for all ranks that take part in it; ValueError where they disagree."""
@@ -101,8 +102,8 @@ class Recorder:
         if number == len(self.calls):
             self.calls.append(found)
         elif self.calls[number] != found:
-            raise ValueError(f"two ranks disagree about call {found.number} of ranks {found.group}: {found.shape} beside "
-                             f"{self.calls[number].shape}; record traces of one run")
+            raise ValueError(f"two ranks disagree about call {found.number} of ranks {found.group}: {found.shape} "
+                             f"beside {self.calls[number].shape}; record traces of one run")
         return number
 
     # -- one method for each class of rows ----------------------------------------------------------------------------

@@ -170,8 +170,8 @@ def _inside(recording: Recording, program: Program, span: str) -> Program:
     begins = [row for row in program.where(BEGIN).tolist() if recording.paths[program.first[row]][-1:] == (span,)]
     if len(begins) != 1:
         names = dict.fromkeys(recording.paths[path][-1] for path in program.first[program.where(BEGIN)].tolist())
-        raise ValueError(f"asked for the rows inside the span {span!r}, of which a rank has {len(begins)}; it must have "
-                         f"one. Its spans are {', '.join(names) or 'none'}")
+        raise ValueError(f"asked for the rows inside the span {span!r}, of which a rank has {len(begins)}; it must "
+                         f"have one. Its spans are {', '.join(names) or 'none'}")
     low = begins[0] + 1
     ends = program.where(END)
     high = int(ends[(ends >= low) & (program.first[ends] == program.first[low - 1])][0])
@@ -183,8 +183,8 @@ def _inside(recording: Recording, program: Program, span: str) -> Program:
     orphans = set(part.first[part.where(WAIT)].tolist()) - set(part.first[part.where(ISSUE)].tolist())
     if orphans:
         shape = recording.calls[min(orphans)].shape
-        raise ValueError(f"inside the span {span!r} a rank waits for a {shape.operation} that was issued before it; take "
-                         "a span that holds both")
+        raise ValueError(f"inside the span {span!r} a rank waits for a {shape.operation} that was issued before it; "
+                         "take a span that holds both")
     return part
 
 

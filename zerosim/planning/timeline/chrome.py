@@ -1,0 +1,127 @@
+"""A timeline in the Trace Event Format, which Perfetto and Chrome's own viewer open.
+
+A process is a rank, a thread a stream. Slices ("X") are spans and what happens in them; counters ("C") are bytes held
+by kind; arrows ("s" to "f") lead from an asynchronous collective's issue to the collective, and from there to where the
+program waited for it. Times are whole nanoseconds, written as microseconds: what is nested stays nested.
+Source: "Trace Event Format", a document of Chrome's catapult project; Perfetto's documentation, "Chrome JSON".
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerosim.planning.recording.tables import BEGIN, END, ISSUE
+from zerosim.planning.timeline.lanes import Lane, Part
+from zerosim.planning.timeline.memory import memory
+from zerosim.planning.timeline.prices import Seconds
+from zerosim.planning.timeline.timeline import COMPUTATION, STREAMS, Event, Timeline
+
+Entry = dict[str, Any]
+THREADS = {stream: number for number, stream in enumerate(STREAMS, 1)}
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """The timeline as a JSON object of the Trace Event Format."""
+    entries = [entry for lane in timeline.lanes for entry in _of_rank(timeline, lane)]
+    machine = timeline.machine
+    return {"displayTimeUnit": "ms", "traceEvents": entries,
+            "otherData": {"device": machine.device.name, "format": machine.format, "efficiency": machine.efficiency,
+                          "link": machine.network.inside.name, "step_seconds": float(timeline.step_seconds)}}
+
+
+def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
+    """Writes the timeline to a JSON file for the viewer; ValueError for a path that cannot be written."""
+    path = Path(path)
+    try:
+        path.write_text(json.dumps(chrome_trace(timeline), separators=(",", ":")), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"asked to save a timeline as {str(path)!r}, but: {error.strerror}; name a file that can be "
+                         "written") from None
+    return path
+
+
+def nanoseconds(seconds: Seconds) -> int:
+    """To the nearest whole nanosecond."""
+    return int(round(seconds * 1_000_000_000))
+
+
+def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
+    yield from _names(lane.rank)
+    yield from _spans(timeline, lane.rank)
+    for event in timeline.events(lane.rank):
+        yield _slice(lane.rank, event.stream, event.name, event.start_seconds, event.end_seconds, _details(event))
+    for point, (part, start, end) in enumerate(zip(lane.part_at, lane.reached, lane.resumed, strict=True)):
+        yield from _point(timeline, lane, point, part, start, end)
+    yield from _counters(timeline, lane.rank)
+
+
+def _names(rank: int) -> Iterator[Entry]:
+    """What the viewer calls a rank and its streams, and in which order it shows them."""
+    yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"rank {rank}"}}
+    yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
+    for stream, thread in THREADS.items():
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": stream}}
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, details: Entry) -> Entry:
+    began, ended = nanoseconds(start), nanoseconds(end)
+    return {"ph": "X", "pid": rank, "tid": THREADS[stream], "name": name, "cat": stream, "ts": began / 1000,
+            "dur": (ended - began) / 1000, "args": details}
+
+
+def _details(event: Event) -> Entry:
+    if event.stream == COMPUTATION:
+        return {"span": "/".join(event.path), "flops": event.flops, "nbytes": event.nbytes}
+    return {"span": "/".join(event.path), "nbytes": event.nbytes,
+            "waited for others (us)": nanoseconds(event.waited_seconds) / 1000}
+
+
+def _spans(timeline: Timeline, rank: int) -> Iterator[Entry]:
+    """Named stretches of the program, each around what happens in it; one that is open at the end ends there."""
+    recording, program = timeline.recording, timeline.recording.program(rank)
+    clocks, open_ones = timeline.clocks(rank), list[tuple[str, Seconds]]()
+    for row in program.where(BEGIN, END).tolist():
+        if program.codes[row] == BEGIN:
+            open_ones.append((recording.paths[program.first[row]][-1], clocks[row]))
+        elif open_ones:
+            name, start = open_ones.pop()
+            path = recording.paths[program.first[row]]
+            yield _slice(rank, COMPUTATION, name, start, clocks[row], {"span": "/".join(path)})
+    for name, start in open_ones:
+        yield _slice(rank, COMPUTATION, name, start, clocks[-1], {})
+
+
+def _point(timeline: Timeline, lane: Lane, point: int, part: Part, start: Seconds, end: Seconds) -> Iterator[Entry]:
+    """What a program's point shows on its own thread: an issue, or a wait; and the arrow from or to the collective."""
+    name = timeline.part_event(part).name
+    if lane.points[point][1] == ISSUE:
+        yield _slice(lane.rank, COMPUTATION, f"issue {name}", start, start, {})
+        yield from _arrow(lane.rank, f"{lane.rank}.{part.number}.issue", (COMPUTATION, start), part)
+    elif end > start:
+        yield _slice(lane.rank, COMPUTATION, f"wait for {name}", start, end, {})
+        if part.point != point:
+            yield from _arrow(lane.rank, f"{lane.rank}.{part.number}.wait", part, (COMPUTATION, max(start, part.begun)))
+
+
+def _arrow(rank: int, number: str, source: Any, target: Any) -> Iterator[Entry]:
+    """An arrow between two slices: (stream, seconds), or a part, meaning where it begins."""
+    for phase, place in (("s", source), ("f", target)):
+        stream, seconds = (STREAMS[1], place.begun) if isinstance(place, Part) else place
+        yield {"ph": phase, "id": number, "pid": rank, "tid": THREADS[stream], "name": "asynchronous", "cat": "flow",
+               "ts": nanoseconds(seconds) / 1000, **({"bp": "e"} if phase == "f" else {})}
+
+
+def _counters(timeline: Timeline, rank: int) -> Iterator[Entry]:
+    """Bytes held by kind whenever they change; of several changes at one nanosecond, the last."""
+    curve = memory(timeline, rank)
+    at = [nanoseconds(seconds) for seconds in curve.seconds.tolist()]
+    last = [after != now for now, after in zip(at, [*at[1:], -1], strict=True)]
+    for kind, column in curve.nbytes_by_kind.items():
+        shown: int | None = None
+        for now, nbytes, is_last in zip(at, column.tolist(), last, strict=True):
+            if is_last and nbytes != shown:
+                shown = nbytes
+                yield {"ph": "C", "pid": rank, "tid": 0, "name": f"held: {kind}", "ts": now / 1000,
+                       "args": {"bytes": nbytes}}
