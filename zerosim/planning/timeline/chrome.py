@@ -43,7 +43,8 @@ def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
 
 def nanoseconds(seconds: Seconds) -> int:
     """To the nearest whole nanosecond."""
-    return int(round(seconds * 1_000_000_000))
+    whole: int = round(seconds * 1_000_000_000)
+    return whole
 
 
 def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
