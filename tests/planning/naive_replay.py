@@ -115,9 +115,10 @@ class Naive:
         if not me.stream:
             return False
         task = me.stream[0]
-        if task.ready is None:
+        opened = task.ready is None
+        if opened:
             task.go_on(max(task.issued, me.free))
-        moved = self._move(rank, task)
+        moved = self._move(rank, task) or opened
         if task.end is not None:
             me.free = task.end
             me.stream.popleft()
