@@ -1,7 +1,7 @@
 """A replay by other means: the traces' own rows and the algorithms' own generators, exchange by exchange, in fractions.
 
-Nothing is known here of levels, points, or parts. Each rank has a program and a stream of what it issued; whatever can go
-on goes on, in any order that ``chance`` picks.
+Nothing is known here of levels, points, or parts. Each rank has a program and a stream of what it issued; whatever can
+go on goes on, in any order that ``chance`` picks.
 """
 
 import random
@@ -71,13 +71,13 @@ class Naive:
         self.ranks = [Row(deque(trace.rows)) for trace in traces]
 
     def run(self) -> list[Fraction]:
-        while any([self._turn(rank) for rank in self.chance.sample(range(len(self.ranks)), len(self.ranks))]):
+        while any(self._turn(rank) for rank in self.chance.sample(range(len(self.ranks)), len(self.ranks))):
             pass
         assert not any(row.rows or row.stream or row.blocked for row in self.ranks), "they wait without end"
         return [row.clock for row in self.ranks]
 
     def _turn(self, rank: int) -> bool:
-        return any([self._program(rank), self._stream(rank)])
+        return self._program(rank) or self._stream(rank)
 
     def _program(self, rank: int) -> bool:
         me = self.ranks[rank]

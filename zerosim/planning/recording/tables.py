@@ -152,7 +152,7 @@ class Recording:
         strangers = [call for call in self.calls if call.group != everyone]
         if len(self.programs) != 1 or strangers or self.messages:
             found = (f"{len(self.programs)} different programs" if len(self.programs) != 1 else
-                     f"a call of ranks {_shown(strangers[0].group)}" if strangers else "messages between single ranks")
+                     f"a call of ranks {shown(strangers[0].group)}" if strangers else "messages between single ranks")
             raise ValueError(f"one rank can stand for {ranks} only where all do the same, in collectives of all; found "
                              f"{found}; record every rank")
         return replace(self, program_of_rank=(0,) * ranks)
@@ -188,13 +188,14 @@ def _inside(recording: Recording, program: Program, span: str) -> Program:
     return part
 
 
+def shown(group: tuple[int, ...]) -> str:
+    """Ranks in a sentence; of many, the first, the last and how many."""
+    return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
+
+
 def _identity(recording: Recording) -> tuple[Any, ...]:
     return (tuple(program.key for program in recording.programs), recording.program_of_rank, recording.calls,
             recording.messages, recording.paths, recording.words)
-
-
-def _shown(group: tuple[int, ...]) -> str:
-    return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
 
 
 def _check_ranks(recording: Recording) -> None:
@@ -229,4 +230,4 @@ def _check_members(recording: Recording) -> None:
         for call in of_program[program]:
             if rank not in members[call]:
                 raise ValueError(f"rank {rank} takes part in a {recording.calls[call].shape.operation} of ranks "
-                                 f"{_shown(recording.calls[call].group)}, and is none of them")
+                                 f"{shown(recording.calls[call].group)}, and is none of them")

@@ -11,7 +11,7 @@ Only points matter here, rows at which a rank may wait or hands something over: 
 from collections import deque
 from typing import Any
 
-from zerosim.planning.recording.tables import ISSUE, MESSAGE, WAIT, Recording
+from zerosim.planning.recording.tables import ISSUE, MESSAGE, WAIT, Recording, shown
 from zerosim.planning.timeline.collective import Collectives
 from zerosim.planning.timeline.lanes import Lane, Part, points_of
 from zerosim.planning.timeline.prices import Prices
@@ -162,7 +162,8 @@ class Streams:
         if part.call is not None:
             call = self.recording.calls[part.call]
             there = sorted(one.rank for one in self._arrived.get(part.call, []))
-            return f"{call.shape.operation} (call {call.number}), to which of {call.group} came {tuple(there)}"
+            return (f"{call.shape.operation} (call {call.number} of ranks {shown(call.group)}; there: "
+                    f"{shown(tuple(there)) or 'none'})")
         assert part.message is not None
         ends = (("to", part.message.destination), ("from", part.message.source))
         return f"a message {' and '.join(f'{way} rank {rank}' for way, rank in ends if rank is not None)}"
