@@ -278,8 +278,8 @@ def test_programs_that_issue_in_different_orders_are_refused_with_who_waits_for_
 
     with pytest.raises(ValueError, match=r"in the order of issue, these wait for each other without end; issue in the "
                        r"same order on all ranks, and record again.\nrank 0: waits for all_reduce \(call 0 of "
-                       r"ranks 0, 1; there: 0\)\nrank 1: waits for all_reduce \(call 0 of ranks 0, 1; there: 0\), behind "
-                       r"all_reduce \(call 0 of ranks 0, 1; there: 1\)$"):
+                       r"ranks 0, 1; there: 0\)\nrank 1: waits for all_reduce \(call 0 of ranks 0, 1; there: 0\), "
+                       r"behind all_reduce \(call 0 of ranks 0, 1; there: 1\)$"):
         replay(recorded(2, program), MACHINE)
 
 

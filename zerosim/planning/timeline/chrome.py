@@ -15,7 +15,7 @@ from zerosim.planning.recording.tables import BEGIN, END, ISSUE
 from zerosim.planning.timeline.lanes import Lane, Part
 from zerosim.planning.timeline.memory import memory
 from zerosim.planning.timeline.prices import Seconds
-from zerosim.planning.timeline.timeline import COMPUTATION, STREAMS, Event, Timeline
+from zerosim.planning.timeline.timeline import COMMUNICATION, COMPUTATION, STREAMS, Event, Timeline
 
 Entry = dict[str, Any]
 THREADS = {stream: number for number, stream in enumerate(STREAMS, 1)}
@@ -99,19 +99,20 @@ def _point(timeline: Timeline, lane: Lane, point: int, part: Part, start: Second
     name = timeline.part_event(part).name
     if lane.points[point][1] == ISSUE:
         yield _slice(lane.rank, COMPUTATION, f"issue {name}", start, start, {})
-        yield from _arrow(lane.rank, f"{lane.rank}.{part.number}.issue", (COMPUTATION, start), part)
+        yield from _arrow(part, 0, (COMPUTATION, start), (COMMUNICATION, part.begun))
     elif end > start:
         yield _slice(lane.rank, COMPUTATION, f"wait for {name}", start, end, {})
         if part.point != point:
-            yield from _arrow(lane.rank, f"{lane.rank}.{part.number}.wait", part, (COMPUTATION, max(start, part.begun)))
+            yield from _arrow(part, 1, (COMMUNICATION, part.begun), (COMPUTATION, max(start, part.begun)))
 
 
-def _arrow(rank: int, number: str, source: Any, target: Any) -> Iterator[Entry]:
-    """An arrow between two slices: (stream, seconds), or a part, meaning where it begins."""
-    for phase, place in (("s", source), ("f", target)):
-        stream, seconds = (STREAMS[1], place.begun) if isinstance(place, Part) else place
-        yield {"ph": phase, "id": number, "pid": rank, "tid": THREADS[stream], "name": "asynchronous", "cat": "flow",
-               "ts": nanoseconds(seconds) / 1000, **({"bp": "e"} if phase == "f" else {})}
+def _arrow(part: Part, which: int, source: tuple[str, Seconds], target: tuple[str, Seconds]) -> Iterator[Entry]:
+    """An arrow from slice to slice, each a stream and an instant in it. Its id is a number, since Perfetto takes texts
+    for hexadecimal; "bp": "e" binds its end to the slice around that instant, not to the next."""
+    number = (part.rank << 32) + 2 * part.number + which
+    for phase, (stream, seconds) in (("s", source), ("f", target)):
+        yield {"ph": phase, "id": number, "pid": part.rank, "tid": THREADS[stream], "name": "asynchronous",
+               "cat": "flow", "ts": nanoseconds(seconds) / 1000, **({"bp": "e"} if phase == "f" else {})}
 
 
 def _counters(timeline: Timeline, rank: int) -> Iterator[Entry]:
