@@ -126,8 +126,9 @@ def test_slices_of_a_thread_are_nested_or_apart(ranks):
             threads[entry["pid"], entry["tid"]].append((start, start + round(entry["dur"] * 1000)))
     assert max(end for slices in threads.values() for _, end in slices) == nanoseconds(timeline.step_seconds)
     for slices in threads.values():
+        assert slices == sorted(slices, key=lambda one: one[0])
         stack = []
-        for start, end in sorted(slices, key=lambda one: (one[0], -one[1])):
+        for start, end in slices:  # as a viewer takes them: in the order of the file, where they begin together
             while stack and stack[-1] <= start:
                 stack.pop()
             assert not stack or end <= stack[-1], "one slice begins inside another and ends outside"
@@ -157,6 +158,7 @@ def test_arrows_lead_from_slice_to_slice_and_never_backwards():
     for entry in trace["traceEvents"]:
         if entry["ph"] in "sf":
             assert entry["ph"] not in arrows[entry["id"]]
+            assert entry["ph"] == "s" or "s" in arrows[entry["id"]], "the end of an arrow stands before its start"
             arrows[entry["id"]][entry["ph"]] = entry
             assert any(start <= entry["ts"] <= end for start, end in slices[entry["pid"], entry["tid"]])
     assert arrows

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerosim.planning.recording.tables import BEGIN, END, ISSUE
+from zerosim.planning.recording.tables import BEGIN, COMPUTE, END, ISSUE, WAIT
 from zerosim.planning.timeline.lanes import Lane, Part
 from zerosim.planning.timeline.memory import memory
 from zerosim.planning.timeline.prices import Seconds
@@ -48,12 +48,15 @@ def nanoseconds(seconds: Seconds) -> int:
 
 
 def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
+    """All entries of a rank. A viewer takes those of one instant in the order of the file: what lies around something
+    else comes before it, and an arrow's start before its end."""
     yield from _names(lane.rank)
-    yield from _spans(timeline, lane.rank)
-    for event in timeline.events(lane.rank):
-        yield _slice(lane.rank, event.stream, event.name, event.start_seconds, event.end_seconds, _details(event))
-    for point, (part, start, end) in enumerate(zip(lane.part_at, lane.reached, lane.resumed, strict=True)):
-        yield from _point(timeline, lane, point, part, start, end)
+    program = [*_spans(timeline, lane.rank), *_computed(timeline, lane.rank), *_points(timeline, lane)]
+    yield from (entry for _, entry in sorted(program, key=lambda one: one[0]))
+    for part in lane.parts:
+        event = timeline.part_event(part)
+        yield _slice(lane.rank, COMMUNICATION, event.name, part.begun, part.ended, _details(event))
+    yield from _arrows(lane)
     yield from _counters(timeline, lane.rank)
 
 
@@ -79,30 +82,40 @@ def _details(event: Event) -> Entry:
             "waited for others (us)": nanoseconds(event.waited_seconds) / 1000}
 
 
-def _spans(timeline: Timeline, rank: int) -> Iterator[Entry]:
-    """Named stretches of the program, each around what happens in it; one that is open at the end ends there."""
+def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+    """Named stretches of the program, each with the row where it begins; one that is open at the end ends there."""
     recording, program = timeline.recording, timeline.recording.program(rank)
-    clocks, open_ones = timeline.clocks(rank), list[tuple[str, Seconds]]()
+    clocks, begun, found = timeline.clocks(rank), list[int](), list[tuple[int, int]]()
     for row in program.where(BEGIN, END).tolist():
         if program.codes[row] == BEGIN:
-            open_ones.append((recording.paths[program.first[row]][-1], clocks[row]))
-        elif open_ones:
-            name, start = open_ones.pop()
-            path = recording.paths[program.first[row]]
-            yield _slice(rank, COMPUTATION, name, start, clocks[row], {"span": "/".join(path)})
-    for name, start in open_ones:
-        yield _slice(rank, COMPUTATION, name, start, clocks[-1], {})
+            begun.append(row)
+        elif begun:
+            found.append((begun.pop(), row))
+    for start, end in [*found, *((row, len(program)) for row in begun)]:
+        path = recording.paths[program.first[start]]
+        yield start, _slice(rank, COMPUTATION, path[-1], clocks[start], clocks[end], {"span": "/".join(path)})
 
 
-def _point(timeline: Timeline, lane: Lane, point: int, part: Part, start: Seconds, end: Seconds) -> Iterator[Entry]:
-    """What a program's point shows on its own thread: an issue, or a wait; and the arrow from or to the collective."""
-    name = timeline.part_event(part).name
-    if lane.points[point][1] == ISSUE:
-        yield _slice(lane.rank, COMPUTATION, f"issue {name}", start, start, {})
-        yield from _arrow(part, 0, (COMPUTATION, start), (COMMUNICATION, part.begun))
-    elif end > start:
-        yield _slice(lane.rank, COMPUTATION, f"wait for {name}", start, end, {})
-        if part.point != point:
+def _computed(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+    rows = timeline.recording.program(rank).where(COMPUTE).tolist()
+    for row, event in zip(rows, timeline.computed(rank), strict=True):
+        yield row, _slice(rank, COMPUTATION, event.name, event.start_seconds, event.end_seconds, _details(event))
+
+
+def _points(timeline: Timeline, lane: Lane) -> Iterator[tuple[int, Entry]]:
+    """What the program's points show on its own thread: issues, and waits that take time; each with its row."""
+    for (row, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
+        if code == ISSUE or end > start:
+            what = "issue" if code == ISSUE else "wait for"
+            yield row, _slice(lane.rank, COMPUTATION, f"{what} {timeline.part_event(part).name}", start, end, {})
+
+
+def _arrows(lane: Lane) -> Iterator[Entry]:
+    """From issues to what was issued, and from there to where the program waited for it."""
+    for (_, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
+        if code == ISSUE:
+            yield from _arrow(part, 0, (COMPUTATION, start), (COMMUNICATION, part.begun))
+        elif code == WAIT and end > start:
             yield from _arrow(part, 1, (COMMUNICATION, part.begun), (COMPUTATION, max(start, part.begun)))
 
 
