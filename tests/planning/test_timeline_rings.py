@@ -19,7 +19,14 @@ from zerosim.planning.cuts import chunk_lengths
 from zerosim.planning.hardware import Network
 from zerosim.planning.recording import Shape, record
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, replay
-from zerosim.planning.timeline.collective import by_message, by_step, schedule, steps_of
+from zerosim.planning.timeline.collective import (
+    by_message,
+    by_step,
+    origins_by_message,
+    origins_by_step,
+    schedule,
+    steps_of,
+)
 from zerosim.planning.timeline.prices import FloatPrices
 
 RINGS = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}  # times N-1 steps
@@ -152,7 +159,13 @@ def test_all_messages_of_a_step_at_once_give_the_bits_of_one_after_the_other(row
     (call,) = recorded(ranks, program).calls
     ready = data.draw(st.lists(st.floats(-1e-3, 0), min_size=ranks, max_size=ranks))
     steps = steps_of(call, prices)
-    assert by_step(ready, steps) == by_message(ready, steps)
+    ends = by_step(ready, steps)
+    assert ends == by_message(ready, steps)
+    # It is its origin's arrival that a member waits for: had all others come long before, it would end no sooner.
+    for origins in (origins_by_message, origins_by_step):
+        for member, origin in enumerate(origins(ready, steps)):
+            alone = [one if place == origin else -1.0 for place, one in enumerate(ready)]
+            assert by_step(alone, steps)[member] == ends[member]
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), EVERY)

@@ -108,6 +108,36 @@ def by_step(ready: Sequence[float], steps: Sequence[Step]) -> list[float]:
     return found
 
 
+def origins_by_message(ready: Sequence[Seconds], steps: Sequence[Step]) -> list[int]:
+    """At whose place the longest chain of messages to each member begins, (N,)."""
+    now, places = list(ready), list(range(len(ready)))
+    for step in steps:
+        messages = list(step.messages)
+        for _ in range(step.times):
+            before, origins = now.copy(), places.copy()
+            for source, destination, cost in messages:
+                later = source if before[source] >= before[destination] else destination
+                for place in (source, destination):
+                    if before[later] + cost > now[place]:
+                        now[place], places[place] = before[later] + cost, origins[later]
+    return places
+
+
+def origins_by_step(ready: Sequence[float], steps: Sequence[Step]) -> list[int]:
+    """The same, all messages of a step at once; of chains that are equally long it may take another."""
+    now, places = np.array(ready, np.float64), np.arange(len(ready))
+    for step in steps:
+        sources, destinations = np.array(step.sources), np.array(step.destinations)
+        for _ in range(step.times):
+            a, b = now[sources], now[destinations]
+            ends, origins = np.maximum(a, b) + step.seconds, np.where(a >= b, places[sources], places[destinations])
+            for ranks in (sources, destinations):
+                is_later = ends > now[ranks]
+                now[ranks[is_later]], places[ranks[is_later]] = ends[is_later], origins[is_later]
+    found: list[int] = places.tolist()
+    return found
+
+
 class Collectives:
     """The collectives of one replay; what is the same for many calls is worked out once."""
 
@@ -142,17 +172,11 @@ class Collectives:
 
     def origin(self, call: Call, arrivals: Sequence[Seconds], member: int) -> int:
         """Whose arrival decided when this member was done: the place where its longest chain of messages begins."""
-        last, places = max(arrivals), list(range(len(arrivals)))
-        now: list[Seconds] = [arrival - last for arrival in arrivals]
-        for step in self.steps(call):
-            for _ in range(step.times):
-                before, origins = now.copy(), places.copy()
-                for source, destination, cost in step.messages:
-                    later = source if before[source] >= before[destination] else destination
-                    for place in (source, destination):
-                        if before[later] + cost > now[place]:
-                            now[place], places[place] = before[later] + cost, origins[later]
-        return places[member]
+        last = max(arrivals)
+        one_by_one = self.message_by_message or len(arrivals) <= FEW_MESSAGES
+        found = (origins_by_message if one_by_one else origins_by_step)([arrival - last for arrival in arrivals],
+                                                                        self.steps(call))
+        return found[member]
 
     def hops(self, call: Call, arrivals: Sequence[Seconds]) -> list[Hop]:
         """Every message of the call with its times, step by step."""
