@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from zerosim.numerics.null import NullArray, NullKernels
+from zerosim.numerics.null_kernels import NullKernels
 from zerosim.planning.timeline import Machine, SlowRank
-from zerosim.ranks.algorithms import ALGORITHMS, Party
-from zerosim.ranks.lockstep import null_arrays
+from zerosim.ranks.algorithms import ALGORITHMS
+from zerosim.ranks.lockstep import null_arrays, null_party
 from zerosim.ranks.trace import Collective, Compute, Issue, Message, Traces, Wait
 
 
@@ -54,10 +54,8 @@ class Row:
 
 def exchanges_of(call, rank):
     """What the rank's generator yields, as (to, source, bytes sent)."""
-    party = Party(call, call.group.index(rank), NullKernels())
-    algorithm = ALGORITHMS[call.operation][call.algorithm]
-    party.buffers = [NullArray((length,), dtype) for length, dtype in algorithm.buffers(party)]
-    for exchange in algorithm.steps(party, *null_arrays(party)):
+    party = null_party(call, call.group.index(rank), NullKernels())
+    for exchange in ALGORITHMS[call.operation][call.algorithm].steps(party, *null_arrays(party)):
         yield (None if exchange.to is None else call.group[exchange.to],
                None if exchange.source is None else call.group[exchange.source],
                0 if exchange.send is None else exchange.send.nbytes)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.planning.recorded_runs import (
+    EVEN,
     FAST,
     INSTANT,
     LEVERS,
@@ -71,14 +72,18 @@ def arithmetic_seconds(trace, machine):
 def test_a_step_takes_its_arithmetic_and_its_communication_at_least_and_both_at_most(ranks, stage, levers):
     recording = step(ranks, stage, levers)
     found = replay(recording, MACHINE)
-    arithmetic = max(arithmetic_seconds(trace, MACHINE) for trace in traces(ranks, stage, levers))
+    per_rank = [arithmetic_seconds(trace, MACHINE) for trace in traces(ranks, stage, levers)]
+    arithmetic = max(per_rank)
+    assert arithmetic == per_rank[0]
     communication = communication_seconds(recording, MACHINE.network)
     assert found.step_seconds >= max(arithmetic, communication) * (1 - 1e-12)
     assert found.step_seconds <= (arithmetic + communication) * (1 + 1e-12)
     if levers == "plain":
         assert found.step_seconds == pytest.approx(arithmetic + communication, rel=1e-12)
-    for usage in found.usage:
-        assert usage.compute_seconds == pytest.approx(arithmetic, rel=1e-9)
+    for seconds, usage in zip(per_rank, found.usage, strict=True):
+        assert usage.compute_seconds == pytest.approx(seconds, rel=1e-9)
+        assert usage.communication_seconds >= communication * (1 - 1e-9)
+    for usage in found.usage[:1]:
         assert usage.communication_seconds == pytest.approx(communication, rel=1e-9)
 
 
@@ -87,7 +92,7 @@ def test_on_instant_links_a_step_is_its_arithmetic_alone(ranks, stage):
     machine = replace(MACHINE, network=Network(INSTANT))
     found = replay(step(ranks, stage), machine)
     assert found.step_seconds == pytest.approx(arithmetic_seconds(traces(ranks, stage)[0], machine), rel=1e-12)
-    assert found.exposed_seconds == pytest.approx(0, abs=1e-12)
+    assert found.usage[0].exposed_seconds == pytest.approx(0, abs=1e-12)
 
 
 @STEPS
@@ -119,12 +124,11 @@ def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
 @given(factor=st.integers(1, 5), stage=st.sampled_from(STAGES))
 def test_a_straggler_in_a_synchronous_step_delays_all_by_its_own_arithmetic(ranks, factor, stage):
     """Rings of equal chunks end for all so long after the last arrival: the slow rank always comes last."""
-    recording = synchronous(step(ranks, stage))
+    recording = synchronous(step(ranks, stage, widths=EVEN))
     plain, slow = (replay(recording, replace(MACHINE, slow_ranks=[SlowRank(ranks - 1, one)]), exact=True)
                    for one in (1, factor))
     work = plain.usage[-1].compute_seconds
-    after_last_call = {lane.end - max((part.ended for part in lane.parts), default=0) for lane in plain.lanes}
-    (tail,) = after_last_call
+    (tail,) = {lane.end - max((part.ended for part in lane.parts), default=0) for lane in plain.lanes}
     assert slow.step_seconds == plain.step_seconds + (factor - 1) * work
     if ranks > 1:
         assert slow.lanes[0].end == slow.step_seconds - (factor - 1) * tail
