@@ -78,7 +78,7 @@ def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, deta
 def _details(event: Event) -> Entry:
     if event.stream == COMPUTATION:
         return {"span": "/".join(event.path), "flops": event.flops, "nbytes": event.nbytes}
-    return {"span": "/".join(event.path), "nbytes": event.nbytes,
+    return {"span": "/".join(event.path), "purpose": event.purpose, "nbytes": event.nbytes,
             "waited for others (us)": nanoseconds(event.waited_seconds) / 1000}
 
 

@@ -25,7 +25,8 @@ AGAIN = "recompute"  # the name of spans in which forward is run a second time
 class Event:
     """Something that a rank did on a stream, from when to when.
 
-    ``nbytes`` are those read and written by arithmetic, or of the collective's whole vector, or sent in a message.
+    ``nbytes`` are those read and written by arithmetic, or of the collective's whole vector, or sent in a message;
+    ``purpose`` is that of a collective or a message (parameters, gradients, state, control, unspecified).
     ``waited_seconds`` went by until all others had come too: what a late rank costs this one.
     """
 
@@ -38,6 +39,7 @@ class Event:
     flops: int = 0
     nbytes: int = 0
     waited_seconds: Seconds = 0
+    purpose: str = ""
 
     @property
     def seconds(self) -> Seconds:
@@ -187,12 +189,13 @@ class Timeline:
         lane = self.lanes[part.rank]
         path = self.recording.paths[self.recording.program(part.rank).second[lane.points[part.point][0]]]
         if part.call is not None:
-            shape = self.recording.calls[part.call].shape
-            name, nbytes = shape.operation, shape.nbytes
+            call = self.recording.calls[part.call]
+            name, nbytes, purpose = call.shape.operation, call.shape.nbytes, call.purpose
         else:
             assert part.message is not None
-            name, nbytes = "message", part.message.nbytes
-        return Event(part.rank, COMMUNICATION, name, path, part.begun, part.ended, 0, nbytes, part.joined - part.begun)
+            name, nbytes, purpose = "message", part.message.nbytes, part.message.purpose
+        return Event(part.rank, COMMUNICATION, name, path, part.begun, part.ended, 0, nbytes, part.joined - part.begun,
+                     purpose)
 
     # -- inside a collective ------------------------------------------------------------------------------------------
 
