@@ -15,7 +15,20 @@ from matplotlib.container import BarContainer
 from tests.architecture.source import ROOT
 from tests.lessons import seen
 from zerosim.lessons import figures
-from zerosim.lessons.figures import DARK, FIGURES, LIGHT, Drawing, Style, draw, memory, memory_data, ring, ring_data
+from zerosim.lessons.figures import (
+    DARK,
+    FIGURES,
+    LIGHT,
+    Drawing,
+    Style,
+    draw,
+    memory,
+    memory_data,
+    ring,
+    ring_data,
+    timeline,
+    timeline_data,
+)
 from zerosim.lessons.figures.style import KIND_COLORS, RANK_COLORS, RESTING_KINDS, ink_on, luminance, rank_color
 from zerosim.ranks.memory import KINDS
 
@@ -24,14 +37,16 @@ STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style
 NAMES = pytest.mark.parametrize("name", FIGURES)
 
 
-DATA = {"memory": cache(memory_data), "ring": cache(ring_data)}
+DATA = {"memory": cache(memory_data), "ring": cache(ring_data), "timeline": cache(timeline_data)}
+UNITS = ("(bytes per parameter)", "(MB)", "(µs)")
 SMALL = {"memory": lambda style=LIGHT: memory(memory_data((2,), (4, 4), rows=1), style),
-         "ring": lambda style=LIGHT: ring(ring_data(2, 2), style)}
+         "ring": lambda style=LIGHT: ring(ring_data(2, 2), style),
+         "timeline": lambda style=LIGHT: timeline(timeline_data((4, 4), rows=1, ranks=2), style)}
 
 
 @cache
 def drawing(name: str, style: Style = LIGHT) -> Drawing:
-    return {"memory": memory, "ring": ring}[name](DATA[name](), style)
+    return {"memory": memory, "ring": ring, "timeline": timeline}[name](DATA[name](), style)
 
 
 # -- bytes --------------------------------------------------------------------------------------------------------
@@ -117,9 +132,11 @@ def test_every_axis_that_is_shown_has_a_unit(name):
     for axes in drawing(name).figure.axes:
         if axes.axison:
             shared = [other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
-            for label in (axes.get_xlabel(), *shared):
-                assert label.endswith("(bytes per parameter)"), f"no unit in {label!r}"
-            assert len(shared) == 1
+            named = any(text.get_text() in ("compute", "communication") for text in axes.get_yticklabels())
+            numbered = any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
+            assert len(shared) == (not named)
+            for label in (*[axes.get_xlabel()] * numbered, *shared):
+                assert label.endswith(UNITS), f"no unit in {label!r}"
         else:  # a sheet without axes counts in words: bytes in every message
             assert all(" B" in text.get_text() for text in axes.texts if text.get_text().startswith("c0:"))
 
@@ -203,12 +220,13 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
     assert draw(["ring"], tmp_path, dark=True) == [tmp_path / "ring-dark.svg"]
     assert draw(["ring"], str(tmp_path), format="png") == [tmp_path / "ring.png"]
     assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
-    assert draw(out=tmp_path) == [tmp_path / "memory.svg", tmp_path / "ring.svg"]
+    assert draw(out=tmp_path) == [tmp_path / f"{name}.svg" for name in ("memory", "ring", "timeline")]
     assert (tmp_path / "ring.svg").read_text(encoding="utf-8") == SMALL["ring"]().svg()
 
 
 def test_an_unknown_figure_is_refused_with_the_nearest_name_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are memory, ring; did you mean 'ring'\?"):
+    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are memory, ring, timeline; did you mean "
+                                         r"'ring'\?"):
         draw(["memory", "rings"], tmp_path)
     assert list(tmp_path.iterdir()) == []
 

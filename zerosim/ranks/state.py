@@ -32,7 +32,7 @@ class RankState:
 
     def begin(self, transport: Transport) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
-        self.transport, self.trace = transport, Trace()
+        self.transport, self.trace = transport, Trace(held_at_start=self.memory.now_nbytes_by_kind)
         self.memory.trace = self.trace
         self.calls.clear()
         self.pending.clear()

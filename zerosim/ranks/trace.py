@@ -112,10 +112,11 @@ Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
 
 @dataclass(slots=True)
 class Trace:
-    """The ordered rows of one rank in one run."""
+    """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began."""
 
     rows: list[Row] = field(default_factory=list)
     path: tuple[str, ...] = ()
+    held_at_start: dict[str, int] = field(default_factory=dict)
     _sent: Counter[str] = field(default_factory=Counter)
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:

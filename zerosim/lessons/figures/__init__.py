@@ -1,7 +1,8 @@
 """Figures drawn from runs: each a pure function of data, in one style, with its text alternative.
 
-``ring_data`` and ``memory_data`` run something and return a frozen dataclass; ``ring`` and ``memory`` turn it into a
-Drawing, and nothing else goes into the picture. ``draw`` writes figures by name, as ``zerosim figures`` does.
+``ring_data``, ``memory_data``, ``timeline_data`` run something and return a frozen dataclass; ``ring``, ``memory``,
+``timeline`` turn it into a Drawing, and nothing else goes into the picture. ``draw`` writes figures by name, as
+``zerosim figures`` does.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,13 +15,15 @@ from zerosim.lessons.figures.memory import MemoryData, memory, memory_data
 from zerosim.lessons.figures.ring import RingData, ring_data
 from zerosim.lessons.figures.ring_sheet import ring
 from zerosim.lessons.figures.style import DARK, LIGHT, Style
+from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data
 
-__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Drawing", "MemoryData", "RingData", "Style", "draw", "memory",
-           "memory_data", "ring", "ring_data"]
+__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Drawing", "MemoryData", "RingData", "Style", "TimelineData",
+           "draw", "memory", "memory_data", "ring", "ring_data", "timeline", "timeline_data"]
 
 FIGURES: Mapping[str, Callable[[Style], Drawing]] = MappingProxyType({
     "memory": lambda style: memory(memory_data(), style),
     "ring": lambda style: ring(ring_data(), style),
+    "timeline": lambda style: timeline(timeline_data(), style),
 })
 
 

@@ -1,0 +1,91 @@
+"""What the timeline's picture shows is what a replay says, found another way."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.colors import to_hex
+
+import zerosim as zs
+from tests.lessons import seen
+from zerosim.lessons.figures import timeline, timeline_data
+from zerosim.lessons.figures.style import KIND_COLORS
+from zerosim.lessons.figures.timeline import MACHINE, PHASES, PURPOSES, _peak
+from zerosim.lessons.figures.timeline_run import LEVERS
+from zerosim.planning.recording import record
+from zerosim.planning.timeline import replay
+
+WIDTHS, ROWS = (16, 16, 16), 4
+
+
+def replayed(ranks, stage, levers):
+    """The step of a real run, with data, of another batch than the figure's."""
+
+    def program(rank):
+        engine = zs.Engine(rank, zs.models.MLP(WIDTHS, bias=False), zs.optim.Adam(), stage=stage,
+                           policy=zs.Policy("fp16"), **levers)
+        with rank.trace.span("step"):
+            engine.step([(np.ones((ROWS, 16), np.float32), np.zeros((ROWS, 16), np.float32))])
+        return engine
+
+    cluster = zs.Cluster(ranks)
+    cluster.run(program)
+    return replay(record(cluster.trace).inside("step"), MACHINE), cluster.memory[0].peak_nbytes
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 3), (3, 3), (4, 1), (4, 2), (4, 3)])
+def test_the_timelines_data_are_what_a_replay_of_a_real_run_says(ranks, stage):
+    data = timeline_data(WIDTHS, ROWS, ranks=ranks, stage=stage)
+    for shown, levers in zip(data.replays, LEVERS.values(), strict=True):
+        found, peak = replayed(ranks, stage, levers)
+        usage = found.usage[0]
+        assert shown.step_microseconds == pytest.approx(1e6 * found.step_seconds, rel=1e-12)
+        assert shown.exposed_microseconds == pytest.approx(1e6 * usage.exposed_seconds, rel=1e-12)
+        assert shown.communication_microseconds == pytest.approx(1e6 * usage.communication_seconds, rel=1e-12)
+        assert _peak(shown) == peak
+        for stream, seconds in (("compute", usage.compute_seconds), ("communication", usage.communication_seconds)):
+            bars = shown.bars[stream]
+            assert sum(end - start for _, _, start, end in bars) == pytest.approx(1e6 * seconds, rel=1e-9)
+            assert {what for what, *_ in bars} <= set(PHASES if stream == "compute" else PURPOSES)
+        assert sum(end - start for start, end in shown.waits) == pytest.approx(1e6 * usage.exposed_seconds, rel=1e-9)
+
+
+def test_the_bars_are_as_long_as_the_data_and_in_the_colors_of_what_they_are():
+    data = timeline_data(WIDTHS, ROWS)
+    colors = {**PHASES, **PURPOSES}
+    for shown, axes in zip(data.replays, timeline(data).figure.axes[::2], strict=True):
+        drawn = sorted((round(bar.get_x(), 6), round(bar.get_width(), 6), to_hex(bar.get_facecolor()).upper())
+                       for bar in axes.patches if not bar.get_hatch())
+        assert drawn == sorted((round(start, 6), round(end - start, 6), colors[what])
+                               for bars in shown.bars.values() for what, _, start, end in bars)
+        assert sum(bool(bar.get_hatch()) for bar in axes.patches) == len(shown.waits)
+
+
+def test_the_areas_are_what_is_held_over_time():
+    data = timeline_data(WIDTHS, ROWS)
+    kinds = {color: kind for kind, color in KIND_COLORS.items()}
+    for shown, axes in zip(data.replays, timeline(data).figure.axes[1::2], strict=True):
+        times = np.array([*shown.microseconds, shown.step_microseconds])
+        for area in (one for one in axes.collections if isinstance(one, FillBetweenPolyCollection)):
+            kind = kinds[to_hex(area.get_facecolor()[0]).upper()]
+            x, y = area.get_paths()[0].vertices.T if area.get_paths() else (np.zeros(1), np.zeros(1))
+            byte_microseconds = abs(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1))) / 2 * 1e6
+            assert byte_microseconds == pytest.approx(np.dot(shown.nbytes[kind], np.diff(times)), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 2), (8, 3)])
+def test_other_timelines_keep_their_words_apart(ranks, stage):
+    found = timeline(timeline_data(WIDTHS, ROWS, ranks=ranks, stage=stage))
+    assert seen.overlapping(found) == []
+    assert seen.cut_off(found) == []
+
+
+def test_the_timelines_words_tell_what_overlap_brings_and_what_it_costs():
+    data = timeline_data()
+    plain, overlapped, prefetched = data.replays
+    # A gather waits behind the reduction before it: overlap without prefetch gains nothing, and holds more.
+    assert plain.step_microseconds == pytest.approx(overlapped.step_microseconds)
+    assert prefetched.step_microseconds < 0.75 * plain.step_microseconds
+    assert _peak(plain) < _peak(overlapped) < _peak(prefetched)
+    description = timeline(data).description
+    assert f"No overlap: the step takes {plain.step_microseconds:.1f} µs." in description
+    assert description.endswith(f"At most {_peak(prefetched):,} bytes are held.")

@@ -1,0 +1,142 @@
+"""A timeline in the Trace Event Format, which Perfetto and Chrome's own viewer open.
+
+A process is a rank, a thread a stream. Slices ("X") are spans and what happens in them; counters ("C") are bytes held
+by kind; arrows ("s" to "f") lead from an asynchronous collective's issue to the collective, and from there to where the
+program waited for it. Times are whole nanoseconds, written as microseconds: what is nested stays nested.
+Source: "Trace Event Format", a document of Chrome's catapult project; Perfetto's documentation, "Chrome JSON".
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerosim.planning.recording.tables import BEGIN, COMPUTE, END, ISSUE, WAIT
+from zerosim.planning.timeline.lanes import Lane, Part
+from zerosim.planning.timeline.memory import memory
+from zerosim.planning.timeline.prices import Seconds
+from zerosim.planning.timeline.timeline import COMMUNICATION, COMPUTATION, STREAMS, Event, Timeline
+
+Entry = dict[str, Any]
+THREADS = {stream: number for number, stream in enumerate(STREAMS, 1)}
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """The timeline as a JSON object of the Trace Event Format."""
+    entries = [entry for lane in timeline.lanes for entry in _of_rank(timeline, lane)]
+    machine = timeline.machine
+    return {"displayTimeUnit": "ms", "traceEvents": entries,
+            "otherData": {"device": machine.device.name, "format": machine.format, "efficiency": machine.efficiency,
+                          "link": machine.network.inside.name, "step_seconds": float(timeline.step_seconds)}}
+
+
+def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
+    """Writes the timeline to a JSON file for the viewer; ValueError for a path that cannot be written."""
+    path = Path(path)
+    try:
+        path.write_text(json.dumps(chrome_trace(timeline), separators=(",", ":")), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"asked to save a timeline as {str(path)!r}, but: {error.strerror}; name a file that can be "
+                         "written") from None
+    return path
+
+
+def nanoseconds(seconds: Seconds) -> int:
+    """To the nearest whole nanosecond."""
+    whole: int = round(seconds * 1_000_000_000)
+    return whole
+
+
+def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
+    """All entries of a rank. A viewer takes those of one instant in the order of the file: what lies around something
+    else comes before it, and an arrow's start before its end."""
+    yield from _names(lane.rank)
+    program = [*_spans(timeline, lane.rank), *_computed(timeline, lane.rank), *_points(timeline, lane)]
+    yield from (entry for _, entry in sorted(program, key=lambda one: one[0]))
+    for part in lane.parts:
+        event = timeline.part_event(part)
+        yield _slice(lane.rank, COMMUNICATION, event.name, part.begun, part.ended, _details(event))
+    yield from _arrows(lane)
+    yield from _counters(timeline, lane.rank)
+
+
+def _names(rank: int) -> Iterator[Entry]:
+    """What the viewer calls a rank and its streams, and in which order it shows them."""
+    yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"rank {rank}"}}
+    yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
+    for stream, thread in THREADS.items():
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_name", "args": {"name": stream}}
+        yield {"ph": "M", "pid": rank, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, details: Entry) -> Entry:
+    began, ended = nanoseconds(start), nanoseconds(end)
+    return {"ph": "X", "pid": rank, "tid": THREADS[stream], "name": name, "cat": stream, "ts": began / 1000,
+            "dur": (ended - began) / 1000, "args": details}
+
+
+def _details(event: Event) -> Entry:
+    if event.stream == COMPUTATION:
+        return {"span": "/".join(event.path), "flops": event.flops, "nbytes": event.nbytes}
+    return {"span": "/".join(event.path), "purpose": event.purpose, "nbytes": event.nbytes,
+            "waited for others (us)": nanoseconds(event.waited_seconds) / 1000}
+
+
+def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+    """Named stretches of the program, each with the row where it begins; one that is open at the end ends there."""
+    recording, program = timeline.recording, timeline.recording.program(rank)
+    clocks, begun, found = timeline.clocks(rank), list[int](), list[tuple[int, int]]()
+    for row in program.where(BEGIN, END).tolist():
+        if program.codes[row] == BEGIN:
+            begun.append(row)
+        elif begun:
+            found.append((begun.pop(), row))
+    for start, end in [*found, *((row, len(program)) for row in begun)]:
+        path = recording.paths[program.first[start]]
+        yield start, _slice(rank, COMPUTATION, path[-1], clocks[start], clocks[end], {"span": "/".join(path)})
+
+
+def _computed(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+    rows = timeline.recording.program(rank).where(COMPUTE).tolist()
+    for row, event in zip(rows, timeline.computed(rank), strict=True):
+        yield row, _slice(rank, COMPUTATION, event.name, event.start_seconds, event.end_seconds, _details(event))
+
+
+def _points(timeline: Timeline, lane: Lane) -> Iterator[tuple[int, Entry]]:
+    """What the program's points show on its own thread: issues, and waits that take time; each with its row."""
+    for (row, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
+        if code == ISSUE or end > start:
+            what = "issue" if code == ISSUE else "wait for"
+            yield row, _slice(lane.rank, COMPUTATION, f"{what} {timeline.part_event(part).name}", start, end, {})
+
+
+def _arrows(lane: Lane) -> Iterator[Entry]:
+    """From issues to what was issued, and from there to where the program waited for it."""
+    for (_, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
+        if code == ISSUE:
+            yield from _arrow(part, 0, (COMPUTATION, start), (COMMUNICATION, part.begun))
+        elif code == WAIT and end > start:
+            yield from _arrow(part, 1, (COMMUNICATION, part.begun), (COMPUTATION, max(start, part.begun)))
+
+
+def _arrow(part: Part, which: int, source: tuple[str, Seconds], target: tuple[str, Seconds]) -> Iterator[Entry]:
+    """An arrow from slice to slice, each a stream and an instant in it. Its id is a number, since Perfetto takes texts
+    for hexadecimal; "bp": "e" binds its end to the slice around that instant, not to the next."""
+    number = (part.rank << 32) + 2 * part.number + which
+    for phase, (stream, seconds) in (("s", source), ("f", target)):
+        yield {"ph": phase, "id": number, "pid": part.rank, "tid": THREADS[stream], "name": "asynchronous",
+               "cat": "flow", "ts": nanoseconds(seconds) / 1000, **({"bp": "e"} if phase == "f" else {})}
+
+
+def _counters(timeline: Timeline, rank: int) -> Iterator[Entry]:
+    """Bytes held by kind whenever they change; of several changes at one nanosecond, the last."""
+    curve = memory(timeline, rank)
+    at = [nanoseconds(seconds) for seconds in curve.seconds.tolist()]
+    last = [after != now for now, after in zip(at, [*at[1:], -1], strict=True)]
+    for kind, column in curve.nbytes_by_kind.items():
+        shown: int | None = None
+        for now, nbytes, is_last in zip(at, column.tolist(), last, strict=True):
+            if is_last and nbytes != shown:
+                shown = nbytes
+                yield {"ph": "C", "pid": rank, "tid": 0, "name": f"held: {kind}", "ts": now / 1000,
+                       "args": {"bytes": nbytes}}

@@ -1,0 +1,87 @@
+"""The machine on which a recording is replayed: a device, a network, and what of them is slower than it should be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.planning.cuts import checked_count
+from zerosim.planning.hardware import Device, Network
+from zerosim.planning.hardware.checks import positive
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long."""
+
+    rank: int
+    factor: float
+    from_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_count("rank", self.rank, 0)
+        where = f"the slow rank {self.rank}"
+        positive(where, "factor", self.factor)
+        positive(where, "from_seconds", self.from_seconds, or_zero=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A link, one way, on which every message takes ``factor`` times as long."""
+
+    source: int
+    destination: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        for key in ("source", "destination"):
+            checked_count(key, getattr(self, key), 0)
+        positive(f"the slow link from {self.source} to {self.destination}", "factor", self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """N equal devices on a network.
+
+    Arithmetic runs at ``efficiency`` times the device's dense peak in ``format``, or as fast as memory brings its
+    operands, whichever is slower (Williams, Waterman & Patterson 2009, the roofline). An efficiency of 1 gives a bound:
+    no program is faster. Raises ValueError for a format that the device lacks, an efficiency outside (0, 1], and a rank
+    or a link that is slow twice.
+    """
+
+    device: Device
+    network: Network
+    format: str = "bf16"
+    efficiency: float = 1.0
+    slow_ranks: Sequence[SlowRank] = ()
+    slow_links: Sequence[SlowLink] = ()
+
+    def __post_init__(self) -> None:
+        self.device.flops_per_second_in(self.format)
+        if positive("the machine", "efficiency", self.efficiency) > 1:
+            raise ValueError(f"the machine: efficiency must be a share of the peak, above 0 and at most 1, got "
+                             f"{self.efficiency!r}")
+        for kind in ("slow_ranks", "slow_links"):
+            object.__setattr__(self, kind, tuple(getattr(self, kind)))
+        _check_once("rank", [slow.rank for slow in self.slow_ranks])
+        _check_once("link", [(slow.source, slow.destination) for slow in self.slow_links])
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """The dense peak of one device in the machine's format."""
+        return self.device.flops_per_second_in(self.format)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ValueError for slow ranks and links that a run of N ranks does not have."""
+        for slow in self.slow_ranks:
+            if slow.rank >= ranks:
+                raise ValueError(f"rank {slow.rank} is to be slow, but the run has {ranks} ranks, numbered from 0")
+        for link in self.slow_links:
+            if max(link.source, link.destination) >= ranks:
+                raise ValueError(f"the link from {link.source} to {link.destination} is to be slow, but the run has "
+                                 f"{ranks} ranks, numbered from 0")
+
+
+def _check_once(what: str, found: list[Any]) -> None:
+    for one in found:
+        if found.count(one) > 1:
+            raise ValueError(f"the {what} {one} is slow twice; give it one factor")
