@@ -194,6 +194,34 @@ def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage
         assert all((event.rank, event.stream, event.end_seconds) in ends for event in path)
 
 
+@given(**CASES)
+def test_a_programs_clock_moves_where_it_computes_or_waits_and_nowhere_else(ranks, stage, levers, machine):
+    for exact in (True, False):
+        timeline = replay(step(ranks, stage, levers), machine, exact=exact)
+        for rank, lane in enumerate(timeline.lanes):
+            clocks, rows = timeline.clocks(rank), [row for row, _, _ in lane.points]
+            assert [clocks[row] for row in rows] == lane.reached
+            assert [clocks[row + 1] for row in rows] == lane.resumed
+            assert clocks[0] == 0
+            assert clocks[-1] == lane.end
+            idle = set(range(len(clocks) - 1)) - {*rows} - set(timeline.recording.program(rank).where(0).tolist())
+            assert all(clocks[row] == clocks[row + 1] for row in idle)
+
+
+def test_a_rank_that_is_through_before_others_come_has_waited_until_it_was():
+    """The root sends to rank 1, and then to rank 2, which comes late; rank 1 waits for neither."""
+
+    def program(rank):
+        rank.trace.compute(flops=100_000 * (rank.index == 2))
+        rank.broadcast(np.zeros(250, np.float32), algorithm="naive")
+
+    timeline = replay(recorded(3, program), MACHINE, exact=True)
+    message = FAST.alpha + 1000 / FAST.beta
+    late = Fraction(100_000, 10**9)
+    assert [lane.end for lane in timeline.lanes] == [late + message, message, late + message]
+    assert [usage.waited_seconds for usage in timeline.usage] == [late, message, 0]
+
+
 def test_the_critical_path_goes_through_the_straggler():
     machine = replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])
     path = critical_path(replay(step(4), machine))
