@@ -4,6 +4,7 @@ from zerosim import models, optim, planning, zero
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
+from zerosim.planning.asking import plan
 from zerosim.ranks import (
                            AsymmetryError,
                            Cluster,
@@ -57,6 +58,7 @@ __all__ = [
     "format_of",
     "models",
     "optim",
+    "plan",
     "planning",
     "redistribute",
     "round_to",

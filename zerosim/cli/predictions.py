@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerosim.cli.shell import AsJson, command, console, print_json
+
+if TYPE_CHECKING:
+    from zerosim.planning.plan import Plan
+
+
+# What a plan is asked.
+Model = Annotated[str | None, typer.Option(help="A preset (llama-2-7b, gpt2-xl, ...) or a config.json.")]
+Parameters = Annotated[str | None, typer.Option("--params", help="Instead of a model: how many parameters, as 7.5e9.")]
+LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the largest layer, with --params.")]
+Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
+DeviceName = Annotated[str, typer.Option("--device", help="h100-80, a100-40, rtx-4090, ...")]
+LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send through: nvlink4, pcie5, ...")]
+Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
+Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
+Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
+Recompute = Annotated[str, typer.Option(help="all (none, selective, block), or some, as block,tiled.")]
+Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
+Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
+MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
+Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, lion, muon, ...")]
+DialectName = Annotated[str | None, typer.Option("--dialect", help="zero-paper, megatron-bf16, ..., or zerosim, the "
+                                                                   "engine's own.")]
+Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
+Offload = Annotated[bool, typer.Option("--offload", help="Master weights and optimizer state on the host.")]
+HostLink = Annotated[str, typer.Option(help="The link to the host, for --offload.")]
+OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
+                                                                                    "and links.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Run the engine without data, and compare.")]
 
 
 @command("cost")
@@ -34,3 +64,44 @@ def cost(
     from zerosim.lessons.collective_costs_text import print_answer
 
     print_answer(console(), found)
+
+
+@command("plan")
+def plan(
+    model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None, ranks: Ranks = 8,
+    device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1, between: Between = None,
+    stage: Stage = "all", recompute: Recompute = "all", batch: Batch = 1, sequence: Sequence = None,
+    micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
+    dialect: DialectName = None, utilization: Utilization = 0.5, offload: Offload = False,
+    host_link: HostLink = "pcie4", hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False, as_json: AsJson = False,
+) -> None:
+    """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
+    from zerosim.lessons.tuned_optimizers import optimizer_named
+    from zerosim.planning import asking
+    from zerosim.planning.plan import plan as plan_of
+
+    found = plan_of(asking.question(
+        model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
+        between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
+        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), dialect=dialect, utilization=utilization,
+        offload=offload, host_link=host_link, hardware=hardware))
+    _show_plan(found, explain=explain, measure=measure, as_json=as_json)
+
+
+def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> None:
+    from zerosim.lessons.plan_text import as_json as plain
+    from zerosim.lessons.plan_text import print_explanation, print_measured, print_plan
+
+    measured = []
+    if measure:
+        from zerosim.lessons.measured import measured_row
+
+        measured = [(row, measured_row(found.question, row.stage, row.recompute)) for row in found.rows]
+    if as_json:
+        print_json(plain(found, measured))
+        return
+    print_plan(console(), found)
+    if explain:
+        print_explanation(console(), found)
+    for row, lines in measured:
+        print_measured(console(), row, lines)

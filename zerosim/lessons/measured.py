@@ -7,16 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zerosim.models.gpt import GPT
+from zerosim.models.gpt_config import GPTConfig
 from zerosim.models.mlp import MLP
 from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.planning import closed_forms as pencil
+from zerosim.planning.buffers import gathered_nbytes
+from zerosim.planning.dialects import states_nbytes
+from zerosim.planning.moments import moments
+from zerosim.planning.plan import Question
+from zerosim.planning.plan_rows import job_of
+from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
 
 BytesByKind = Mapping[str, int]
+RESTING = ("parameter", "gradient", "master", "optimizer_state")
+FLOWING = ("activation", "checkpointed_input", "activation_gradient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +98,69 @@ def bytes_per_parameter(job: pencil.Job) -> tuple[Fraction, Fraction]:
     one = pencil.resting_nbytes(pencil.Job((1,), 1, states, policy=job.policy, slots=job.slots))[0]
     shared = sum(nbytes for kind, nbytes in one.items() if sharded[kind])
     return Fraction(sum(one.values()) - shared), Fraction(shared)
+
+
+# -- a plan beside a run without data ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One quantity of a plan's row, in bytes, by pencil and in the ledger of one rank."""
+
+    name: str
+    pencil_nbytes: int
+    ledger_nbytes: int
+
+    @property
+    def difference_nbytes(self) -> int:
+        """Ledger less pencil: 0 where they agree."""
+        return self.ledger_nbytes - self.pencil_nbytes
+
+
+def measured_row(question: Question, stage: int, policy: str) -> list[Compared]:
+    """A row of a plan, part by part, beside the real engine and layers run for one step without data on rank 0.
+
+    Pencil counts in zerosim's own dialect, whatever the question's. The last line is the peak: pencil adds up the parts
+    at their fullest, the ledger holds them at one moment, and where they do not peak together it holds less.
+    Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
+    """
+    cluster, gpt = NullCluster(question.ranks, representative=0), gpt_of(question.model)
+    resting = cluster.run(_null_step, gpt, question, stage, policy)[0]
+    memory, sent, job = cluster.memory[0], cluster.trace[0].sent_nbytes, job_of(question, stage, policy)
+    predicted = {**states_nbytes(question.model, question.ranks, pencil.STAGES[stage], question.policy,
+                                 optimizer=question.optimizer)}
+    lines = [Compared(f"{kind.replace('_', ' ')} at rest", predicted.get(kind, 0), resting.get(kind, 0))
+             for kind in RESTING]
+    block = question.model.transformer.block(  # type: ignore[union-attr]  # gpt_of has looked
+        question.batch, question.sequence, question.policy.compute_dtype.itemsize)
+    flowing = max(moment.total_nbytes for moment in moments(block, gpt.config.layers, gpt.config.vocabulary, policy))
+    lines += [Compared("activations and their gradients", flowing, memory.peak_nbytes_of(FLOWING)),
+              Compared("gathered units", gathered_nbytes(job), memory.peak_nbytes_of(["gathered_parameter"])),
+              Compared("gradients at rest and in flight", pencil.gradient_peak_nbytes(job)[0],
+                       memory.peak_nbytes_of(["gradient", "unit_gradient"]))]
+    predicted_sent = pencil.sent_nbytes(job)
+    lines += [Compared(f"sent: {purpose}", nbytes[0], sent(purpose)) for purpose, nbytes in predicted_sent.items()]
+    held = sum(line.pencil_nbytes for line in lines if "sent" not in line.name and line.name != "gradient at rest")
+    return [*lines, Compared("peak", held, memory.peak_nbytes)]
+
+
+def gpt_of(model: ModelShape) -> GPT:
+    """The package's own GPT of a model on paper; ValueError where it has other layers than that."""
+    of = model.transformer
+    if of is not None and of.positions:
+        gpt = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
+        if tuple(unit.parameter_count for unit in gpt.units) == model.unit_lengths:
+            return gpt
+    raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "
+                     "places, biases and plain blocks; plan it without --measure, or measure gpt2-xl")
+
+
+def _null_step(rank: Rank, gpt: GPT, question: Question, stage: int, policy: str) -> dict[str, int]:
+    """One step on arrays without data; what rests after it."""
+    if not isinstance(question.optimizer, Optimizer):
+        raise ValueError(f"a run needs an optimizer of the package, found {question.optimizer!r}; name one")
+    engine = Engine(rank, gpt, question.optimizer, stage=stage, policy=question.policy, recompute=policy)
+    shape = (question.batch, question.sequence)
+    tokens = rank.xp.empty(shape, "int64")
+    engine.step([(tokens, tokens)] * question.micro_batches)
+    return rank.memory.now_nbytes_by_kind

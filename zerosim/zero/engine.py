@@ -83,8 +83,7 @@ class Engine:
         self._weights = object()  # another one after each update
         self._observer = Observer(rank, check_optimizers(model, self.families, schedule, gather=gather),
                                   self.loss_scale)
-        self._refresh = {states: Refresh(states, bucket_nbytes=bucket_nbytes, overlap=overlap)
-                         for states in self.families}
+        self._refresh = {one: Refresh(one, bucket_nbytes=bucket_nbytes, overlap=overlap) for one in self.families}
         self._update = Update(self._refresh, self.loss_scale, clip_norm, schedule)
         agreement = Agreement(optimizer, self.loss_scale, self._update, digest_of(model, settings, (clip_norm, seed)))
         self.gradients = Accumulator(self.families, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)

@@ -1,0 +1,88 @@
+"""Pencil equals the ledger to the byte, part by part, on models that run; and the command that shows both."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import zerosim as zs
+from zerosim.cli import app
+from zerosim.lessons.measured import gpt_of, measured_row
+from zerosim.planning import Transformer, model_of, model_shape
+from zerosim.planning.asking import question
+from zerosim.planning.plan import Question
+
+
+def ask(*arguments):
+    return CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=True)
+
+
+@given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
+       vocabulary=st.integers(2, 40), tied=st.booleans(), ranks=st.integers(1, 9), batch=st.integers(1, 3),
+       k=st.integers(1, 3), stage=st.sampled_from([0, 1, 2, 3]), compute=st.sampled_from(["fp32", "bf16", "fp16"]),
+       policy=st.sampled_from(["none", "block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled"]),
+       optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion()]))
+def test_pencil_is_the_ledger_to_the_byte_for_any_gpt_stage_and_policy(
+        blocks, heads, width, tokens, vocabulary, tied, ranks, batch, k, stage, compute, policy, optimizer):
+    model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, positions=9, tied=tied))
+    base = question("gpt2", ranks=1)
+    asked = Question(model, ranks, base.device, base.network, zs.Policy(compute), batch=batch, tokens=tokens,
+                     micro_batches=k, optimizer=optimizer)
+    *parts, peak = measured_row(asked, stage, policy)
+    assert {line.name: line.difference_nbytes for line in parts} == {line.name: 0 for line in parts}
+    assert peak.name == "peak"
+    assert peak.ledger_nbytes > 0
+
+
+def test_a_model_that_the_package_cannot_build_is_planned_and_not_measured():
+    done = ask("--model", "llama-2-7b", "--measure")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "llama-2-7b cannot be measured: zerosim's layers make models of GPT-2's kind" in done.stderr
+    assert ask("--model", "llama-2-7b").exit_code == 0
+    with pytest.raises(ValueError, match="cannot be measured"):
+        gpt_of(zs.planning.model_of_parameters(10**9))
+
+
+def test_a_gpt_on_paper_becomes_the_packages_own_tied_or_not():
+    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
+
+
+def test_the_command_prints_the_verdict_first_then_rows_formulas_and_ledgers():
+    done = ask("--model", "gpt2", "--ranks", "4", "--stage", "2,3", "--recompute", "block", "--explain", "--measure")
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.stdout.split())
+    assert words.startswith("ZeRO-3 with block recomputation fits with") or words.startswith("ZeRO-2 with block")
+    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "pencil"):
+        assert part in words, part
+
+
+def test_json_is_alone_on_the_output_and_has_what_was_asked():
+    done = ask("--model", "gpt2", "--ranks", "4", "--stage", "3", "--recompute", "tiled", "--measure", "--json")
+    data = json.loads(done.stdout)
+    (row,) = data["rows"]
+    assert (row["stage"], row["recompute"]) == (3, "tiled")
+    assert {line["difference_nbytes"] for line in row["measured"][:-1]} == {0}
+    assert row["explained"][0]["value"] == "124,439,808"
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ([], "name one of the two"), (["--model", "gpt2-xxl"], "no model is called 'gpt2-xxl'"),
+    (["--model", "nowhere/config.json"], "nowhere/config.json"), (["--params", "x"], "is no number"),
+    (["--model", "gpt2", "--optimizer", "adamm"], "no optimizer is called 'adamm'"),
+    (["--model", "gpt2", "--ranks", "0"], "ranks"), (["--model", "gpt2", "--device", "h999"], "h999"),
+    (["--params", "1e9", "--measure"], "cannot be measured")], ids=str)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, text):
+    done = ask(*arguments, "--json")
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert text in done.stderr
+
+
+@pytest.mark.parametrize("switch", [
+    ["--ranks", "16"], ["--device", "b200"], ["--link", "pcie5"], ["--nodes", "2"], ["--stage", "3"],
+    ["--recompute", "tiled"], ["--batch", "3"], ["--sequence", "512"], ["--micro-batches", "4"], ["--compute", "fp16"],
+    ["--optimizer", "lion"], ["--dialect", "megatron-bf16"], ["--utilization", "0.4"], ["--offload"]], ids=" ".join)
+def test_every_switch_changes_what_comes_out(switch):
+    plain, changed = (json.loads(ask("--model", "gpt2", "--json", *more).stdout) for more in ([], switch))
+    assert plain != changed

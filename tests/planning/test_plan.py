@@ -1,0 +1,184 @@
+"""Plans: the issue's numbers, what must hold of any, and what cannot be asked."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerosim as zs
+from zerosim.planning import STAGES, fit
+from zerosim.planning.asking import question, whole_number
+from zerosim.planning.explain import explained
+from zerosim.planning.plan import plan
+
+LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
+FIELDS = {
+    "stage",
+    "recompute",
+    "dialect",
+    "parameters_nbytes",
+    "gradients_nbytes",
+    "optimizer_nbytes",
+    "states_nbytes",
+    "activations_nbytes",
+    "gathered_nbytes",
+    "buckets_nbytes",
+    "overhead_nbytes",
+    "total_nbytes",
+    "capacity_nbytes",
+    "fits",
+    "sent_nbytes_per_step",
+    "flops_per_step",
+    "compute_seconds",
+    "exposed_communication_seconds",
+    "step_seconds",
+}
+
+
+@pytest.mark.parametrize(("parameters", "ranks", "gigabytes"), [
+    ("7.5e9", 64, [120.0, 31.40625, 16.640625, 1.875]), ("7e9", 8, [112.0, 38.5, 26.25, 14.0])])
+def test_a_number_of_parameters_alone_gives_the_papers_states_and_traffic(parameters, ranks, gigabytes):
+    found = zs.plan(parameters=parameters, ranks=ranks)
+    assert [row.states_nbytes / 1e9 for row in found.rows] == gigabytes
+    assert {row.activations_nbytes + row.gathered_nbytes + row.buckets_nbytes for row in found.rows} == {0}
+    psi = 2 * int(float(parameters))
+    shares = [row.sent_nbytes_per_step / (psi * (ranks - 1) / ranks) for row in found.rows]
+    assert shares == pytest.approx([2, 2, 2, 3], abs=1e-6)  # and a few bytes of control
+
+
+def test_the_plan_as_data_has_the_named_fields_as_exact_integers():
+    data = json.loads(json.dumps(zs.plan("llama-2-7b", **LLAMA).as_dict()))
+    assert data["model"]["parameters"] == 6_738_415_616
+    assert len(data["rows"]) == 12
+    for row in data["rows"]:
+        assert row.keys() >= FIELDS
+        assert all(isinstance(row[name], int) for name in FIELDS if name.endswith("nbytes"))
+        assert row["total_nbytes"] == sum(row[f"{part}_nbytes"] for part in (
+            "states", "activations", "gathered", "buckets", "overhead"))
+        assert row["fits"] == (row["total_nbytes"] <= row["capacity_nbytes"])
+    assert data["verdict"] == "ZeRO-3 fits with 3.44 GB to spare; ZeRO-2 misses by 7.94 GB."
+
+
+def test_the_verdict_says_what_misses_least_where_nothing_fits():
+    text = zs.plan("gpt3-175b", ranks=2, device="t4", link="pcie3", compute="fp16").verdict
+    assert text.startswith("Nothing fits: ZeRO-3 with block recomputation holds least and misses by ")
+
+
+@given(
+    name=st.sampled_from(["gpt2", "gpt2-xl", "llama-2-7b", "llama-3-8b", "qwen2-7b", "bloom-7b1"]),
+    ranks=st.integers(1, 64),
+    batch=st.integers(1, 4),
+    k=st.integers(1, 4),
+    compute=st.sampled_from(["bf16", "fp32"]),
+)
+def test_more_sharding_holds_no_more_and_every_number_is_reckoned(name, ranks, batch, k, compute):
+    found = zs.plan(name, ranks=ranks, batch=batch, micro_batches=k, compute=compute, tokens=512, recompute="block")
+    zero, one, two, three = (row.states_nbytes for row in found.rows)
+    assert zero >= one >= two >= three
+    for row in found.rows:
+        assert 0 <= row.exposed_communication_seconds <= row.communication_seconds * (1 + 1e-12)
+        assert row.step_seconds >= row.compute_seconds > 0
+        assert 0 < row.model_flops_utilization <= found.question.utilization
+        assert all(formula and value for _, formula, value in explained(found.question, row))
+
+
+def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer():
+    def seconds(**changed):
+        (row,) = zs.plan("gpt2-xl", **{**LLAMA, "tokens": 1024, "stage": 3, "recompute": "block", **changed}).rows
+        return row.step_seconds
+
+    assert seconds(link="nvlink5") < seconds() < seconds(link="pcie3")
+    assert seconds(device="b200") < seconds()
+    assert seconds(utilization=0.9) < seconds() < seconds(utilization=0.2)
+    assert seconds(nodes=4) > seconds()
+
+
+def test_offload_moves_the_optimizers_states_to_the_host_and_pays_on_its_link():
+    here, there = (zs.plan("gpt2-xl", **{**LLAMA, "tokens": 1024}, offload=offload) for offload in (False, True))
+    for row, moved in zip(here.rows, there.rows, strict=True):
+        assert (moved.optimizer_nbytes, moved.host_nbytes) == (0, row.optimizer_nbytes)
+        assert moved.total_nbytes == row.total_nbytes - row.optimizer_nbytes
+    slow = zs.plan("gpt2-xl", **{**LLAMA, "tokens": 1024}, offload=True, host_link="pcie3")
+    assert slow.rows[0].step_seconds > there.rows[0].step_seconds
+
+
+# -- the inverse questions --------------------------------------------------------------------------------------------
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    asked = question("llama-2-7b", **LLAMA)
+    most = fit.largest_batch(asked)
+    assert most > 4
+    assert any(row.fits for row in plan(replace(asked, batch=most)).rows)
+    assert not any(row.fits for row in plan(replace(asked, batch=most + 1)).rows)
+
+
+def test_the_fewest_ranks_fit_and_half_of_them_do_not():
+    asked = question("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3")
+    fewest = fit.fewest_ranks(asked)
+    network = replace(asked.network, between=None, ranks_per_node=None)
+    fits = [any(row.fits for row in plan(replace(asked, ranks=n, network=network)).rows) for n in (fewest // 2, fewest)]
+    assert fits == [False, True]
+    assert fit.fewest_ranks(question("gpt3-175b", ranks=8, stage=0)) is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_largest_model_fits_and_one_more_parameter_does_not(stage):
+    asked = question("gpt2", ranks=64)
+    most = fit.largest_model(asked, stage)
+    spare = asked.device.reported_nbytes - plan(asked).rows[0].overhead_nbytes
+    nbytes = [
+        zs.planning.estimate_nbytes(parameters, 64, STAGES[stage], "zero-paper") for parameters in (most, most + 1)
+    ]
+    assert nbytes[0] <= spare < nbytes[1]
+
+
+def test_the_cheapest_that_fits_sends_least():
+    asked = question("llama-2-7b", **LLAMA)
+    cheapest = fit.cheapest_that_fits(asked)
+    assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in plan(asked).rows if row.fits)
+    assert fit.cheapest_that_fits(question("gpt3-175b", ranks=1)) is None
+
+
+# -- what cannot be asked ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, "name one of the two, as gpt2-xl or 7.5e9"),
+        ({"model": "gpt2", "parameters": 5}, "name one of the two"),
+        ({"model": "gpt2-xxl"}, "no model is called 'gpt2-xxl'"),
+        ({"model": "gpt2", "largest_layer": 5}, "largest_layer goes with a number of parameters"),
+        ({"parameters": "7.5.9"}, "parameters='7.5.9' is no number"),
+        ({"parameters": "-3"}, "whole number above 0"),
+        ({"parameters": "1.5"}, "whole number above 0"),
+        ({"parameters": "inf"}, "whole number above 0"),
+        ({"model": "gpt2", "ranks": 0}, "ranks"),
+        ({"model": "gpt2", "batch": -1}, "batch"),
+        ({"model": "gpt2", "micro_batches": 0}, "micro_batches"),
+        ({"model": "gpt2", "stage": 4}, "found 4"),
+        ({"model": "gpt2", "stage": "x"}, "stage='x' must be all, or some of 0, 1, 2, 3"),
+        ({"model": "gpt2", "recompute": "some"}, "names no recomputation policy"),
+        ({"model": "gpt2", "device": "h1000"}, "h100"),
+        ({"model": "gpt2", "link": "nvlink"}, "nvlink"),
+        ({"model": "gpt2", "nodes": 3}, "do not spread evenly over 3 nodes"),
+        ({"model": "gpt2", "tokens": 4096}, "learned places for 1024"),
+        ({"model": "gpt2", "dialect": "zero"}, "zero-paper"),
+        ({"model": "gpt2", "utilization": 0}, "utilization=0 is the share"),
+        ({"model": "gpt2", "compute": "fp8_e4m3"}, "do not rest in 8 bits"),
+        ({"model": "gpt2", "compute": "bf16", "device": "t4"}, "no rate in bf16"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_told_in_one_sentence(asked, text):
+    with pytest.raises(ValueError, match=re.escape(text)) as error:
+        zs.plan(**asked)
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_are_read_as_one_writes_them():
+    assert {whole_number(text, "n") for text in ("7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)} == {7_500_000_000}

@@ -1,0 +1,107 @@
+"""A plan as one reads it: the verdict on top, a row for each stage and policy, formulas and ledgers where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zerosim.lessons.tables import RIGHT, counted, note, percent, plain_table, title
+from zerosim.lessons.units import bytes_text, seconds_text
+from zerosim.planning import fit
+from zerosim.planning.explain import explained
+from zerosim.planning.plan import Plan, Question
+from zerosim.planning.plan_rows import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from zerosim.lessons.measured import Compared
+
+
+def print_plan(console: Console, found: Plan) -> None:
+    """The verdict, what it is a plan of, the rows in gigabytes and seconds, and the inverse questions."""
+    question = found.question
+    console.print(found.verdict, style="bold", highlight=False)
+    console.print()
+    title(console, question.model.name, ": " + ", ".join([
+        f"{question.model.parameters:,} parameters", f"{counted(question.ranks, 'rank')} of {question.device.name}",
+        f"{counted(question.micro_batches, 'micro-batch')} of {counted(question.batch, 'sequence')} of "
+        f"{counted(question.sequence, 'token')}", question.policy.compute, f"accounted as {found.rows[0].dialect}"]))
+    names = list(COLUMNS) if console.width >= WIDE else list(NARROW)
+    console.print(plain_table("", *(RIGHT + name for name in names),
+                              rows=[(f"{row.stage} {row.recompute}", *(COLUMNS[name](row) for name in names))
+                                    for row in found.rows]))
+    console.print()
+    note(console, "GB are 10⁹ bytes, each part at its fullest; MFU is model FLOPs utilization. Seconds take products "
+                  f"to reach {percent(question.utilization)} of the dense peak, which is assumed, and communication to "
+                  "go beside them as the engine does it with overlap and prefetch.")
+    if not question.has_activations:
+        note(console, "Activations are not in it: their sizes are not known of this model.")
+    if not question.has_units:
+        note(console, "Nor is what is gathered or on its way: name the largest layer, and it will be.")
+    for line in inverses(question):
+        note(console, line)
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.2f}"
+
+
+def _spare(row: Row) -> str:
+    return f"[{'green' if row.fits else 'red'}]{_gb(row.spare_nbytes)}[/]"
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "states": lambda row: _gb(row.states_nbytes), "activations": lambda row: _gb(row.activations_nbytes),
+    "gathered": lambda row: _gb(row.gathered_nbytes), "in flight": lambda row: _gb(row.buckets_nbytes),
+    "overhead": lambda row: _gb(row.overhead_nbytes), "total": lambda row: _gb(row.total_nbytes), "spare": _spare,
+    "sent": lambda row: _gb(row.sent_nbytes_per_step), "compute": lambda row: seconds_text(row.compute_seconds),
+    "exposed": lambda row: seconds_text(row.exposed_communication_seconds),
+    "step": lambda row: seconds_text(row.step_seconds), "MFU": lambda row: f"{row.model_flops_utilization:.2f}"}
+WIDE = 120  # columns of a terminal that holds all of them
+NARROW = ("states", "activations", "total", "spare", "sent", "step")
+
+
+def inverses(question: Question) -> list[str]:
+    """The largest batch, the fewest ranks and the cheapest stage that fit, in sentences."""
+    lines, ranks = [], fit.fewest_ranks(question)
+    if question.has_activations:
+        batch = fit.largest_batch(question)
+        lines.append(f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
+                     else "Not even one sequence fits.")
+    lines.append("No number of ranks makes it fit." if ranks is None
+                 else f"Fewest ranks on which it fits, of powers of two: {ranks:,}.")
+    cheapest = fit.cheapest_that_fits(question)
+    if cheapest is not None:
+        lines.append(f"Cheapest in traffic of what fits: {cheapest.title}, "
+                     f"{bytes_text(cheapest.sent_nbytes_per_step)} per step.")
+    largest = [bytes_text(fit.largest_model(question, stage)).removesuffix("B") for stage in question.stages]
+    lines.append("Largest models whose states alone fit, by stage, in parameters: " + ", ".join(largest) + ".")
+    return lines
+
+
+def print_explanation(console: Console, found: Plan) -> None:
+    """Every number of every row with its formula."""
+    for row in found.rows:
+        console.print(f"\n[bold cyan]{row.title}[/]")
+        console.print(plain_table("", "", RIGHT, rows=explained(found.question, row)))
+
+
+def print_measured(console: Console, row: Row, lines: Sequence[Compared]) -> None:
+    """Pencil beside the ledger of a run without data, and the difference by name."""
+    console.print(f"\n[bold cyan]{row.title}[/], pencil beside the ledger of rank 0 in a run without data, in bytes")
+    console.print(plain_table("", RIGHT + "pencil", RIGHT + "ledger", RIGHT + "difference", rows=[
+        (line.name, f"{line.pencil_nbytes:,}", f"{line.ledger_nbytes:,}", f"{line.difference_nbytes:+,}"
+         if line.difference_nbytes else "0") for line in lines]))
+
+
+def as_json(found: Plan, measured: Sequence[tuple[Row, Sequence[Compared]]] = ()) -> dict[str, Any]:
+    """The plan as plain data, its explanation with it, and the ledgers where they were asked for."""
+    data = found.as_dict()
+    for row, line in zip(found.rows, data["rows"], strict=True):
+        line["explained"] = [{"what": what, "formula": formula, "value": value}
+                             for what, formula, value in explained(found.question, row)]
+    for (_, lines), line in zip(measured, data["rows"], strict=False):
+        line["measured"] = [{"what": one.name, "pencil_nbytes": one.pencil_nbytes, "ledger_nbytes": one.ledger_nbytes,
+                             "difference_nbytes": one.difference_nbytes} for one in lines]
+    return data

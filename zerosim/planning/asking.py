@@ -1,0 +1,114 @@
+"""From names to a plan: what one writes in a notebook or types in a shell.
+
+Legend: N ranks.
+"""
+
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.policy import Policy
+from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.dialects import Dialect
+from zerosim.planning.hardware import Hardware, network_of, presets, read
+from zerosim.planning.optimizer_state import ADAM, OptimizerLike
+from zerosim.planning.plan import UTILIZATION, Plan, Question
+from zerosim.planning.plan import plan as plan_of
+from zerosim.planning.shapes import ModelShape, model_of_parameters
+from zerosim.planning.shapes_config import model_shape
+
+BETWEEN, HOST = "infiniband-ndr", "pcie4"  # links between nodes and to the host, unless others are named
+DEFAULT_RECOMPUTE = ("none", "selective", "block")
+Several = str | int | Iterable[Any]
+
+
+def plan(model: str | ModelShape | None = None, **asked: Any) -> Plan:
+    """What each stage and recomputation policy holds, sends and takes; see `question` for what can be asked.
+
+    >>> print(plan("llama-2-7b", ranks=8, device="h100-80", link="nvlink4", batch=4, tokens=2048).verdict)
+    ZeRO-3 fits with 3.44 GB to spare; ZeRO-2 misses by 7.94 GB.
+    """
+    return plan_of(question(model, **asked))
+
+
+def question(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
+             largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
+             nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "all",
+             batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
+             optimizer: OptimizerLike = ADAM, dialect: str | Dialect | Policy | None = None,
+             utilization: float = UTILIZATION, offload: bool = False, host_link: str = HOST,
+             hardware: str | Path | None = None, overheads: dict[str, int] | None = None) -> Question:
+    """A checked question: a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
+
+    ``stage`` and ``recompute`` are one, several, or "all" (of recomputation: none, selective, block). ``dialect`` None
+    is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own. ``hardware`` is a TOML file of
+    one's own devices and links. Raises ValueError, in one sentence, for what is not known or cannot be.
+    """
+    known = presets() if hardware is None else read(hardware)
+    policy = Policy(_format(compute))
+    if dialect is None:
+        dialect = "fp32" if policy.compute == "fp32" else "zero-paper"
+    inside, outside = known.link(link), _between(known, between, nodes)
+    return Question(
+        _model(model, parameters, largest_layer), ranks, known.device(device),
+        network_of(ranks, nodes, inside, outside), policy, _stages(stage), _policies(recompute), batch, tokens,
+        micro_batches, optimizer, policy if dialect == "zerosim" else dialect, utilization, offload,
+        known.link(host_link), overheads)
+
+
+def whole_number(text: int | float | str, what: str) -> int:
+    """A count as one writes it, 7.5e9 or 7_500_000_000; ValueError for what is no positive whole number."""
+    try:
+        number = Decimal(str(text).replace("_", "").replace(",", "").strip())
+    except InvalidOperation:
+        raise ValueError(f"{what}={text!r} is no number; write it in digits, as in 7.5e9") from None
+    if not number.is_finite() or number != number.to_integral_value() or not 0 < number < 2**62:
+        raise ValueError(f"{what}={text!r} must be a whole number above 0 and below 2^62")
+    return int(number)
+
+
+def _model(model: str | ModelShape | None, parameters: int | str | None,
+           largest_layer: int | str | None) -> ModelShape:
+    if (model is None) == (parameters is None):
+        raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
+    if parameters is not None:
+        largest = None if largest_layer is None else whole_number(largest_layer, "largest_layer")
+        return model_of_parameters(whole_number(parameters, "parameters"), largest)
+    if largest_layer is not None:
+        raise ValueError("largest_layer goes with a number of parameters; a model's shape has its own layers")
+    assert model is not None
+    return model if isinstance(model, ModelShape) else model_shape(model)
+
+
+def _between(known: Hardware, between: str | None, nodes: Any) -> Any:
+    if between is None and nodes == 1:
+        return None
+    return known.link(between or BETWEEN)
+
+
+def _format(compute: str) -> str:
+    name = format_of(compute).name
+    if name.startswith("fp8"):
+        raise ValueError(f"compute={compute!r}: weights and gradients do not rest in 8 bits; plan in bf16 or fp16")
+    return name
+
+
+def _stages(asked: Several) -> tuple[int, ...]:
+    if asked == "all":
+        return tuple(STAGES)
+    texts = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else list(asked)
+    try:
+        return tuple(dict.fromkeys(int(text) for text in texts))
+    except ValueError:
+        raise ValueError(f"stage={asked!r} must be all, or some of {', '.join(map(str, STAGES))}, as in 2,3") from None
+
+
+def _policies(asked: Several) -> tuple[str, ...]:
+    if asked == "all":
+        return DEFAULT_RECOMPUTE
+    texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
+    return tuple(dict.fromkeys(text.strip() for text in texts))
+
+

@@ -1,0 +1,79 @@
+"""Each number of a plan's row with its formula, the values filled in.
+
+Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, n blocks, V vocabulary, P parameters.
+"""
+
+from collections.abc import Iterator
+
+from zerosim.planning import activations, buffers
+from zerosim.planning.closed_forms import STAGES, vectors_sent
+from zerosim.planning.dialects import dialect_of, formula, is_sharded
+from zerosim.planning.plan import Question
+from zerosim.planning.plan_rows import HOST_KINDS, Row, flops_of, job_of
+
+Line = tuple[str, str, str]  # what, the formula with its values, the value
+
+
+def explained(question: Question, row: Row) -> list[Line]:
+    """(what, formula, value) for every number of a row, in the order of its columns."""
+    return [*_states(question, row), *_beside_states(question, row), *_seconds(question, row)]
+
+
+def _states(question: Question, row: Row) -> Iterator[Line]:
+    job, states, dialect = job_of(question, row.stage, row.recompute), STAGES[row.stage], dialect_of(question.dialect)
+    padded, ranks = sum(job.padded_lengths), question.ranks
+    yield ("parameters of the model, with padding", f"{question.model.parameters:,} -> {padded:,}", f"{padded:,}")
+    yield (f"model states ({dialect.name})", f"({formula(states, dialect)}) bytes, N = {ranks}, with Adam's 8",
+           f"{row.states_nbytes + row.host_nbytes:,}")
+    held = {"parameter": row.parameters_nbytes, "gradient": row.gradients_nbytes}
+    for kind, nbytes in held.items():
+        share = f"/{ranks}" if is_sharded(kind, states) else ""
+        yield (kind + "s", f"{dialect.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
+    share = f"/{ranks}" if states.optimizer_sharded else ""
+    where = f"; {row.host_nbytes:,} of it on the host" if row.host_nbytes else ""
+    copies = sum(nbytes for kind, nbytes in dialect.kinds(states).items() if kind in HOST_KINDS)
+    yield ("optimizer", f"({copies} + its own state) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
+
+
+def _beside_states(question: Question, row: Row) -> Iterator[Line]:
+    job, transformer = job_of(question, row.stage, row.recompute), question.model.transformer
+    if question.has_activations and transformer is not None:
+        block = transformer.block(question.batch, question.sequence, question.policy.compute_dtype.itemsize)
+        peak = activations.peak(block, transformer.blocks, row.recompute)
+        logits = buffers.logits_nbytes(block, transformer.vocabulary, fp32_copy=False)
+        yield ("activations", f"{row.recompute} of n = {transformer.blocks} blocks, BLd = {block.stream:,}, BHL² = "
+               f"{block.square:,}: {peak.nbytes:,}; logits BLV and the loss: {logits:,}", f"{row.activations_nbytes:,}")
+    itemsize = job.policy.compute_dtype.itemsize
+    largest = max(job.padded_lengths)
+    if not question.has_units:
+        yield ("gathered units, gradients in flight", "not known without a largest layer", "0")
+    if row.gathered_nbytes:
+        yield ("gathered units", f"{itemsize} · the largest unit, {largest:,}, and what it borrows",
+               f"{row.gathered_nbytes:,}")
+    yield ("gradients in flight", f"largest unit {largest:,}, or whole gradients in another format",
+           f"{row.buckets_nbytes:,}")
+    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in buffers.overhead_nbytes(question.overheads).items())
+    yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
+    yield ("capacity", f"{question.device.name} reports", f"{row.capacity_nbytes:,}")
+    vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
+    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), Ψ = {itemsize} · "
+           f"{sum(job.padded_lengths):,}, and control", f"{row.sent_nbytes_per_step:,}")
+
+
+def _seconds(question: Question, row: Row) -> Iterator[Line]:
+    flops = flops_of(question, row.recompute)
+    rate = question.device.flops_per_second_in(question.policy.compute)
+    yield ("FLOPs per step", f"forward {flops.forward:.4g} + backward {flops.backward:.4g} + again "
+           f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
+    yield ("compute", f"{row.flops_per_step:.4g} / ({question.utilization:g} · {rate:.4g} per second)",
+           f"{row.compute_seconds:.4g} s")
+    yield ("communication", f"rings unit by unit, α + n/β over {question.network.inside.name}"
+           + (f" and {question.network.between.name}" if question.network.between else ""),
+           f"{row.communication_seconds:.4g} s")
+    yield ("of it exposed", "what does not go beside products: overlap, and prefetch of one unit",
+           f"{row.exposed_communication_seconds:.4g} s")
+    yield ("update", f"states read and written at {question.device.memory_bytes_per_second:.4g} bytes per second",
+           f"{row.update_seconds:.4g} s")
+    yield ("step", "compute + exposed + update", f"{row.step_seconds:.4g} s")
+    yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
+           f"{row.model_flops_utilization:.3f}")
