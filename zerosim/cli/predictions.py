@@ -73,8 +73,8 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "all", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     dialect: DialectName = None, utilization: Utilization = 0.5, offload: Offload = False,
-
-    host_link: HostLink = "pcie4", hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False, as_json: AsJson = False,
+    host_link: HostLink = "pcie4", hardware: OwnHardware = None, explain: Explain = False,
+    measure: Measure = False, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.lessons.tuned_optimizers import optimizer_named
