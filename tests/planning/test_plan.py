@@ -62,6 +62,12 @@ def test_the_plan_as_data_has_the_named_fields_as_exact_integers():
     assert data["verdict"] == "ZeRO-3 fits with 3.44 GB to spare; ZeRO-2 misses by 7.94 GB."
 
 
+def test_the_usual_policies_are_three_and_all_are_five():
+    usual, every = (zs.plan("gpt2", stage=3, recompute=text) for text in ("usual", "all"))
+    assert [row.recompute for row in usual.rows] == ["none", "selective", "block"]
+    assert [row.recompute for row in every.rows] == ["none", "selective", "tiled", "sub_block", "block"]
+
+
 def test_the_verdict_says_what_misses_least_where_nothing_fits():
     text = zs.plan("gpt3-175b", ranks=2, device="t4", link="pcie3", compute="fp16").verdict
     assert text.startswith("Nothing fits: ZeRO-3 with block recomputation holds least and misses by ")

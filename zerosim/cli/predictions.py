@@ -22,7 +22,7 @@ LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
-Recompute = Annotated[str, typer.Option(help="all (none, selective, block), or some, as block,tiled.")]
+Recompute = Annotated[str, typer.Option(help="usual (none, selective, block), all, or some, as block,tiled.")]
 Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
 Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
@@ -70,7 +70,7 @@ def cost(
 def plan(
     model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None, ranks: Ranks = 8,
     device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1, between: Between = None,
-    stage: Stage = "all", recompute: Recompute = "all", batch: Batch = 1, sequence: Sequence = None,
+    stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     dialect: DialectName = None, utilization: Utilization = 0.5, offload: Offload = False,
     host_link: HostLink = "pcie4", hardware: OwnHardware = None, explain: Explain = False,

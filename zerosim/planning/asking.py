@@ -20,7 +20,7 @@ from zerosim.planning.shapes import ModelShape, model_of_parameters
 from zerosim.planning.shapes_config import model_shape
 
 BETWEEN, HOST = "infiniband-ndr", "pcie4"  # links between nodes and to the host, unless others are named
-DEFAULT_RECOMPUTE = ("none", "selective", "block")
+RECOMPUTE = {"usual": ("none", "selective", "block"), "all": ("none", "selective", "tiled", "sub_block", "block")}
 Several = str | int | Iterable[Any]
 
 
@@ -35,16 +35,17 @@ def plan(model: str | ModelShape | None = None, **asked: Any) -> Plan:
 
 def question(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
              largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
-             nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "all",
+             nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
              batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
              optimizer: OptimizerLike = ADAM, dialect: str | Dialect | Policy | None = None,
              utilization: float = UTILIZATION, offload: bool = False, host_link: str = HOST,
              hardware: str | Path | None = None, overheads: dict[str, int] | None = None) -> Question:
     """A checked question: a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
-    ``stage`` and ``recompute`` are one, several, or "all" (of recomputation: none, selective, block). ``dialect`` None
-    is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own. ``hardware`` is a TOML file of
-    one's own devices and links. Raises ValueError, in one sentence, for what is not known or cannot be.
+    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
+    ``dialect`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own. ``hardware``
+    is a TOML file of one's own devices and links. Raises ValueError, in one sentence, for what is not known or cannot
+    be.
     """
     known = presets() if hardware is None else read(hardware)
     policy = Policy(_format(compute))
@@ -106,8 +107,8 @@ def _stages(asked: Several) -> tuple[int, ...]:
 
 
 def _policies(asked: Several) -> tuple[str, ...]:
-    if asked == "all":
-        return DEFAULT_RECOMPUTE
+    if isinstance(asked, str) and asked in RECOMPUTE:
+        return RECOMPUTE[asked]
     texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     return tuple(dict.fromkeys(text.strip() for text in texts))
 

@@ -33,7 +33,11 @@ def checked_cut(splits: Iterable[int] | None, length: int, ranks: int) -> Cut:
     """
     if splits is None:
         return ceil_cut(length, ranks)
-    cut = whole_numbers(splits, length, ranks)
+    return _checked(whole_numbers(splits, length, ranks), length, ranks)
+
+
+@lru_cache(maxsize=256)  # a model of many equal units asks for few cuts again and again, each of N+1 boundaries
+def _checked(cut: Cut, length: int, ranks: int) -> Cut:
     if len(cut) != ranks + 1 or cut[0] != 0 or cut[-1] != length or any(a > b for a, b in pairwise(cut)):
         raise ValueError(f"splits={cut} does not cut {length} elements among {ranks} ranks; pass {ranks + 1} rising "
                          f"boundaries from 0 to {length}, e.g. {ceil_cut(length, ranks)}")
@@ -56,6 +60,8 @@ def gathered_cut(splits: Iterable[int] | None, length: int | None, own: int, ran
 
 def whole_numbers(splits: Iterable[int], length: int, ranks: int) -> Cut:
     """The boundaries as integers; raises ValueError where they are none."""
+    if type(splits) is tuple and set(map(type, splits)) == {int}:
+        return splits
     try:
         return tuple(operator.index(boundary) for boundary in splits)
     except TypeError as error:

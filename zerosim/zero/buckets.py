@@ -34,6 +34,8 @@ class Bucket:
     @cached_property
     def cut(self) -> Cut:
         """The owners' boundaries inside the packed vector: N+1 of them."""
+        if not self.is_packed:
+            return self.cuts[0]
         counts = (sum(cut[c + 1] - cut[c] for cut in self.cuts) for c in range(self.layout.ranks))
         return (0, *accumulate(counts))
 

@@ -95,7 +95,7 @@ class Layout:
 
     def unit_entries(self, unit: str) -> list[Entry]:
         """The entries of one unit, in order."""
-        return [entry for entry in self.entries if entry.unit == unit]
+        return self._by_unit.get(unit, [])
 
     def unit_views(self, unit: str, whole: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters of one unit by name, as views of its padded vector (u,)."""
@@ -108,8 +108,10 @@ class Layout:
 
         Raises ValueError for a range that is not inside one region, whose owners do not follow each other once.
         """
-        region = self._region(low, high)
-        return tuple(min(max(bound, low), high) - low for bound in region.bounds)
+        if (low, high) not in self._cuts:
+            bounds = self._region(low, high).bounds
+            self._cuts[low, high] = tuple(min(max(bound, low), high) - low for bound in bounds)
+        return self._cuts[low, high]
 
     def owned(self, rank: int, low: int, high: int) -> slice:
         """Where the rank's part of [low, high), a range inside one region, lies in its shard."""
@@ -160,6 +162,18 @@ class Layout:
             start, stop = max(low, entry.low), min(high, entry.high)
             if start < stop:
                 yield entry, start, stop
+
+    @cached_property
+    def _by_unit(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.unit, []).append(entry)
+        return found
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, int], Cut]:
+        """The cuts of stretches that were asked for: the same few, step after step."""
+        return {}
 
     @cached_property
     def _lows(self) -> list[int]:
