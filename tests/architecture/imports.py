@@ -9,8 +9,8 @@ from tests.architecture.source import Source
 MAY_IMPORT = {
     "numerics": set(),
     "ranks": {"numerics"},
-    "models": {"numerics", "ranks"},
-    "optim": {"numerics", "ranks"},
+    "models": {"numerics"},
+    "optim": {"numerics"},
     "planning": {"numerics"},
     "zero": {"numerics", "ranks", "models", "optim"},
     "testing": {"numerics", "ranks", "models", "optim", "planning", "zero"},

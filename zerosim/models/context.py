@@ -81,7 +81,7 @@ class Context:
     """Array module, policy, kernels and workspace of the layers that are called with it.
 
     ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one array of the
-    parameter's shape per name, in the compute dtype.
+    parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
     """
 
     xp: Any

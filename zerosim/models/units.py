@@ -39,12 +39,13 @@ class Unit(ABC):
 
     @abstractmethod
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """The output, and what backward needs. ``w`` holds every parameter in the compute dtype."""
+        """The output, and what backward needs. ``w`` holds every parameter as it rests, in the compute dtype or a group's."""
 
     @abstractmethod
     def backward(self, ctx: Context, w: Weights, kept: Any,
                  dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
-        """The gradient of the input (or None), and that of each parameter, in ctx.gradients(self)."""
+        """The gradient of the input (or None), and that of each parameter, in ctx.gradients(self), in the
+        parameter's own format."""
 
     @abstractmethod
     def initializer(self, name: str) -> Initializer:

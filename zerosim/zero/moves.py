@@ -1,7 +1,7 @@
 """One bucket from one placement to another: packed where it is in pieces, asynchronous where it is asked for.
 
 Legend: n elements of the bucket's vector; a rank's chunk of it is what it owns of each stretch, one after the other.
-This is the only place of the engine from which collectives on parameters and gradients are called.
+Collectives on parameters and gradients are called from here alone, but for whole tensors: see `tensors`.
 """
 
 from collections.abc import Callable

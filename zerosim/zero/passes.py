@@ -45,7 +45,7 @@ class Passes:
     rank: Rank
 
     def forward(self, ctx: Context, x: np.ndarray, target: np.ndarray) -> Tape:
-        """x (B, I), target (B, O) -> the tape, with the mean loss over the B rows."""
+        """x (B, I), target (B, O) -> the tape, with the mean loss, as the model's loss takes it."""
         units = self.model.units
         starts = {segment.start for segment in self.recompute.segments(len(units))}
         kept: list[Any] = []
