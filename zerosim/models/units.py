@@ -39,7 +39,7 @@ class Unit(ABC):
 
     @abstractmethod
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """The output, and what backward needs. ``w`` holds every parameter as it rests, in the compute dtype or a group's."""
+        """The output, and what backward needs. ``w`` holds every parameter in its own format at rest."""
 
     @abstractmethod
     def backward(self, ctx: Context, w: Weights, kept: Any,

@@ -47,8 +47,7 @@ class MicroBatches:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def charged(self, x: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of a micro-batch, charged as input: values of x in the compute format, of targets in fp32, indices as they
-        are."""
+        """Copies of a micro-batch, charged as input: x in the compute format, targets in fp32, indices as they are."""
         first, loss = self.model.units[0], self.model.loss
         return (self._charged(x, self.policy.compute_dtype, "x", indices=first.integer_inputs),
                 self._charged(target, FP32, "target", indices=loss.integer_targets))
