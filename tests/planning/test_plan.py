@@ -13,6 +13,7 @@ from zerosim.planning import STAGES, fit
 from zerosim.planning.asking import question, whole_number
 from zerosim.planning.explain import explained
 from zerosim.planning.plan import plan
+from zerosim.planning.plan_rows import fits
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 FIELDS = {
@@ -142,11 +143,19 @@ def test_the_largest_model_fits_and_one_more_parameter_does_not(stage):
     assert nbytes[0] <= spare < nbytes[1]
 
 
+@given(name=st.sampled_from(["gpt2", "gpt2-xl", "llama-2-7b"]), ranks=st.integers(1, 16), batch=st.integers(1, 64),
+       offload=st.booleans())
+def test_what_fits_is_what_the_rows_say(name, ranks, batch, offload):
+    asked = question(name, ranks=ranks, batch=batch, tokens=1024, offload=offload)
+    assert [row.fits for row in plan(asked).rows] == [
+        fits(asked, stage, policy) for stage in asked.stages for policy in asked.policies]
+
+
 def test_the_cheapest_that_fits_sends_least():
     asked = question("llama-2-7b", **LLAMA)
-    cheapest = fit.cheapest_that_fits(asked)
+    cheapest = fit.cheapest_that_fits(plan(asked))
     assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in plan(asked).rows if row.fits)
-    assert fit.cheapest_that_fits(question("gpt3-175b", ranks=1)) is None
+    assert fit.cheapest_that_fits(zs.plan("gpt3-175b", ranks=1)) is None
 
 
 # -- what cannot be asked ---------------------------------------------------------------------------------------------
@@ -172,7 +181,8 @@ def test_the_cheapest_that_fits_sends_least():
         ({"model": "gpt2", "device": "h1000"}, "h100"),
         ({"model": "gpt2", "link": "nvlink"}, "nvlink"),
         ({"model": "gpt2", "nodes": 3}, "do not spread evenly over 3 nodes"),
-        ({"model": "gpt2", "tokens": 4096}, "learned places for 1024"),
+        ({"model": "gpt2", "tokens": 0}, "tokens"), ({"model": "gpt2", "ranks": 10**9}, "take 8,192 at most"),
+    ({"model": "gpt2", "tokens": 4096}, "learned places for 1024"),
         ({"model": "gpt2", "dialect": "zero"}, "zero-paper"),
         ({"model": "gpt2", "utilization": 0}, "utilization=0 is the share"),
         ({"model": "gpt2", "compute": "fp8_e4m3"}, "do not rest in 8 bits"),

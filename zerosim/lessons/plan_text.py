@@ -9,7 +9,7 @@ from zerosim.lessons.tables import RIGHT, counted, note, percent, plain_table, t
 from zerosim.lessons.units import bytes_text, seconds_text
 from zerosim.planning import fit
 from zerosim.planning.explain import explained
-from zerosim.planning.plan import Plan, Question
+from zerosim.planning.plan import Plan
 from zerosim.planning.plan_rows import Row
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def print_plan(console: Console, found: Plan) -> None:
         note(console, "Activations are not in it: their sizes are not known of this model.")
     if not question.has_units:
         note(console, "Nor is what is gathered or on its way: name the largest layer, and it will be.")
-    for line in inverses(question):
+    for line in inverses(found):
         note(console, line)
 
 
@@ -62,8 +62,9 @@ WIDE = 120  # columns of a terminal that holds all of them
 NARROW = ("states", "activations", "total", "spare", "sent", "step")
 
 
-def inverses(question: Question) -> list[str]:
+def inverses(found: Plan) -> list[str]:
     """The largest batch, the fewest ranks and the cheapest stage that fit, in sentences."""
+    question = found.question
     lines, ranks = [], fit.fewest_ranks(question)
     if question.has_activations:
         batch = fit.largest_batch(question)
@@ -71,7 +72,7 @@ def inverses(question: Question) -> list[str]:
                      else "Not even one sequence fits.")
     lines.append("No number of ranks makes it fit." if ranks is None
                  else f"Fewest ranks on which it fits, of powers of two: {ranks:,}.")
-    cheapest = fit.cheapest_that_fits(question)
+    cheapest = fit.cheapest_that_fits(found)
     if cheapest is not None:
         lines.append(f"Cheapest in traffic of what fits: {cheapest.title}, "
                      f"{bytes_text(cheapest.sent_nbytes_per_step)} per step.")

@@ -6,12 +6,13 @@ Each is asked of a plan, and answered by the same rows: a number fits, and the n
 from collections.abc import Callable
 from dataclasses import replace
 
+from zerosim.planning.buffers import overhead_nbytes
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.dialects import estimate_nbytes
-from zerosim.planning.plan import Question, plan
-from zerosim.planning.plan_rows import Row
+from zerosim.planning.plan import MOST_RANKS, Plan, Question
+from zerosim.planning.plan_rows import Row, fits
 
-MOST = 1 << 40  # batches and ranks that nobody has
+MOST = 1 << 40  # sequences in a batch that nobody has
 
 
 def largest_batch(question: Question) -> int:
@@ -20,21 +21,21 @@ def largest_batch(question: Question) -> int:
 
 
 def fewest_ranks(question: Question) -> int | None:
-    """The smallest power of two of ranks on which some row fits, or the plan's own number if no smaller one does.
+    """The smallest power of two of ranks on which some row fits.
 
-    None where no number of ranks helps: what lies whole on each rank is too much. Ranks are taken to be on one node.
+    None where no number of ranks helps, up to the most that are planned for: what lies whole on each rank is too much.
+    Ranks are taken to be on one node.
     """
     network = replace(question.network, between=None, ranks_per_node=None)
-    for ranks in (1 << power for power in range(21)):
+    for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
         if _some_fits(replace(question, ranks=ranks, network=network)):
             return ranks
     return None
 
 
-def cheapest_that_fits(question: Question) -> Row | None:
+def cheapest_that_fits(found: Plan) -> Row | None:
     """Of the rows that fit, the one that sends least, then that takes least time; None where none fits."""
-    fitting = plan(question).fitting
-    return min(fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
+    return min(found.fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
 
 
 def largest_model(question: Question, stage: int) -> int:
@@ -42,13 +43,13 @@ def largest_model(question: Question, stage: int) -> int:
 
     Source of the question: Rajbhandari et al. 2020 (ZeRO), table 1.
     """
-    spare = question.device.reported_nbytes - plan(question).rows[0].overhead_nbytes
+    spare = question.device.reported_nbytes - sum(overhead_nbytes(question.overheads).values())
     return _largest(lambda parameters: estimate_nbytes(parameters, question.ranks, STAGES[stage],
                                                        question.dialect) <= spare, 1 << 60)
 
 
 def _some_fits(question: Question) -> bool:
-    return any(row.fits for row in plan(question).rows)
+    return any(fits(question, stage, policy) for stage in question.stages for policy in question.policies)
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

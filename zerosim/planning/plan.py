@@ -17,6 +17,7 @@ from zerosim.planning.optimizer_state import ADAM, OptimizerLike
 from zerosim.planning.plan_rows import Row, row_of
 from zerosim.planning.shapes import ModelShape
 
+MOST_RANKS = 8192
 UTILIZATION = 0.5  # of the device's dense peak that matrix products reach: an assumption, which a plan states
 
 
@@ -50,6 +51,9 @@ class Question:
     def __post_init__(self) -> None:
         for name in ("ranks", "batch", "micro_batches"):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
+        if self.ranks > MOST_RANKS:
+            raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
+                             f"{MOST_RANKS:,} at most")
         if unknown := [stage for stage in self.stages if stage not in STAGES]:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
         for policy in self.recompute:
@@ -60,7 +64,8 @@ class Question:
                              "and up to 1")
         transformer = self.model.transformer
         own = (transformer.tokens or transformer.positions) if transformer else 0
-        object.__setattr__(self, "tokens", checked_count("tokens", self.tokens or own or 2048, 1))
+        tokens = own or 2048 if self.tokens is None else self.tokens
+        object.__setattr__(self, "tokens", checked_count("tokens", tokens, 1))
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")

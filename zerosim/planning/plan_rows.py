@@ -95,23 +95,39 @@ class Row:
 
 def row_of(question: Question, stage: int, policy: str) -> Row:
     """What the stage holds, sends and takes under the recomputation policy."""
-    job = job_of(question, stage, policy)
-    kinds = states_nbytes(question.model, question.ranks, STAGES[stage], question.dialect, optimizer=question.optimizer)
-    host = sum(kinds.get(kind, 0) for kind in HOST_KINDS) if question.offload else 0
+    job, held = job_of(question, stage, policy), held_nbytes(question, stage, policy)
+    states = sum(held[part] for part in ("parameters_nbytes", "gradients_nbytes", "optimizer_nbytes", "host_nbytes"))
     flops = flops_of(question, policy)
     clock = Clock(question, job, policy)
     rate = question.device.flops_per_second_in(question.policy.compute)
     compute = flops.hardware / (rate * question.utilization)
-    exposed, update = clock.exposed_seconds(), clock.update_seconds(sum(kinds.values()), host)
+    exposed, update = clock.exposed_seconds(), clock.update_seconds(states, held["host_nbytes"])
     seconds = compute + exposed + update
     return Row(
-        stage, policy, dialect_of(question.dialect).name, kinds.get("parameter", 0), kinds.get("gradient", 0),
-        sum(kinds.get(kind, 0) for kind in HOST_KINDS) - host, activations_nbytes(question, policy),
-        buffers.gathered_nbytes(job) * question.has_units, in_flight_nbytes(job) * question.has_units,
-        sum(buffers.overhead_nbytes(question.overheads).values()), host, question.device.reported_nbytes,
-        max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
-        flops.hardware, flops.model, compute, clock.communication_seconds(), exposed, update,
-        flops.model / (seconds * rate) if seconds else 0.0)
+        stage, policy, dialect_of(question.dialect).name, **held, capacity_nbytes=question.device.reported_nbytes,
+        sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
+        flops_per_step=flops.hardware, model_flops_per_step=flops.model, compute_seconds=compute,
+        communication_seconds=clock.communication_seconds(), exposed_communication_seconds=exposed,
+        update_seconds=update, model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0)
+
+
+def held_nbytes(question: Question, stage: int, policy: str) -> dict[str, int]:
+    """The parts of what a rank holds, by the names of a row's fields; `host_nbytes` is not on the device."""
+    job = job_of(question, stage, policy)
+    kinds = states_nbytes(question.model, question.ranks, STAGES[stage], question.dialect, optimizer=question.optimizer)
+    optimizer = sum(kinds.get(kind, 0) for kind in HOST_KINDS)
+    host = optimizer if question.offload else 0
+    return {"parameters_nbytes": kinds.get("parameter", 0), "gradients_nbytes": kinds.get("gradient", 0),
+            "optimizer_nbytes": optimizer - host, "activations_nbytes": activations_nbytes(question, policy),
+            "gathered_nbytes": buffers.gathered_nbytes(job) * question.has_units,
+            "buckets_nbytes": in_flight_nbytes(job) * question.has_units,
+            "overhead_nbytes": sum(buffers.overhead_nbytes(question.overheads).values()), "host_nbytes": host}
+
+
+def fits(question: Question, stage: int, policy: str) -> bool:
+    """Whether the device holds it: the row's own answer, without its seconds."""
+    held = held_nbytes(question, stage, policy)
+    return sum(held.values()) - held["host_nbytes"] <= question.device.reported_nbytes
 
 
 def job_of(question: Question, stage: int, policy: str) -> Job:
