@@ -1,6 +1,7 @@
 """When each array lived is read off the trace, one by one, and adds up to the ledger at every row."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_a_life_says_in_which_spans_it_began_and_ended():
     assert [life.name for life in gathered] == [*names, *reversed(names)]
     assert [life.born_in[0] for life in gathered] == ["forward"] * 3 + ["backward"] * 3
     assert all(life.born_in == life.died_in == (life.born_in[0], life.name) for life in gathered)
-    assert all(one.died < other.born for one, other in zip(gathered, gathered[1:], strict=False))
+    assert all(one.died < other.born for one, other in pairwise(gathered))
 
 
 def test_what_changes_its_kind_has_a_life_in_either_and_kinds_can_be_asked_for():
@@ -89,5 +90,5 @@ def test_what_was_held_before_the_run_has_no_birth_and_what_stays_no_row():
 def test_an_unknown_kind_is_refused():
     cluster = zs.Cluster(1)
     cluster.run(lambda rank: None)
-    with pytest.raises(ValueError, match="no kind of memory is called 'activations'; the kinds are parameter, gradient"):
+    with pytest.raises(ValueError, match="no kind of memory is called 'activations'; the kinds are parameter"):
         cluster.trace[0].lifetimes(["gradient", "activations"])

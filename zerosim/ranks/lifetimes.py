@@ -1,6 +1,6 @@
 """When each array of a rank's ledger lived: from which row of the trace to which, and inside which spans."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zerosim.ranks.memory import KINDS
@@ -11,8 +11,8 @@ from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
 class Lifetime:
     """One array in the ledger, as one kind.
 
-    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there. None,
-    and no spans: it was held before the run, or still is after it.
+    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
+    None, and no spans: it was held before the run, or still is after it.
     """
 
     kind: str
@@ -52,21 +52,27 @@ def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> 
     asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
     if unknown := sorted(asked.difference(KINDS)):
         raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
-    path: tuple[str, ...] = ()
     living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
+    for place, row, path in _changes(rows):
+        if row.kind not in asked:
+            continue
+        if row.nbytes > 0:
+            living[row.number, row.kind] = len(found)
+            found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
+        elif (at := living.pop((row.number, row.kind), None)) is not None:
+            found[at] = replace(found[at], died=place, died_in=path)
+        else:
+            before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
+    return before + found
+
+
+def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
+    """The rows by which the ledger changes, each with its place and the spans that are open there."""
+    path: tuple[str, ...] = ()
     for place, row in enumerate(rows):
         if isinstance(row, SpanBegin):
             path = row.path
         elif isinstance(row, SpanEnd):
             path = row.path[:-1]
-        elif isinstance(row, Held) and row.nbytes and row.kind in asked:
-            key = row.number, row.kind
-            if row.nbytes > 0:
-                living[key] = len(found)
-                found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
-            elif key in living:
-                at = living.pop(key)
-                found[at] = replace(found[at], died=place, died_in=path)
-            else:
-                before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
-    return before + found
+        elif isinstance(row, Held) and row.nbytes:
+            yield place, row, path

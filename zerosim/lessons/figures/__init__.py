@@ -11,8 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from zerosim.lessons.figures import animation
+from zerosim.lessons.figures.activations import Activations, activations, activations_data
 from zerosim.lessons.figures.animation import Animation
 from zerosim.lessons.figures.drawing import FORMATS, Drawing
+from zerosim.lessons.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
 from zerosim.lessons.figures.liveness import Liveness, liveness, liveness_data
 from zerosim.lessons.figures.memory import MemoryData, memory, memory_data
 from zerosim.lessons.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
@@ -21,15 +23,21 @@ from zerosim.lessons.figures.ring import RingData, ring_data
 from zerosim.lessons.figures.ring_frames import ring_animation
 from zerosim.lessons.figures.ring_sheet import ring
 from zerosim.lessons.figures.style import DARK, LIGHT, Style
-from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data
+from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.lessons.figures.traffic import Traffic, traffic, traffic_data
+from zerosim.planning.activations import Block
 
-__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Animation", "Drawing", "Figure", "Liveness", "MemoryData",
-           "MemoryScaling", "RingData", "Style", "TimelineData", "Traffic", "draw", "liveness", "liveness_data",
-           "memory", "memory_data", "memory_scaling", "memory_scaling_data", "ring", "ring_animation", "ring_data",
-           "timeline", "timeline_data", "traffic", "traffic_data"]
+__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "LatencyWall",
+           "Liveness", "MemoryData", "MemoryScaling", "RingData", "Style", "TimelineData", "Traffic", "activations",
+           "activations_data", "draw", "latency_wall", "latency_wall_data", "liveness", "liveness_data", "memory",
+           "memory_data", "memory_scaling", "memory_scaling_data", "ring", "ring_animation", "ring_data", "timeline",
+           "timeline_data", "timeline_of", "traffic", "traffic_data"]
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
+    "activations": Figure(activations_data, activations,
+                          lambda: activations_data(Block(1, 8, 12, 3), 2, 19, ("none", "block"), (8, 16))),
+    "latency-wall": Figure(latency_wall_data, latency_wall,
+                           lambda: latency_wall_data(ranks=4, sizes=(2**16, 2**26), worlds=(2, 64), most_run=4)),
     "liveness": Figure(liveness_data, liveness, lambda: liveness_data(widths=(4, 4), rows=1, ranks=2)),
     "memory": Figure(memory_data, memory, lambda: memory_data((2,), (4, 4), rows=1)),
     "memory-scaling": Figure(memory_scaling_data, memory_scaling,
