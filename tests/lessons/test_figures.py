@@ -151,6 +151,12 @@ def test_memory_of_other_worlds_keeps_its_words_apart(worlds):
     assert seen.cut_off(found) == []
 
 
+def test_one_rank_is_told_of_as_one():
+    words = memory(memory_data((1, 2), widths=(4, 4), rows=1)).description
+    assert " On 1 rank: stage 0 rests" in words
+    assert " On 2 ranks: stage 0 rests" in words
+
+
 def test_the_instrument_sees_an_overlap_and_a_cut_label():
     found = FIGURES["ring"](LIGHT)
     found.figure.axes[0].text(0.25, 0.34, "over the last line")
