@@ -86,7 +86,7 @@ def test_the_published_example_stands_in_the_committed_figure():
 
 
 def test_the_bars_and_lines_of_the_activations_are_its_data():
-    data = activations_data(SMALL, 3, 19, ("none", "tiled", "block"), (8, 16, 32))  # in kB
+    data = activations_data(SMALL, 3, 19, ("none", "tiled", "block"), (8, 16, 32, 64))  # in kB
     of_tensors, of_policies, lines = activations(data).figure.axes
     assert [bar.get_width() for bar in of_tensors.patches] == [*data.tensors.values()]  # in bytes
     of_square = [to_hex(bar.get_facecolor()) for bar in of_tensors.patches][[*data.tensors].index(SQUARE)]
@@ -99,9 +99,9 @@ def test_the_bars_and_lines_of_the_activations_are_its_data():
         [n / 1e3 for n in column] for column in data.lines.values()]
     assert [list(line.get_ydata()) for line in lines.lines[1::2]] == [
         [n / 1e3 for n in column] for column in data.marks.values()]
-    assert data.marked == (8, 32)
+    assert data.marked == (8, 64)
     for policy, column in data.marks.items():
-        assert column == data.lines[policy][::2]
+        assert column == data.lines[policy][::3]
 
 
 # -- the latency wall ---------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def activations_data(block: Block = EXAMPLE, blocks: int = 32, vocabulary: int =
     def of_length(tokens: int) -> Block:
         return replace(block, tokens=tokens)
 
-    marked = tuple(lengths[::2])
+    marked = tuple(lengths[::3])
     return Activations(
         f"B = {block.batch}, L = {block.tokens:,}, d = {block.channels:,}, H = {block.heads}, in 16 bit",
         f"a GPT of {blocks} such blocks, {vocabulary:,} tokens in its vocabulary",
