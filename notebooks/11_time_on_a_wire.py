@@ -32,8 +32,8 @@ from zerosim.lessons.one_pass import first_weights
 from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
 
 INFINIBAND = hardware.link("infiniband-ndr")
-print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, β = {INFINIBAND.bytes_per_second / 1e9:g} GB/s, "
-      "in each direction")
+print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, "
+      f"β = {INFINIBAND.bytes_per_second / 1e9:g} GB/s in each direction")
 
 # %% [markdown]
 # ## Predict first
@@ -68,8 +68,9 @@ def replayed_seconds(nbytes, ranks, link):
 for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_600_000)):
     by_plan = cost.cost("all_reduce", "ring", ceil_cut(nbytes // 4, ranks), 4, hardware.Network(INFINIBAND))
     print(f"N = {ranks:3}, {nbytes:10,} bytes: by hand {ring_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f} ms, "
-          f"by zs.planning {by_plan.seconds * 1e3:7.4f}, replayed {replayed_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f};"
-          f" {by_plan.latency_seconds / by_plan.seconds:4.0%} latency")
+          f"by zs.planning {by_plan.seconds * 1e3:7.4f}, replayed "
+          f"{replayed_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f}; "
+          f"{by_plan.latency_seconds / by_plan.seconds:4.0%} latency")
 
 # %% [markdown]
 # Question 1: on 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A
@@ -83,8 +84,8 @@ for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_
 figures.latency_wall(figures.latency_wall_data())
 
 # %% [markdown]
-# For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the whole
-# vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as N is a
+# For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the
+# whole vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as N is a
 # power of two. Real rings are better than the model: they cut chunks into smaller pieces that follow each other like
 # wagons, so that a link is busy while the next step begins.
 #
@@ -213,8 +214,8 @@ for way in figures.timeline_data(stage=3, levers=levers).replays:
           f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
 
 # %% [markdown]
-# **One ahead saves 204 µs, and two ahead save nothing more**, they only hold more. Gathers and reductions go through the
-# same link one after the other; once it is busy all the time in which there is something to send, earlier requests
+# **One ahead saves 204 µs, and two ahead save nothing more**, they only hold more. Gathers and reductions go through
+# the same link one after the other; once it is busy all the time in which there is something to send, earlier requests
 # just wait longer. What is left is the first gather, before which there is nothing to compute, the last reduction, and
 # the few bytes of control at the end. (This is the larger model of notebook 8's timeline.)
 #
@@ -223,7 +224,7 @@ for way in figures.timeline_data(stage=3, levers=levers).replays:
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
 # * Print `own` right after the reduction has been issued.
 # * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
-# * `figures.timeline(figures.timeline_data(stage=1, levers={"Stage 1": {"overlap": True}}))`: what does stage 1 overlap?
+# * `figures.timeline(figures.timeline_data(stage=1, levers={"Stage 1": {"overlap": True}}))`: what overlaps there?
 # * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
 #
 # ## Proof
