@@ -91,7 +91,8 @@ def test_views_are_of_the_vector_and_shards_are_what_an_engine_holds(ranks, name
     assert (vector == 7).sum() == 5
 
     def held(rank):
-        return zs.Engine(rank, model, zs.optim.SGD(lr=0.1), stage=1, layout=name, policy=zs.Policy("bf16")).states.master
+        engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), stage=1, layout=name, policy=zs.Policy("bf16"))
+        return engine.states.master
 
     masters = zs.Cluster(ranks).run(held)
     for index, master in enumerate(masters):
