@@ -14,7 +14,8 @@ from typing import Any
 from zerosim.ranks import explain
 from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry
-from zerosim.ranks.errors import RankStopped, clear_frames
+from zerosim.ranks.errors import RankStopped
+from zerosim.ranks.frames import clear_frames
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.processes.agreement import Agreement
 from zerosim.ranks.processes.carrier import Carrier, Course
