@@ -4,6 +4,7 @@ What MkDocs is told stands in ``mkdocs.yml``; the navigation, which depends on w
 """
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -24,8 +25,8 @@ def write(folder: Path) -> int:
         _write(root / place, content)
     for place, path in pages.copies().items():
         _write(root / place, path.read_bytes())
-    settings = {"INHERIT": str(ROOT / "mkdocs.yml"), "docs_dir": str(root.resolve()),
-                "site_dir": str((folder / "site").resolve()), "nav": pages.navigation(found)}
+    settings = {"INHERIT": os.path.relpath(ROOT / "mkdocs.yml", folder), "docs_dir": root.name,
+                "site_dir": "site", "nav": pages.navigation(found)}
     _write(folder / "mkdocs.yml", json.dumps(settings, indent=1, ensure_ascii=False).encode("utf-8"))
     return len(found)
 

@@ -6,6 +6,7 @@ from zerosim_site.page import ROOT, Page, slug
 
 SECTION = re.compile(r"^## (.+)\n", re.M)
 START = "Start"
+HIDE = "---\nhide: [navigation]\n---\n\n"
 
 
 def readme_pages(readme: str | None = None) -> list[Page]:
@@ -14,7 +15,7 @@ def readme_pages(readme: str | None = None) -> list[Page]:
     first, *rest = SECTION.split(text)
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     home = first + f"## {START}\n" + sections.pop(START)
-    return [Page("index.md", "Home", home, "README.md", "Home"),
+    return [Page("index.md", "Home", HIDE + home, "README.md", "Home"),
             *(Page(f"guide/{slug(title)}.md", title, f"# {title}\n{body}", "README.md", "Guide")
               for title, body in sections.items())]
 

@@ -45,7 +45,7 @@ class Name:
 
 
 def public_names() -> dict[str, Name]:
-    """What ``zs.`` offers, by name, modules apart; in the order of the alphabet."""
+    """What ``zs.`` offers, by name, modules apart, in the order of the alphabet, errors last."""
     found = {name: getattr(zerosim, name) for name in zerosim.__all__}
     return {name: _name(f"zs.{name}", PACKAGE, name, value) for name, value in sorted(found.items(), key=_folded)
             if not isinstance(value, ModuleType)}
@@ -164,8 +164,10 @@ def _title(floor: str) -> str:
     return TITLES.get(floor, floor)
 
 
-def _folded(item: tuple[str, Any]) -> str:
-    return item[0].casefold()
+def _folded(item: tuple[str, Any]) -> tuple[bool, str]:
+    """The order of a page: by name, errors last."""
+    name, value = item
+    return inspect.isclass(value) and issubclass(value, Exception), name.casefold()
 
 
 def _first_paragraph(docstring: str | None) -> str:
