@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 import typer.main
 
 from zerosim.cli import app
-from zerosim_site.page import Page
+from zerosim_site.page import HIDE, Page
 
 PROGRAM = "zerosim"
 
@@ -21,7 +21,7 @@ def commands() -> dict[str, Any]:
 def commands_page() -> Page:
     """All commands on one page."""
     found = commands()
-    lines = ["# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a command with "
+    lines = [HIDE, "# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a command with "
              "one line and exit code 2."]
     lines.append("\n".join(["| command | what it does |", "|---|---|",
                             *(f"| [`{name}`](#{name}) | {_cell(_first(command))} |" for name, command in found.items())]))

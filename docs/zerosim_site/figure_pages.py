@@ -4,7 +4,7 @@ from html import unescape
 from pathlib import Path
 
 from zerosim_site.notebook_pages import described
-from zerosim_site.page import ROOT, Page
+from zerosim_site.page import HIDE, ROOT, Page
 
 FOLDER = "figures"
 
@@ -16,7 +16,7 @@ def figure_names() -> list[str]:
 
 def figures_page() -> Page:
     """All figures on one page."""
-    lines = ["# Figures", "Each is drawn from a run, or from the package's formulas, by `zerosim figures`; the tests make "
+    lines = [HIDE, "# Figures", "Each is drawn from a run, or from the package's formulas, by `zerosim figures`; the tests make "
              "its data another way. The words under a picture are its text alternative, and say the same."]
     for name in figure_names():
         title, words = map(unescape, described((ROOT / FOLDER / f"{name}.svg").read_text(encoding="utf-8")))

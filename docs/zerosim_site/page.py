@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^([ ]*)(```+|~~~+)[^\n]*\n.*?^\1\2[ ]*$", re.DOTALL | re.M)
+HIDE = "---\nhide: [navigation]\n---\n\n"  # a page that stands alone in its section
 CODE = re.compile(r"(`+)(?:(?!\1).)+?\1", re.DOTALL)
 
 

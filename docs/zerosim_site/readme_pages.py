@@ -2,11 +2,11 @@
 
 import re
 
-from zerosim_site.page import ROOT, Page, slug
+from zerosim_site.page import HIDE, ROOT, Page, slug
 
 SECTION = re.compile(r"^## (.+)\n", re.M)
+TERM = re.compile(r"^### (.+)$", re.M)
 START = "Start"
-HIDE = "---\nhide: [navigation]\n---\n\n"
 
 
 def readme_pages(readme: str | None = None) -> list[Page]:
@@ -26,8 +26,22 @@ def document_pages() -> list[Page]:
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         title, alone = heading(text, path.name), path.stem == "glossary"
-        pages.append(Page(path.name, title, text, f"docs/{path.name}", title if alone else "Guide"))
+        pages.append(Page(path.name, title, HIDE + _indexed(text) if alone else text, f"docs/{path.name}",
+                          title if alone else "Guide"))
     return pages
+
+
+def glossary_terms(glossary: str) -> list[str]:
+    """The terms of the glossary, in its order."""
+    return TERM.findall(glossary)
+
+
+def _indexed(glossary: str) -> str:
+    """The glossary with all of its terms in the order of the alphabet before its first section."""
+    terms = sorted(glossary_terms(glossary), key=str.casefold)
+    index = "<br>\n".join(f"[{term}](#{slug(term)})" for term in terms)
+    first, section, rest = glossary.partition("\n## ")
+    return f'{first}\n<div class="glossary-index" markdown>\n{index}\n</div>\n{section}{rest}'
 
 
 def changes_page() -> Page:
