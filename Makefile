@@ -43,9 +43,10 @@ figures: $(CORE)  ## draw the figures anew, into figures/
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py
 
-docs: $(DOCS)  ## build the documentation into build/docs/site; a link that leads nowhere ends it
+docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site build/docs
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
+	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"
 
 bench: $(DEV)  ## measure speeds, each beside its floor

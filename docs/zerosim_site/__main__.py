@@ -1,4 +1,4 @@
-"""Writes the site's pages, its files and its configuration into a folder, for MkDocs: ``python -m zerosim_site FOLDER``.
+"""Writes the site's pages, files and configuration into a folder, for MkDocs: ``python -m zerosim_site FOLDER``.
 
 What MkDocs is told stands in ``mkdocs.yml``; the navigation, which depends on what there is, is added here.
 """

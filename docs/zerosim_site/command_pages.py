@@ -21,10 +21,9 @@ def commands() -> dict[str, Any]:
 def commands_page() -> Page:
     """All commands on one page."""
     found = commands()
-    lines = [HIDE, "# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a command with "
-             "one line and exit code 2."]
-    lines.append("\n".join(["| command | what it does |", "|---|---|",
-                            *(f"| [`{name}`](#{name}) | {_cell(_first(command))} |" for name, command in found.items())]))
+    rows = [f"| [`{name}`](#{name}) | {_cell(_first(command))} |" for name, command in found.items()]
+    lines = [HIDE, "# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a command "
+             "with one line and exit code 2.", "\n".join(["| command | what it does |", "|---|---|", *rows])]
     for name, command in found.items():
         lines += list(_told(name, command))
     return Page("commands.md", "Command line", "\n\n".join(lines) + "\n", "commands.md", "Command line")

@@ -42,8 +42,8 @@ def constant(module: str, name: str) -> Constant:
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
             return constant(str(node.module), name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
-            lines = source.splitlines()
-            return Constant(module, name, _comment_above(lines, node.lineno), ast.get_source_segment(source, node) or "")
+            comment = _comment_above(source.splitlines(), node.lineno)
+            return Constant(module, name, comment, ast.get_source_segment(source, node) or "")
     raise ValueError(f"{module} neither assigns nor imports {name}")
 
 

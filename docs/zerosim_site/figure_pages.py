@@ -16,8 +16,8 @@ def figure_names() -> list[str]:
 
 def figures_page() -> Page:
     """All figures on one page."""
-    lines = [HIDE, "# Figures", "Each is drawn from a run, or from the package's formulas, by `zerosim figures`; the tests make "
-             "its data another way. The words under a picture are its text alternative, and say the same."]
+    lines = [HIDE, "# Figures", "Each is drawn from a run, or from the package's formulas, by `zerosim figures`; the "
+             "tests make its data another way. The words under a picture are its text alternative, and say the same."]
     for name in figure_names():
         title, words = map(unescape, described((ROOT / FOLDER / f"{name}.svg").read_text(encoding="utf-8")))
         title = title.translate(str.maketrans("[]", "()"))
@@ -28,8 +28,8 @@ def figures_page() -> Page:
 
 def _moving(name: str) -> list[str]:
     folder = ROOT / FOLDER
-    links = [(folder / f"{name}.html", f"[step through it]({name}.html)"), (folder / f"{name}.gif", f"[GIF]({name}.gif)")]
-    found = [link for path, link in links if path.exists()]
+    links = {f"{name}.html": "step through it", f"{name}.gif": "GIF"}
+    found = [f"[{words}]({file})" for file, words in links.items() if (folder / file).exists()]
     return [f"It moves: {', '.join(found)}."] if found else []
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import griffe
+
 from zerosim_site.prose import as_markdown
 
 

@@ -52,9 +52,9 @@ def pictures(path: Path) -> dict[str, bytes]:
 
 def _contents(pages: list[Page], draw: Draw) -> Page:
     """The list, each with its idea's first sentences."""
-    lines = ["# Notebooks", "Each has one idea, a prediction that you make first, code, a picture, and a proof: what was "
-             "done by hand equals what the package does, bit for bit. They build on each other; begin with the first. "
-             "Each page is the executed copy of a text that `make notebooks` runs."]
+    lines = ["# Notebooks", "Each has one idea, a prediction that you make first, code, a picture, and a proof: what "
+             "was done by hand equals what the package does, bit for bit. They build on each other; begin with the "
+             "first. Each page is the executed copy of a text that `make notebooks` runs."]
     for page in pages:
         lines += [f"## [{page.title}]({Path(page.uri).name})", _idea(page.text)]
     return Page(f"{FOLDER}/index.md", SECTION, "\n\n".join(lines) + "\n", f"{FOLDER}/index.md", SECTION)

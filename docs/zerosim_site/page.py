@@ -15,8 +15,8 @@ CODE = re.compile(r"(`+)(?:(?!\1).)+?\1", re.DOTALL)
 class Page:
     """One page of the site: its place, its title in the navigation, and its Markdown.
 
-    ``uri`` is relative to the site and ends in ``.md``; ``source`` is the file of the repository whose text it shows, to
-    which the text's links are relative. ``section`` and ``group`` are where it stands in the navigation.
+    ``uri`` is relative to the site and ends in ``.md``; ``source`` is the file of the repository whose text it shows,
+    to which the text's links are relative; ``section`` is where it stands in the navigation.
     """
 
     uri: str
@@ -24,7 +24,6 @@ class Page:
     text: str
     source: str
     section: str
-    group: str = ""
 
 
 def outside_code(change: Callable[[str], str], markdown: str) -> str:

@@ -38,7 +38,7 @@ def finished(draw: Draw) -> list[Page]:
     """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
     found = pages(draw)
     targets = targets_of(found)
-    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section, page.group)
+    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section)
             for page in found]
 
 

@@ -6,30 +6,35 @@ What is public is what ``__all__`` lists. Floors that list nothing are documente
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import zerosim
 from zerosim_site import constants
-from zerosim_site.page import Page
+from zerosim_site.page import ROOT, Page
 
 SECTION = "Reference"
 PACKAGE = "zerosim"
-# Where users import from, and where the reference says what is there, in reading order. `all` of numerics: its floor
-# exports nothing, its modules do. Beside a floor, modules whose names one needs and which it does not export.
+# The pages in reading order, each a floor or a part of one, with modules that are described whole beside what the floor
+# exports. Modules from which the README, docs/ or a notebook imports need not be named here: they are found.
 FLOORS: dict[str, tuple[str, ...]] = {
     "ranks": (),
     "zero": (),
-    "models": ("zerosim.models.text", "zerosim.models.generate"),
+    "models": (),
     "optim": (),
     "planning": (),
     "numerics": ("zerosim.numerics.*",),
-    "lessons.puzzles": ("zerosim.lessons.puzzles.adapters",),
+    "lessons": (),
+    "lessons.puzzles": (),
     "lessons.figures": (),
     "testing": ("zerosim.testing",),
 }
+IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
+READ = ("README.md", "docs/*.md", "notebooks/*.py")
 TITLES = {"lessons.puzzles": "puzzles", "lessons.figures": "figures"}
 # How arrays are added and rounded on one device or another is nothing that users call.
 INNER = ("cupy_", "kernels")
@@ -65,33 +70,43 @@ def floor_modules(floor: str) -> list[str]:
     exported = [value.__name__ for name in getattr(module, "__all__", ())
                 if isinstance(value := getattr(module, name), ModuleType)]
     added = [one for pattern in FLOORS[floor] for one in _matching(pattern)]
-    return list(dict.fromkeys([*exported, *added]))
+    read = [one for one in read_modules() if _page_of(one) == floor]
+    return list(dict.fromkeys([*exported, *added, *read]))
 
 
-def documented() -> set[str]:
-    """Every name that the reference has, by where it is defined: ``zerosim.ranks.cluster.Cluster``."""
-    found = {name.defined for name in public_names().values()}
-    for floor in FLOORS:
-        found |= {name.defined for name in floor_names(floor).values()}
-        for module in floor_modules(floor):
-            found |= {module, *(f"{module}.{name}" for name in _defined_in(module))}
-    return found
+@cache
+def read_modules() -> list[str]:
+    """Modules that define what the README, ``docs/`` and the notebooks import, and that no ``__all__`` offers."""
+    offered = {name.defined for floor in FLOORS for name in floor_names(floor).values()}
+    offered |= {name.defined for name in public_names().values()}
+    texts = [path.read_text(encoding="utf-8") for pattern in READ for path in sorted(ROOT.glob(pattern))]
+    found = {(module, name.strip("() ")) for text in texts for module, names in IMPORT.findall(text)
+             for name in names.split(",")}
+    values = {(module, name): getattr(importlib.import_module(module), name, None) for module, name in found}
+    return sorted({value.__module__ for value in values.values() if _described(value)
+                   and f"{value.__module__}.{value.__qualname__}" not in offered})
+
+
+def _page_of(module: str) -> str:
+    """The page on which a module is described: the longest of FLOORS that it lies in."""
+    inside = [floor for floor in FLOORS if f"{module}.".startswith(f"{PACKAGE}.{floor}.")]
+    return max(inside, key=len)
 
 
 def reference_pages() -> list[Page]:
     """The list of what ``zs.`` offers, and a page for each floor."""
     shown: dict[str, str] = {}
     pages = [_floor_page(floor, shown) for floor in FLOORS]
-    return [_contents(shown), *pages]
+    return [_contents(shown, pages), *pages]
 
 
-def _contents(shown: dict[str, str]) -> Page:
+def _contents(shown: dict[str, str], pages: list[Page]) -> Page:
     """What ``zs.`` offers. Names that no floor lists are described here."""
-    names = public_names()
+    names, floors = public_names(), ", ".join(f"[{page.title}]({page.uri.partition('/')[2]})" for page in pages)
+    rows = [f"| [`{name.written}`]({shown.get(name.defined, '')}#{name.defined}) | {_in_table(name.says)} |"
+            for name in names.values()]
     lines = ["# Reference", "After `import zerosim as zs`, everything below is there. The floors have more names, on "
-             "their own pages: " + ", ".join(f"[{_title(floor)}]({floor.replace('.', '_')}.md)" for floor in FLOORS) + ".",
-             "\n".join(["| name | what it is |", "|---|---|",
-                        *(f"| [`{name.written}`]({shown.get(name.defined, '')}#{name.defined}) | {_in_table(name.says)} |" for name in names.values())])]
+             f"their own pages: {floors}.", "\n".join(["| name | what it is |", "|---|---|", *rows])]
     for name in names.values():
         if name.defined not in shown:
             lines.append(_entry(name, name.written))
@@ -100,7 +115,8 @@ def _contents(shown: dict[str, str]) -> Page:
 
 def _floor_page(floor: str, shown: dict[str, str]) -> Page:
     module = importlib.import_module(f"{PACKAGE}.{floor}")
-    title, uri, of_zs = _title(floor), f"{floor.replace('.', '_')}.md", {name.defined: name.written for name in public_names().values()}
+    title, uri = _title(floor), f"{floor.replace('.', '_')}.md"
+    of_zs = {name.defined: name.written for name in public_names().values()}
     lines = [f"# {title}", _first_paragraph(module.__doc__)]
     for name in floor_names(floor).values():
         if name.defined not in shown:
