@@ -76,8 +76,8 @@ def lost_updates(data: LostUpdatesData, style: Style = LIGHT) -> Drawing:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=3, handlelength=3.2,
                       columnspacing=2.0)
         figure.text(0.2 / width, 0.945, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 0.875, "A 16-bit weight stands still, or moves by whole gaps. A master in fp32 remembers what "
-                    "its 16-bit copy cannot show yet.", va="center", color=style.muted)
+        figure.text(0.2 / width, 0.875, "A 16-bit weight stands still, or moves by whole gaps. A master in fp32 "
+                    "remembers what its 16-bit copy cannot show yet.", va="center", color=style.muted)
     return Drawing("lost-updates", TITLE, _description(data), style, figure)
 
 
