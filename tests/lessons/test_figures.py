@@ -35,7 +35,8 @@ NAMES = pytest.mark.parametrize("name", FIGURES)
 
 
 DATA = {name: cache(figure.data) for name, figure in FIGURES.items()}
-UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)")
+UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)", "(steps)",
+         "(no unit)")
 SMALL = {name: lambda style=LIGHT, figure=figure: figure.draw(figure.small(), style)
          for name, figure in FIGURES.items()}
 
@@ -220,7 +221,7 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
 
 
 def test_an_unknown_figure_is_refused_with_the_nearest_name_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are liveness, memory, .*, traffic; did "
+    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are .*, memory, .*, traffic; did "
                                          r"you mean 'ring'\?"):
         draw(["memory", "rings"], tmp_path)
     assert list(tmp_path.iterdir()) == []
