@@ -148,8 +148,8 @@ for capacity in (needed, needed - 1):
 # %% [markdown]
 # ## Try it
 #
-# * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits? What is
-#   the least number of GPUs?
+# * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
+#   What is the least number of GPUs?
 # * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
 # * A `dialect` is a way of counting bytes per parameter (`zs.planning.DIALECTS`): programs and papers count from 10 to
 #   20. Plan with `dialect="megatron-bf16"`. Which stage gains most weight?
