@@ -35,7 +35,7 @@ NAMES = pytest.mark.parametrize("name", FIGURES)
 
 
 DATA = {name: cache(figure.data) for name, figure in FIGURES.items()}
-UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)")
+UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)", "(ratio)")
 SMALL = {name: lambda style=LIGHT, figure=figure: figure.draw(figure.small(), style)
          for name, figure in FIGURES.items()}
 

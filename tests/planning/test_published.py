@@ -42,6 +42,7 @@ def test_a_file_says_no_more_and_no_less_of_a_row_than_a_row_has(subject: str) -
     for row in rows:
         assert {"name", "source", "inputs", "expected", "tolerance"} <= set(row) <= known
         assert ("printed" in row) == ("why" in row)
+        assert ("label" in row) == ("brief" in row) <= ("why" in row)
     assert [row["name"] for row in rows] == [row.name for row in published(subject)]
 
 

@@ -16,6 +16,7 @@ from zerosim.lessons.figures.drawing import FORMATS, Drawing
 from zerosim.lessons.figures.liveness import Liveness, liveness, liveness_data
 from zerosim.lessons.figures.memory import MemoryData, memory, memory_data
 from zerosim.lessons.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
+from zerosim.lessons.figures.published import PublishedData, published, published_data
 from zerosim.lessons.figures.registry import Figure
 from zerosim.lessons.figures.ring import RingData, ring_data
 from zerosim.lessons.figures.ring_frames import ring_animation
@@ -25,15 +26,17 @@ from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_da
 from zerosim.lessons.figures.traffic import Traffic, traffic, traffic_data
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Animation", "Drawing", "Figure", "Liveness", "MemoryData",
-           "MemoryScaling", "RingData", "Style", "TimelineData", "Traffic", "draw", "liveness", "liveness_data",
-           "memory", "memory_data", "memory_scaling", "memory_scaling_data", "ring", "ring_animation", "ring_data",
-           "timeline", "timeline_data", "traffic", "traffic_data"]
+           "MemoryScaling", "PublishedData", "RingData", "Style", "TimelineData", "Traffic", "draw", "liveness",
+           "liveness_data", "memory", "memory_data", "memory_scaling", "memory_scaling_data", "published",
+           "published_data", "ring", "ring_animation", "ring_data", "timeline", "timeline_data", "traffic",
+           "traffic_data"]
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
     "liveness": Figure(liveness_data, liveness, lambda: liveness_data(widths=(4, 4), rows=1, ranks=2)),
     "memory": Figure(memory_data, memory, lambda: memory_data((2,), (4, 4), rows=1)),
     "memory-scaling": Figure(memory_scaling_data, memory_scaling,
                              lambda: memory_scaling_data(1e3, 2, worlds=(1, 2), sizes=(1e2, 1e3))),
+    "published": Figure(published_data, published, lambda: published_data(("flops",))),
     "ring": Figure(ring_data, ring, lambda: ring_data(2, 2), ring_animation),
     "timeline": Figure(timeline_data, timeline, lambda: timeline_data((4, 4), rows=1, ranks=2)),
     "traffic": Figure(traffic_data, traffic, lambda: traffic_data((1, 2), (4, 4))),

@@ -20,8 +20,9 @@ class Published:
     """One printed number.
 
     ``expected`` is what the formulas come to, within the absolute ``tolerance``, which is the last printed place;
-    where something else was ``printed``, ``why`` says what is wrong with it. ``inputs`` name a quantity and what it is
-    taken of. ``unit`` is empty for a ratio and for what the name says.
+    where something else was ``printed``, ``why`` says what is wrong with it; ``label`` and ``brief`` are its name and
+    its why in the few words that a picture has room for, or empty. ``inputs`` name a quantity and what it is taken of.
+    ``unit`` is empty for a ratio and for what the name says.
     """
 
     subject: str
@@ -33,6 +34,8 @@ class Published:
     unit: str = ""
     printed: float | None = None
     why: str = ""
+    label: str = ""
+    brief: str = ""
 
     @property
     def closes(self) -> bool:
