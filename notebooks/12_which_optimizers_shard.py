@@ -24,7 +24,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons.figures.ledger import ledgers, ledgers_data
-from zerosim.lessons.one_pass import first_weights, one_pass
 
 MODEL = zs.models.MLP([24, 64, 64, 10])  # three matrices and three biases, 6410 parameters
 LAMB = zs.optim.LAMB(lr=0.01)
@@ -97,17 +96,9 @@ class ByHand:
     """One rank with LAMB at stage 1: the whole vector of weights, and of its own chunks m and v."""
 
     def __init__(self, rank):
-        self.rank = rank
-        self.layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, rank.size)
-        self.vector = np.zeros(self.layout.length, np.float32)
-        for name, first in first_weights(MODEL).items():
-            self.named(self.vector)[name][...] = first
+        self.rank, self.layout = rank, zs.layout_of(MODEL, rank.size)
+        self.vector = self.layout.flattened(zs.models.first_weights(MODEL))
         self.m, self.v = np.zeros((2, self.layout.shard_length(rank.index)), np.float32)
-
-    def named(self, vector):
-        """The flat vector (n,) -> its parameters by name, as views."""
-        return {name: view for unit, where in self.layout.units.items()
-                for name, view in self.layout.unit_views(unit, vector[where]).items()}
 
     def norms(self, w, u, together=True):
         """Of each piece of this rank's shards w, u (s,): (piece, ‖w‖, ‖u‖), the norms being those of whole tensors."""
@@ -123,15 +114,13 @@ class ByHand:
 
     def step(self, step, x, target, together=True):
         """Gradients, their mean, LAMB's two halves with the norms between them, and the weights for everybody."""
-        gradient, g, w = np.zeros_like(self.vector), np.zeros_like(self.m), np.zeros_like(self.m)
-        places = self.named(gradient)
-        for name, local in one_pass(MODEL, self.named(self.vector), zs.Policy("fp32"), x, target).gradients.items():
-            places[name][...] = local
+        weights, g = self.layout.views(self.vector), np.empty_like(self.m)
+        local = zs.models.one_pass(MODEL, weights, zs.Policy("fp32"), x, target).gradients
+        gradient, w = self.layout.flattened(local), self.layout.shard(self.rank.index, self.vector)
         owned = [(where, self.layout.owned(self.rank.index, where.start, where.stop))
                  for where in self.layout.units.values()]
         for where, own in owned:
             g[own] = self.rank.reduce_scatter(gradient[where], purpose="gradients") / np.float32(self.rank.size)
-            w[own] = np.split(self.vector[where], self.rank.size)[self.rank.index]
 
         self.m[...] = self.m * LAMB.beta1 + g * (1 - LAMB.beta1)
         self.v[...] = self.v * LAMB.beta2 + g * g * (1 - LAMB.beta2)
@@ -185,7 +174,7 @@ try:
     zs.Cluster(4).run(train_by_engine, MUON, "bf16", {"stage": 1})
 except ValueError as error:
     print(error)
-print(zs.zero.layout_of("whole_matrices", {unit.name: unit.shapes for unit in MODEL.units}, 4))
+print(zs.layout_of(MODEL, 4, "whole_matrices"))
 
 # %%
 def measured(optimizer, **how):
@@ -225,7 +214,7 @@ ledgers(ledgers_data(cluster.memory))
 #   ([docs/check_your_own_update.md](../docs/check_your_own_update.md) has one to begin with). Is it found out?
 # * Train Muon at stage 1 on 3 ranks with whole matrices and with gathering, and compare bits. Two ways of adding up a
 #   gradient (notebook 4) are behind the difference. Which rank adds last, and where?
-# * Print the layout "whole_matrices" of `zs.models.MLP([64] * 9)` on 4 ranks. Which models make Muon easy to shard?
+# * `print(zs.layout_of(zs.models.MLP([64] * 9), 4, "whole_matrices"))`: which models make Muon easy to shard?
 # * `groups=[zs.Group("*.bias", optimizer=zs.optim.AdamW(lr=1e-3))]` gives the biases another optimizer. Who uses that
 #   with Muon, and for which other matrices?
 #
