@@ -3,11 +3,12 @@
 Legend: N ranks, P parameters, B batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from zerosim.lessons.published_runs import measured_quantity
 from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import GPTConfig
 from zerosim.models.mlp import MLP
@@ -18,9 +19,11 @@ from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms as pencil
 from zerosim.planning.activations import Block, tensors
 from zerosim.planning.dialects import states_nbytes
+from zerosim.planning.hardware import link
 from zerosim.planning.moments import fullest_nbytes
 from zerosim.planning.plan import Question
 from zerosim.planning.plan_rows import activations_nbytes, job_of, passing_of
+from zerosim.planning.published import Published, published
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.null_cluster import NullCluster
@@ -273,3 +276,30 @@ def _null_step(rank: Rank, gpt: GPT, question: Question, stage: int, policy: str
     tokens = rank.xp.empty(shape, "int64")
     engine.step([(tokens, tokens)] * question.micro_batches)
     return rank.memory.now_nbytes_by_kind
+
+
+# -- published numbers beside runs without data ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A published number, what pencil and paper come to, and what a run measures, all in the row's unit."""
+
+    row: Published
+    pencil: float
+    ledger: float
+
+
+def settled(*subjects: str) -> Iterator[Settled]:
+    """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
+
+    >>> next(one for one in settled("states") if not one.row.closes).row.why
+    '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
+    """
+    for row in published(*subjects):
+        inputs = dict(row.inputs)
+        if "link" in inputs:  # a transfer's seconds are its bytes over the link's rate
+            inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
+        ledger = measured_quantity(**inputs)
+        if ledger is not None:
+            yield Settled(row, row.reckoned(), ledger)

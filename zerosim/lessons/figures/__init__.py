@@ -22,6 +22,7 @@ from zerosim.lessons.figures.lost_updates import LostUpdatesData, lost_updates, 
 from zerosim.lessons.figures.memory import MemoryData, memory, memory_data
 from zerosim.lessons.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
 from zerosim.lessons.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.lessons.figures.published import PublishedData, published, published_data
 from zerosim.lessons.figures.registry import Figure
 from zerosim.lessons.figures.ring import RingData, ring_data
 from zerosim.lessons.figures.ring_frames import ring_animation
@@ -34,12 +35,13 @@ from zerosim.lessons.observed_step import observed_step
 from zerosim.planning.activations import Block
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
-           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling", "RingData",
-           "SpacingData", "Style", "TimelineData", "Traffic", "activations", "activations_data", "draw",
-           "format_losses", "format_losses_data", "latency_wall", "latency_wall_data", "liveness", "liveness_data",
-           "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory", "memory_data",
-           "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data", "ring", "ring_animation",
-           "ring_data", "spacing", "spacing_data", "timeline", "timeline_data", "timeline_of", "traffic", "traffic_data"]
+           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
+           "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic", "activations",
+           "activations_data", "draw", "format_losses", "format_losses_data", "latency_wall", "latency_wall_data",
+           "liveness", "liveness_data", "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory",
+           "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data",
+           "published", "published_data", "ring", "ring_animation", "ring_data", "spacing", "spacing_data", "timeline",
+           "timeline_data", "timeline_of", "traffic", "traffic_data"]
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
     "activations": Figure(activations_data, activations,
@@ -55,6 +57,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType({
     "memory-scaling": Figure(memory_scaling_data, memory_scaling,
                              lambda: memory_scaling_data(1e3, 2, worlds=(1, 2), sizes=(1e2, 1e3))),
     "mixed-precision": Figure(mixed_precision_data, mixed_precision, lambda: observed_step(widths=(4, 4), rows=2)),
+    "published": Figure(published_data, published, lambda: published_data(("flops",))),
     "ring": Figure(ring_data, ring, lambda: ring_data(2, 2), ring_animation),
     "spacing": Figure(spacing_data, spacing, lambda: spacing_data(("fp16",), (-2, 2))),
     "timeline": Figure(timeline_data, timeline, lambda: timeline_data((4, 4), rows=1, ranks=2)),
