@@ -34,7 +34,7 @@ class NoMail:
 class NoCarrier:
     """Carries nothing, and notes its end."""
 
-    library = "nothing"
+    library, in_order = "nothing", False
 
     def __init__(self) -> None:
         self.ended: list[str] = []

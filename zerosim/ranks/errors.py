@@ -1,6 +1,9 @@
 """What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
 
 import traceback
+from typing import TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class MismatchError(ValueError):
@@ -48,9 +51,22 @@ class RankStopped(BaseException):
 
 def clear_frames(error: BaseException, *, chain: bool = True) -> None:
     """Clears what the frames of an error, and with ``chain`` of those behind it, would keep in the ledgers."""
-    raised: BaseException | None = error
-    seen: set[int] = set()
-    while raised is not None and id(raised) not in seen:
-        seen.add(id(raised))
+    for raised in _behind(error) if chain else (error,):
         traceback.clear_frames(raised.__traceback__)
-        raised = (raised.__cause__ or raised.__context__) if chain else None
+
+
+def forget_frames(error: Raised) -> Raised:
+    """The error without any frames: one that is kept, and may be raised later, keeps neither arrays nor itself."""
+    for raised in _behind(error):
+        raised.__traceback__ = None
+    return error
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """The error, and what it was raised from, or in the midst of."""
+    found: list[BaseException] = []
+    raised: BaseException | None = error
+    while raised is not None and not any(raised is other for other in found):
+        found.append(raised)
+        raised = raised.__cause__ or raised.__context__
+    return found

@@ -85,6 +85,7 @@ class MPICarrier:
     """Makes the hops of this process' rank; one communicator for each group of ranks."""
 
     library = "MPI"
+    in_order = False  # every call has a tag, every group a communicator
 
     def __init__(self, mpi: Any, comm: Any, kernels: NumpyKernels, *, rendezvous: bool) -> None:
         self._mpi, self._kernels, self._rendezvous = mpi, kernels, rendezvous

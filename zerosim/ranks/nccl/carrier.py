@@ -17,6 +17,7 @@ from zerosim.numerics.arrays import words
 from zerosim.ranks.algorithms import NATIVE
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
+from zerosim.ranks.errors import forget_frames
 from zerosim.ranks.nccl.adapter import ID_NBYTES, NCCL, Communicator
 from zerosim.ranks.nccl.carriage import arrays_on_device
 from zerosim.ranks.nccl.devices import Lane
@@ -76,7 +77,9 @@ class Broken:
     error is this rank's own."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
-        self._error, self._abort, self._deadline = error, abort, time.monotonic() + HEARSAY_SECONDS
+        # Its frames know the entry's arrays and, by way of the transport's, this object: the ledger would keep those.
+        self._error, self._abort = forget_frames(error), abort
+        self._deadline = time.monotonic() + HEARSAY_SECONDS
 
     def advance(self) -> bool:
         """Raises NCCL's error when nobody has been heard to have failed for some time."""
@@ -99,6 +102,7 @@ class NCCLCarrier:
     """
 
     library = "NCCL"
+    in_order = True  # there is one stream
 
     def __init__(self, nccl: NCCL, lane: Lane, world: Communicator, index: int, ranks: int, gone: Finish) -> None:
         self._nccl, self._lane, self._index, self._gone = nccl, lane, index, gone
@@ -113,6 +117,7 @@ class NCCLCarrier:
         try:
             finish = self._carried(entry, on_device)
         except self._nccl.error as error:
+            error.add_note(f"raised by NCCL when it was asked for {entry.describe()}")
             return Broken(error, self._abort)
         if on_device:
             finish()

@@ -27,6 +27,7 @@ class Carrier(Protocol):
     """Moves arrays between this process' rank and the others."""
 
     library: str
+    in_order: bool  # whether ranks that begin the same entries in different orders would wait for each other for ever
 
     def begin(self, entry: Entry) -> Course:
         """Takes the entry and returns at once."""
