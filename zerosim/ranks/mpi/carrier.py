@@ -114,6 +114,10 @@ class MPICarrier:
         members.Free()
         everyone.Free()
 
+    def idle(self) -> bool:
+        """What a program has waited for is done, and it waits for all."""
+        return True
+
     def drain(self) -> bool:
         """Takes and forgets what arrives; True when nothing that this rank has begun is under way."""
         for comm in self._comms.values():

@@ -53,12 +53,12 @@ class OnHost:
     """An entry whose arrays lie on the host, carried by copies on the device: done when what arrived is copied back."""
 
     def __init__(self, lane: Lane, abort: Finish, finish: Finish) -> None:
-        self._abort, self._finished = abort, lane.finished()
+        self._lane, self._abort, self._finished = lane, abort, lane.finished()
         self._finish: Finish | None = finish
 
     def advance(self) -> bool:
         """Looks whether the device is done, and if so copies what has arrived."""
-        if self._finish is None or not self._finished.done:
+        if self._finish is None or not self._lane.reached(self._finished):
             return False
         self._finish()
         self._finish = None
@@ -234,6 +234,7 @@ class NCCLCarrier:
             with suppress(Exception):  # an error has brought us here, and that one is to be told
                 comm.abort()
         if comms:
+            self._lane.rest()
             self._gone()
 
     def drain(self) -> bool:
@@ -244,10 +245,14 @@ class NCCLCarrier:
     def settle(self) -> None:
         """All is aborted here; where it is not yet, nobody waits for this rank."""
 
-    def close(self) -> None:
-        """Waits until the device is idle, and gives back the communicators of the groups that this run made."""
-        self._lane.synchronize()
-        for key, comm in self._comms.items():
+    def idle(self) -> bool:
+        """True when the device is; raises what has gone wrong there, or on the way to another rank."""
+        for comm in self._comms.values():
             comm.check()
+        return self._lane.idle()
+
+    def close(self) -> None:
+        """Gives back the communicators of the groups that this run made."""
+        for key, comm in self._comms.items():
             if key != self._world:
                 comm.destroy()

@@ -129,6 +129,7 @@ class ProcessTransport:
             self._end(Finished(self.issued, tuple(self.recent)))
             self._until(self._all_ended)
             self._check_met()
+            self._until(self.carrier.idle)
         except BaseException as error:
             raised = self._raised(error)
             self._part(raised)
