@@ -1,5 +1,6 @@
 """What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
 
+
 class MismatchError(ValueError):
     """Ranks of one group called different collectives, or a message did not fit where it arrived."""
 

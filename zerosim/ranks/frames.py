@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from types import CellType, FrameType, FunctionType
+from typing import TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 def clear_frames(error: BaseException, *, chain: bool = True) -> None:
@@ -21,6 +24,13 @@ def clear_frames(error: BaseException, *, chain: bool = True) -> None:
     for raised in _behind(error, chain):
         traceback.clear_frames(raised.__traceback__)
     _empty([function.__closure__ or () for function in _orphans(functions)])
+
+
+def forget_frames(error: Raised) -> Raised:
+    """The error without any frames: one that is kept, and may be raised later, keeps neither arrays nor itself."""
+    for raised in _behind(error, True):
+        raised.__traceback__ = None
+    return error
 
 
 def _behind(error: BaseException, chain: bool) -> Iterator[BaseException]:
