@@ -25,12 +25,11 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights
 from zerosim.planning import activations, transformer_flops
 
 B, L, D, H, BLOCKS = 2, 32, 24, 3, 4  # sequences, tokens in each, channels, heads of attention, blocks
 GPT = zs.models.GPT(zs.models.GPTConfig(BLOCKS, D, H, L, vocabulary=50), tied=False)
-FIRST = first_weights(GPT)  # by name, fp32; the same on every rank
+FIRST = zs.models.first_weights(GPT)  # by name, fp32; the same on every rank
 BF16 = zs.Policy("bf16")  # computes in bf16: activations take 2 bytes per number
 
 
@@ -162,7 +161,7 @@ for recompute in ("none", "selective", "tiled", "sub_block", "block", "segment(2
 # %%
 def by_hand(rank):
     """As `by_engine`, with each unit's input kept and nothing else."""
-    layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in GPT.units}, rank.size)
+    layout = zs.layout_of(GPT, rank.size)
     gradient = np.zeros(layout.length, BF16.compute_dtype)
 
     def place(unit):

@@ -28,7 +28,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights
 from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
 
 INFINIBAND = hardware.link("infiniband-ndr")
@@ -85,9 +84,9 @@ figures.latency_wall(figures.latency_wall_data())
 
 # %% [markdown]
 # For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the
-# whole vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as N is a
-# power of two. Real rings are better than the model: they cut chunks into smaller pieces that follow each other like
-# wagons, so that a link is busy while the next step begins.
+# whole vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as
+# N is a power of two. Real rings are better than the model: they cut chunks into smaller pieces that follow each other
+# like wagons, so that a link is busy while the next step begins.
 #
 # ## Buckets
 #
@@ -151,7 +150,7 @@ for bucket_nbytes in (1_000, None, 20_000, 60_000):
 # %%
 def by_hand(rank, overlap):
     """Forward and backward at stage 2, its reductions waited for at once, or one layer later."""
-    layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, rank.size)
+    layout = zs.layout_of(MODEL, rank.size)
     gradient, whole = rank.memory.alloc(layout.shard_length(rank.index), BF16.compute_dtype, "gradient"), {}
 
     def place(unit):
@@ -163,7 +162,7 @@ def by_hand(rank, overlap):
 
     ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)
     weights = {name: rank.memory.hold(first.astype(BF16.compute_dtype), "parameter", name)
-               for name, first in first_weights(MODEL).items()}
+               for name, first in zs.models.first_weights(MODEL).items()}
     span, kept, under_way = rank.trace.span, [], []
     with span("step"):
         x, target = ctx.cast(batch(rank.index)[0]), batch(rank.index)[1]
