@@ -144,10 +144,11 @@ for stage in (0, 1, 2):
 # In the picture: stage 2 on a clock, on a made-up machine. The lower curves are what one rank holds, by kind. Unit
 # gradients are the thin band that comes with each layer of backward and goes with its reduction. (With *overlap*,
 # the second part, a reduction runs while the layer before it is already computing; then two of them live at a time.
-# Gathering weights ahead, the third part, has nothing to do at stage 2: every rank has all weights.)
+# Notebook 11 is about that.)
 
 # %%
-figures.timeline(figures.timeline_data(stage=2))
+levers = {"No overlap": {}, "Reductions overlap": {"overlap": True}}
+figures.timeline(figures.timeline_data(stage=2, levers=levers))
 
 # %% [markdown]
 # ## Micro-batches: the price

@@ -216,7 +216,8 @@ for way in figures.timeline_data(stage=3, levers=levers).replays:
 # **One ahead saves 204 µs, and two ahead save nothing more**, they only hold more. Gathers and reductions go through
 # the same link one after the other; once it is busy all the time in which there is something to send, earlier requests
 # just wait longer. What is left is the first gather, before which there is nothing to compute, the last reduction, and
-# the few bytes of control at the end. (This is the larger model of notebook 8's timeline.)
+# at the end a few bytes by which the ranks agree that no gradient has overflowed. (This is the larger model of notebook
+# 8's timeline.)
 #
 # ## Try it
 #
