@@ -16,7 +16,8 @@ from zerosim.lessons.figures import (
 )
 from zerosim.lessons.figures.activations import SQUARE
 from zerosim.lessons.figures.latency_wall import ALGORITHMS
-from zerosim.lessons.measured import FLOWING, measured_activations, measured_tensors
+from zerosim.lessons.measured import measured_activations, measured_tensors
+from zerosim.lessons.measured.kinds import FLOWING
 from zerosim.planning.activations import EXAMPLE, Block, kept, peak
 from zerosim.planning.hardware import Link
 

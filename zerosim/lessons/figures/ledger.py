@@ -119,7 +119,7 @@ def _strip(axes: "Axes", phases: Sequence[tuple[str, int, int]], style: Style) -
     """A strip of the program's phases above the areas, each named where its name has room."""
     if phases:
         (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
-        points = 72 * axes.get_position().width * axes.figure.get_figwidth() / (right - left)  # of one change
+        points = 72 / axes.figure.dpi * axes.bbox.width / (right - left)  # of one change
         for name, start, end in phases:
             axes.broken_barh([(start, end - start)], (1.02 * top, 0.07 * top), facecolor=style.faint,
                              edgecolor=style.background)
