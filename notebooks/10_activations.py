@@ -244,7 +244,8 @@ for ranks in (1, 2, 3, 4, 5, 8):
         assert mine.tobytes() == theirs.tobytes(), ranks
         assert held == held_by_package
     assert [flops(trace) for trace in hand.trace] == [flops(trace) for trace in package.trace]
-    for recompute in ("none", "selective", "sub_block", "segment(2)"):
+    others = ("none", "selective", "sub_block", "segment(2)") if ranks < 4 else ("none",)
+    for recompute in others:
         other = zs.Cluster(ranks).run(by_engine, recompute)
         assert all(one[0].tobytes() == mine.tobytes() for one in other), (ranks, recompute)
-    print(f"N = {ranks}: by hand and by the package the same bits, bytes and operations; other policies, the same bits")
+    print(f"N = {ranks}: by hand and by the package the same bits, bytes and operations; the bits of {', '.join(others)}")
