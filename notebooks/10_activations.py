@@ -248,4 +248,4 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for recompute in others:
         other = zs.Cluster(ranks).run(by_engine, recompute)
         assert all(one[0].tobytes() == mine.tobytes() for one in other), (ranks, recompute)
-    print(f"N = {ranks}: by hand and by the package the same bits, bytes and operations; the bits of {', '.join(others)}")
+    print(f"N = {ranks}: by hand and by the package the same bits, bytes, operations; same bits: {', '.join(others)}")
