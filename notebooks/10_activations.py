@@ -234,7 +234,7 @@ print(f"best k by formula, √(n·input/inside): {activations.best_segment(activ
 # ## Proof
 #
 # By hand and by the engine's `block`: the same bits of the summed gradient, the same bytes kept and at most, and the
-# same operations, for 1 to 8 ranks. And the bits of every policy that recomputes are those of `none`.
+# same operations, for 1 to 8 ranks, and the bits of `none`. On up to 3 ranks other policies have these bits as well.
 
 # %%
 for ranks in (1, 2, 3, 4, 5, 8):
