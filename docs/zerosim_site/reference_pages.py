@@ -5,7 +5,6 @@ What is public is what ``__all__`` lists. Floors that list nothing are documente
 
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "models": (),
     "optim": (),
     "planning": (),
-    "numerics": ("zerosim.numerics.*",),
+    "numerics": tuple(f"zerosim.numerics.{name}" for name in (
+        "formats", "rounding", "packing", "policy", "loss_scale", "fp8", "random", "null", "units")),
     "lessons": (),
     "lessons.puzzles": (),
     "lessons.figures": (),
@@ -36,8 +36,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
 IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
 READ = ("README.md", "docs/*.md", "notebooks/*.py")
 TITLES = {"lessons.puzzles": "puzzles", "lessons.figures": "figures"}
-# How arrays are added and rounded on one device or another is nothing that users call.
-INNER = ("cupy_", "kernels")
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,14 @@ def public_names() -> dict[str, Name]:
 
 
 def floor_names(floor: str) -> dict[str, Name]:
-    """What a floor's ``__all__`` lists, by name, modules apart."""
+    """What ``zs.`` offers of a floor, and what the floor's ``__all__`` lists, by name, modules apart."""
     module = importlib.import_module(f"{PACKAGE}.{floor}")
     listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
-    return {name: _name(f"{floor}.{name}", module.__name__, name, value)
-            for name, value in sorted(listed.items(), key=_folded) if not isinstance(value, ModuleType)}
+    found = {name: _name(f"{_title(floor)}.{name}", module.__name__, name, value)
+             for name, value in sorted(listed.items(), key=_folded) if not isinstance(value, ModuleType)}
+    known = {name.defined for name in found.values()}
+    return {name: value for name, value in public_names().items()
+            if _page_of(value.defined) == floor and value.defined not in known} | found
 
 
 def floor_modules(floor: str) -> list[str]:
@@ -69,9 +70,8 @@ def floor_modules(floor: str) -> list[str]:
     module = importlib.import_module(f"{PACKAGE}.{floor}")
     exported = [value.__name__ for name in getattr(module, "__all__", ())
                 if isinstance(value := getattr(module, name), ModuleType)]
-    added = [one for pattern in FLOORS[floor] for one in _matching(pattern)]
     read = [one for one in read_modules() if _page_of(one) == floor]
-    return list(dict.fromkeys([*exported, *added, *read]))
+    return list(dict.fromkeys([*exported, *FLOORS[floor], *read]))
 
 
 @cache
@@ -87,10 +87,10 @@ def read_modules() -> list[str]:
                    and f"{value.__module__}.{value.__qualname__}" not in offered})
 
 
-def _page_of(module: str) -> str:
-    """The page on which a module is described: the longest of FLOORS that it lies in."""
-    inside = [floor for floor in FLOORS if f"{module}.".startswith(f"{PACKAGE}.{floor}.")]
-    return max(inside, key=len)
+def _page_of(dotted: str) -> str:
+    """The floor that a module or a name lies in, the longest of FLOORS; none for what lies in no floor."""
+    inside = [floor for floor in FLOORS if f"{dotted}.".startswith(f"{PACKAGE}.{floor}.")]
+    return max(inside, key=len, default="")
 
 
 def reference_pages() -> list[Page]:
@@ -144,17 +144,6 @@ def _directive(identifier: str, heading: str, members: list[str] | None = None) 
     if members is not None:
         lines += ["      members:" + ("" if members else " []"), *(f"        - {name}" for name in members)]
     return "\n".join(lines)
-
-
-def _matching(pattern: str) -> Iterator[str]:
-    package, _, last = pattern.rpartition(".")
-    if last != "*":
-        yield pattern
-        return
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        short = found.name.rpartition(".")[2]
-        if not short.startswith(INNER[0]) and not short.endswith(INNER[1]):
-            yield found.name
 
 
 def _defined_in(module: str) -> Iterator[str]:
