@@ -14,7 +14,8 @@ from typing import Any
 
 import zerosim
 from zerosim_site import constants
-from zerosim_site.page import ROOT, Page
+from zerosim_site.page import ROOT, Page, outside_code
+from zerosim_site.prose import escaped
 
 SECTION = "Reference"
 PACKAGE = "zerosim"
@@ -172,7 +173,7 @@ def _title(floor: str) -> str:
 def _folded(item: tuple[str, Any]) -> tuple[bool, str]:
     """The order of a page: by name, errors last."""
     name, value = item
-    return inspect.isclass(value) and issubclass(value, Exception), name.casefold()
+    return inspect.isclass(value) and issubclass(value, BaseException), name.casefold()
 
 
 def _first_paragraph(docstring: str | None) -> str:
@@ -181,4 +182,4 @@ def _first_paragraph(docstring: str | None) -> str:
 
 
 def _in_table(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("``", "`")
+    return outside_code(escaped, text).replace("|", "\\|").replace("``", "`")

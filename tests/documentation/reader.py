@@ -3,7 +3,7 @@
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,8 +40,14 @@ def defined_in(notebook: Path) -> set[str]:
 def forms(term: str) -> set[str]:
     """A term as it may stand in a sentence: singular, plural, or with a verb's ending."""
     word = plain(term)
-    endings = (("s$", ""), ("$", "s"), ("$", "es"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"), ("e$", "ing"))
+    endings = (("s$", ""), ("$", "s"), ("$", "es"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"), ("e$", "ing"), ("$", "ing"))
     return {word, *(re.sub(old, new, word, count=1) for old, new in endings)}
+
+
+def is_entry(term: str, entries: Iterable[str]) -> bool:
+    """Whether a term is an entry of the glossary, or a part of one: ``probabilities`` of "attention probabilities"."""
+    words = [set(form.split()) for form in forms(term)]
+    return any(one <= set(form.split()) for entry in entries for form in forms(entry) for one in words)
 
 
 def public(package: str) -> Iterator[tuple[str, Any]]:
