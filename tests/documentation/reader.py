@@ -40,7 +40,8 @@ def defined_in(notebook: Path) -> set[str]:
 def forms(term: str) -> set[str]:
     """A term as it may stand in a sentence: singular, plural, or with a verb's ending."""
     word = plain(term)
-    endings = (("s$", ""), ("$", "s"), ("$", "es"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"), ("e$", "ing"), ("$", "ing"))
+    endings = (("s$", ""), ("$", "s"), ("$", "es"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"),
+               ("e$", "ing"), ("$", "ing"))
     return {word, *(re.sub(old, new, word, count=1) for old, new in endings)}
 
 
