@@ -11,6 +11,8 @@ DOCS   := $(VENV)/.stamp-docs
 
 # The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# As many files at a time as there are cores; the tests of one file run one after the other.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint types figures notebooks docs bench gpu-check clean
@@ -22,10 +24,10 @@ demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to
 	@$(BIN)/zerosim replay
 
 test: $(DEV)  ## run the tests (a few minutes)
-	$(ONE_THREAD) $(BIN)/python -m pytest
+	$(ONE_THREAD) $(PYTEST)
 
 test-all: $(DEV)  ## run all tests, the slow ones too, with many more examples
-	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m ""
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(PYTEST) -m ""
 
 lint: $(DEV)  ## run the linter
 	$(BIN)/ruff check .
