@@ -68,12 +68,10 @@ def is_described(name: str, value: Any, documented: set[str]) -> bool:
 
 
 def resolved(dotted: str) -> Any:
-    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; modules before what they hold."""
+    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; what a package imports hides its modules."""
     module, _, name = dotted.rpartition(".")
-    try:
-        return importlib.import_module(dotted)
-    except ImportError:
-        return getattr(importlib.import_module(module), name)
+    parent = importlib.import_module(module)
+    return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(dotted)
 
 
 def imported_by_readers() -> set[tuple[str, str]]:
