@@ -162,8 +162,8 @@ def _name(written: str, package: str, name: str, value: Any) -> Name:
 
 
 def _described(value: Any) -> bool:
-    """Whether mkdocstrings finds it: functions and classes have docstrings."""
-    return inspect.isclass(value) or inspect.isfunction(value)
+    """Whether mkdocstrings finds it: functions, those that remember their answers too, and classes have docstrings."""
+    return inspect.isclass(value) or (callable(value) and inspect.isfunction(inspect.unwrap(value)))
 
 
 def _title(floor: str) -> str:

@@ -68,7 +68,7 @@ def is_described(name: str, value: Any, documented: set[str]) -> bool:
 
 
 def resolved(dotted: str) -> Any:
-    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; what a package imports hides its modules."""
+    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; what is imported hides modules."""
     module, _, name = dotted.rpartition(".")
     parent = importlib.import_module(module)
     return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(dotted)
