@@ -83,8 +83,8 @@ def read_modules() -> list[str]:
     texts = [path.read_text(encoding="utf-8") for pattern in READ for path in sorted(ROOT.glob(pattern))]
     found = {(module, name.strip("() ")) for text in texts for module, names in IMPORT.findall(text)
              for name in names.split(",")}
-    values = {(module, name): getattr(importlib.import_module(module), name, None) for module, name in found}
-    return sorted({value.__module__ for value in values.values() if _described(value)
+    values = [getattr(importlib.import_module(module), name, None) for module, name in found]
+    return sorted({str(value.__module__) for value in values if value is not None and _described(value)
                    and f"{value.__module__}.{value.__qualname__}" not in offered})
 
 
