@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -80,12 +81,18 @@ def read_modules() -> list[str]:
     """Modules that define what the README, ``docs/`` and the notebooks import, and that no ``__all__`` offers."""
     offered = {name.defined for floor in FLOORS for name in floor_names(floor).values()}
     offered |= {name.defined for name in public_names().values()}
-    texts = [path.read_text(encoding="utf-8") for pattern in READ for path in sorted(ROOT.glob(pattern))]
-    found = {(module, name.strip("() ")) for text in texts for module, names in IMPORT.findall(text)
-             for name in names.split(",")}
-    values = [getattr(importlib.import_module(module), name, None) for module, name in found]
+    values = [_imported(module, name.strip("() "), path) for pattern in READ for path in sorted(ROOT.glob(pattern))
+              for module, names in IMPORT.findall(path.read_text(encoding="utf-8")) for name in names.split(",")]
     return sorted({str(value.__module__) for value in values if value is not None and _described(value)
                    and f"{value.__module__}.{value.__qualname__}" not in offered})
+
+
+def _imported(module: str, name: str, path: Path) -> Any:
+    """What a text imports; None for a module. Raises ValueError where the package has no such name."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise ValueError(f"{path.relative_to(ROOT)} imports {name} from {module}, which is not there") from error
 
 
 def _page_of(dotted: str) -> str:

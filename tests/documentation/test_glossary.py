@@ -15,7 +15,7 @@ ENTRIES = dict(ENTRY.findall(TEXT))
 MET = re.compile(r"\]\(\.\./notebooks/([\w.]+)\)")
 SENTENCE = re.compile(r"[.:](?=\s|$)")
 # Set in italics for their weight, not because they are introduced.
-STRESSED = {"after", "before", "both", "each", "every", "first", "its own", "last", "lost", "never", "notice", "once",
+STRESSED = {"after", "before", "both", "causes", "each", "every", "first", "forward", "its own", "last", "lost", "never", "notice", "once",
             "only", "rests", "same", "then", "twice", "what", "when", "where"}
 
 
