@@ -58,28 +58,38 @@ def public_names() -> dict[str, Name]:
 
 def floor_names(floor: str) -> dict[str, Name]:
     """What ``zs.`` offers of a floor, and what the floor's ``__all__`` lists, by name, modules apart."""
-    module = importlib.import_module(f"{PACKAGE}.{floor}")
-    listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
-    found = {name: _name(f"{_title(floor)}.{name}", module.__name__, name, value)
-             for name, value in sorted(listed.items(), key=_folded) if not isinstance(value, ModuleType)}
+    found = _listed(f"{PACKAGE}.{floor}", _title(floor))
     known = {name.defined for name in found.values()}
     return {name: value for name, value in public_names().items()
             if _page_of(value.defined) == floor and value.defined not in known} | found
 
 
+def _listed(package: str, written: str) -> dict[str, Name]:
+    """What a package's ``__all__`` lists, by name, modules apart."""
+    module = importlib.import_module(package)
+    listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    return {name: _name(f"{written}.{name}", package, name, value)
+            for name, value in sorted(listed.items(), key=_folded) if not isinstance(value, ModuleType)}
+
+
 def floor_modules(floor: str) -> list[str]:
     """The modules that a floor's page shows whole: those that it exports, and those that FLOORS adds."""
-    module = importlib.import_module(f"{PACKAGE}.{floor}")
-    exported = [value.__name__ for name in getattr(module, "__all__", ())
-                if isinstance(value := getattr(module, name), ModuleType)]
     read = [one for one in read_modules() if _page_of(one) == floor]
-    return list(dict.fromkeys([*exported, *FLOORS[floor], *read]))
+    return list(dict.fromkeys([*_exported_modules(f"{PACKAGE}.{floor}"), *FLOORS[floor], *read]))
+
+
+def _exported_modules(package: str) -> list[str]:
+    module = importlib.import_module(package)
+    return [value.__name__ for name in getattr(module, "__all__", ())
+            if isinstance(value := getattr(module, name), ModuleType)]
 
 
 @cache
 def read_modules() -> list[str]:
     """Modules that define what the README, ``docs/`` and the notebooks import, and that no ``__all__`` offers."""
-    offered = {name.defined for floor in FLOORS for name in floor_names(floor).values()}
+    packages = [f"{PACKAGE}.{floor}" for floor in FLOORS]
+    packages += [one for package in packages for one in _exported_modules(package)]
+    offered = {name.defined for package in packages for name in _listed(package, package).values()}
     offered |= {name.defined for name in public_names().values()}
     values = [_imported(module, name.strip("() "), path) for pattern in READ for path in sorted(ROOT.glob(pattern))
               for module, names in IMPORT.findall(path.read_text(encoding="utf-8")) for name in names.split(",")]
@@ -131,10 +141,14 @@ def _floor_page(floor: str, shown: dict[str, str]) -> Page:
             shown[name.defined] = uri
             lines.append(_entry(name, of_zs.get(name.defined, name.written)))
     for inner in floor_modules(floor):
-        listed = sorted(_defined_in(inner))
-        fresh = [name for name in listed if f"{inner}.{name}" not in shown]
+        written = inner.removeprefix(f"{PACKAGE}.")
+        fresh = [name for name in sorted(_defined_in(inner)) if f"{inner}.{name}" not in shown]
         shown.update({f"{inner}.{name}": uri for name in fresh})
-        lines.append(_directive(inner, inner.removeprefix(f"{PACKAGE}."), fresh))
+        lines.append(_directive(inner, written, fresh))
+        for name in _listed(inner, written).values():
+            if name.defined not in shown:
+                shown[name.defined] = uri
+                lines.append(_entry(name, name.written))
     return Page(f"reference/{uri}", title, "\n\n".join(lines) + "\n", f"reference/{floor}", SECTION)
 
 

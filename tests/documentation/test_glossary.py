@@ -15,8 +15,8 @@ ENTRIES = dict(ENTRY.findall(TEXT))
 MET = re.compile(r"\]\(\.\./notebooks/([\w.]+)\)")
 SENTENCE = re.compile(r"[.:](?=\s|$)")
 # Set in italics for their weight, not because they are introduced.
-STRESSED = {"after", "before", "both", "causes", "each", "every", "first", "forward", "its own", "last", "lost", "never", "notice", "once",
-            "only", "rests", "same", "then", "twice", "what", "when", "where"}
+STRESSED = {"after", "before", "both", "causes", "each", "every", "first", "forward", "its own", "last", "lost",
+            "never", "notice", "once", "only", "rests", "same", "then", "twice", "what", "when", "where"}
 
 
 def test_every_heading_of_a_term_is_an_entry_and_stands_once():
