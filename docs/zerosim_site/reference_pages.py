@@ -86,21 +86,23 @@ def _exported_modules(package: str) -> list[str]:
 
 @cache
 def read_modules() -> list[str]:
-    """Modules that define what the README, ``docs/`` and the notebooks import, and that no ``__all__`` offers."""
+    """Modules that the README, ``docs/`` and the notebooks import, or from which, and that no ``__all__`` offers."""
     packages = [f"{PACKAGE}.{floor}" for floor in FLOORS]
     packages += [one for package in packages for one in _exported_modules(package)]
     offered = {name.defined for package in packages for name in _listed(package, package).values()}
     offered |= {name.defined for name in public_names().values()}
     values = [_imported(module, name.strip("() "), path) for pattern in READ for path in sorted(ROOT.glob(pattern))
               for module, names in IMPORT.findall(path.read_text(encoding="utf-8")) for name in names.split(",")]
-    return sorted({str(value.__module__) for value in values if value is not None and _described(value)
-                   and f"{value.__module__}.{value.__qualname__}" not in offered})
+    whole = {value.__name__ for value in values if isinstance(value, ModuleType)} - set(packages)
+    return sorted(whole | {str(value.__module__) for value in values if _described(value)
+                           and f"{value.__module__}.{value.__qualname__}" not in offered})
 
 
 def _imported(module: str, name: str, path: Path) -> Any:
-    """What a text imports; None for a module. Raises ValueError where the package has no such name."""
+    """What a text imports. Raises ValueError where the package has no such name."""
     try:
-        return getattr(importlib.import_module(module), name, None)
+        parent = importlib.import_module(module)
+        return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(f"{module}.{name}")
     except ImportError as error:
         raise ValueError(f"{path.relative_to(ROOT)} imports {name} from {module}, which is not there") from error
 
