@@ -47,7 +47,7 @@ notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 
 docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site build/docs
-	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
+	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/docs/mkdocs.yml
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"
 

@@ -22,8 +22,8 @@ def commands_page() -> Page:
     """All commands on one page."""
     found = commands()
     rows = [f"| [`{name}`](#{name}) | {_cell(_first(command))} |" for name, command in found.items()]
-    lines = [HIDE, "# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a command "
-             "with one line and exit code 2.", "\n".join(["| command | what it does |", "|---|---|", *rows])]
+    lines = [HIDE, "# Command line", "What `zerosim --help` and `zerosim COMMAND --help` say. Wrong input ends a "
+             "command with one line and exit code 2.", "\n".join(["| command | what it does |", "|---|---|", *rows])]
     for name, command in found.items():
         lines += list(_told(name, command))
     return Page("commands.md", "Command line", "\n\n".join(lines) + "\n", "commands.md", "Command line")

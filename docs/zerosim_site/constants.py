@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,7 +14,7 @@ MOST_LINES = 16
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant: the module that assigns it, its name, the comment above it, and the text of its assignment."""
+    """A constant: the module that assigns it, its name, the sentences in the comment above it, and its assignment."""
 
     module: str
     name: str
@@ -23,15 +24,19 @@ class Constant:
     @property
     def says(self) -> str:
         """What it is, in a line."""
-        return self.comment or f"A constant of `{self.module.removeprefix('zerosim.')}`."
+        value = getattr(importlib.import_module(self.module), self.name)
+        if self.comment:
+            return self.comment
+        if isinstance(value, Mapping):
+            return f"A table; its rows are {', '.join(f'`{row!r}`' for row in value)}."
+        return f"A constant of `{self.module.removeprefix('zerosim.')}`."
 
     def section(self, heading: str) -> str:
         """Its part of a page, with an anchor that is its full name."""
         lines = self.text.splitlines()
         shown = lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], "    ..."]
-        parts = [f"## {heading} {{ #{self.module}.{self.name} .doc-heading }}", self.comment,
-                 fenced("\n".join(shown), "python")]
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join([f"## {heading} {{ #{self.module}.{self.name} .doc-heading }}", self.says,
+                            fenced("\n".join(shown), "python")])
 
 
 @cache
@@ -42,8 +47,13 @@ def constant(module: str, name: str) -> Constant:
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
             return constant(str(node.module), name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
-            comment = _comment_above(source.splitlines(), node.lineno)
-            return Constant(module, name, comment, ast.get_source_segment(source, node) or "")
+            lines = source.splitlines()
+            comment = _comment_above(lines, node.lineno)
+            text = "\n".join(lines[node.lineno - 1:node.end_lineno])
+            # A comment that is no sentence heads the columns of a table, and stays with it.
+            is_prose = " ".join(comment).endswith(".")
+            return Constant(module, name, " ".join(comment) if is_prose else "",
+                            text if is_prose else "\n".join([*(f"# {line}" for line in comment), text]))
     raise ValueError(f"{module} neither assigns nor imports {name}")
 
 
@@ -52,11 +62,11 @@ def _assigned(node: ast.Assign | ast.AnnAssign) -> set[str]:
     return {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
 
 
-def _comment_above(lines: list[str], number: int) -> str:
-    """The comment that ends right above a line, counted from 1."""
+def _comment_above(lines: list[str], number: int) -> list[str]:
+    """The lines of the comment that ends right above a line, counted from 1."""
     found: list[str] = []
     for line in reversed(lines[:number - 1]):
         if not line.startswith("# ") or line.startswith("# --"):
             break
         found.insert(0, line[2:])
-    return " ".join(found)
+    return found

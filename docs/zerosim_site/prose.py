@@ -29,7 +29,7 @@ def _block(block: str) -> str:
         return "```text\n" + _unindented(lines) + "\n```"
     if len(lines) > 1 and sum(bool(COLUMNS.search(line)) for line in lines) > 1:
         return "```text\n" + block + "\n```"
-    return lists_apart(outside_code(_escaped, block))
+    return lists_apart(outside_code(escaped, block))
 
 
 def _unindented(lines: list[str]) -> str:
@@ -37,7 +37,7 @@ def _unindented(lines: list[str]) -> str:
     return "\n".join(line[margin:] for line in lines)
 
 
-def _escaped(prose: str) -> str:
+def escaped(prose: str) -> str:
     """The prose with every sign as it is, but for *emphasis*, and for lists, whose items begin a line."""
     marked = EMPHASIS.sub(rf"{KEPT}\1{KEPT}", prose)
     return re.sub(r"^#", r"\\#", marked.translate(SIGNS), flags=re.M).replace(KEPT, "*")

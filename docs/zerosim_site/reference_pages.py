@@ -5,17 +5,18 @@ What is public is what ``__all__`` lists. Floors that list nothing are documente
 
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import zerosim
 from zerosim_site import constants
-from zerosim_site.page import ROOT, Page
+from zerosim_site.page import ROOT, Page, outside_code
+from zerosim_site.prose import escaped
 
 SECTION = "Reference"
 PACKAGE = "zerosim"
@@ -27,7 +28,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "models": (),
     "optim": (),
     "planning": (),
-    "numerics": ("zerosim.numerics.*",),
+    "numerics": tuple(f"zerosim.numerics.{name}" for name in (
+        "formats", "rounding", "packing", "policy", "loss_scale", "fp8", "random", "null", "units")),
     "lessons": (),
     "lessons.puzzles": (),
     "lessons.figures": (),
@@ -36,8 +38,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
 IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
 READ = ("README.md", "docs/*.md", "notebooks/*.py")
 TITLES = {"lessons.puzzles": "puzzles", "lessons.figures": "figures"}
-# How arrays are added and rounded on one device or another is nothing that users call.
-INNER = ("cupy_", "kernels")
 
 
 @dataclass(frozen=True)
@@ -57,40 +57,60 @@ def public_names() -> dict[str, Name]:
 
 
 def floor_names(floor: str) -> dict[str, Name]:
-    """What a floor's ``__all__`` lists, by name, modules apart."""
-    module = importlib.import_module(f"{PACKAGE}.{floor}")
+    """What ``zs.`` offers of a floor, and what the floor's ``__all__`` lists, by name, modules apart."""
+    found = _listed(f"{PACKAGE}.{floor}", _title(floor))
+    known = {name.defined for name in found.values()}
+    return {name: value for name, value in public_names().items()
+            if _page_of(value.defined) == floor and value.defined not in known} | found
+
+
+def _listed(package: str, written: str) -> dict[str, Name]:
+    """What a package's ``__all__`` lists, by name, modules apart."""
+    module = importlib.import_module(package)
     listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
-    return {name: _name(f"{floor}.{name}", module.__name__, name, value)
+    return {name: _name(f"{written}.{name}", package, name, value)
             for name, value in sorted(listed.items(), key=_folded) if not isinstance(value, ModuleType)}
 
 
 def floor_modules(floor: str) -> list[str]:
     """The modules that a floor's page shows whole: those that it exports, and those that FLOORS adds."""
-    module = importlib.import_module(f"{PACKAGE}.{floor}")
-    exported = [value.__name__ for name in getattr(module, "__all__", ())
-                if isinstance(value := getattr(module, name), ModuleType)]
-    added = [one for pattern in FLOORS[floor] for one in _matching(pattern)]
     read = [one for one in read_modules() if _page_of(one) == floor]
-    return list(dict.fromkeys([*exported, *added, *read]))
+    return list(dict.fromkeys([*_exported_modules(f"{PACKAGE}.{floor}"), *FLOORS[floor], *read]))
+
+
+def _exported_modules(package: str) -> list[str]:
+    module = importlib.import_module(package)
+    return [value.__name__ for name in getattr(module, "__all__", ())
+            if isinstance(value := getattr(module, name), ModuleType)]
 
 
 @cache
 def read_modules() -> list[str]:
-    """Modules that define what the README, ``docs/`` and the notebooks import, and that no ``__all__`` offers."""
-    offered = {name.defined for floor in FLOORS for name in floor_names(floor).values()}
+    """Modules that the README, ``docs/`` and the notebooks import, or from which, and that no ``__all__`` offers."""
+    packages = [f"{PACKAGE}.{floor}" for floor in FLOORS]
+    packages += [one for package in packages for one in _exported_modules(package)]
+    offered = {name.defined for package in packages for name in _listed(package, package).values()}
     offered |= {name.defined for name in public_names().values()}
-    texts = [path.read_text(encoding="utf-8") for pattern in READ for path in sorted(ROOT.glob(pattern))]
-    found = {(module, name.strip("() ")) for text in texts for module, names in IMPORT.findall(text)
-             for name in names.split(",")}
-    values = {(module, name): getattr(importlib.import_module(module), name, None) for module, name in found}
-    return sorted({value.__module__ for value in values.values() if _described(value)
-                   and f"{value.__module__}.{value.__qualname__}" not in offered})
+    values = [_imported(module, name.strip("() "), path) for pattern in READ for path in sorted(ROOT.glob(pattern))
+              for module, names in IMPORT.findall(path.read_text(encoding="utf-8")) for name in names.split(",")]
+    whole = {value.__name__ for value in values if isinstance(value, ModuleType)} - set(packages)
+    return sorted(whole | {str(value.__module__) for value in values if _described(value)
+                           and f"{value.__module__}.{value.__qualname__}" not in offered})
 
 
-def _page_of(module: str) -> str:
-    """The page on which a module is described: the longest of FLOORS that it lies in."""
-    inside = [floor for floor in FLOORS if f"{module}.".startswith(f"{PACKAGE}.{floor}.")]
-    return max(inside, key=len)
+def _imported(module: str, name: str, path: Path) -> Any:
+    """What a text imports. Raises ValueError where the package has no such name."""
+    try:
+        parent = importlib.import_module(module)
+        return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(f"{module}.{name}")
+    except ImportError as error:
+        raise ValueError(f"{path.relative_to(ROOT)} imports {name} from {module}, which is not there") from error
+
+
+def _page_of(dotted: str) -> str:
+    """The floor that a module or a name lies in, the longest of FLOORS; none for what lies in no floor."""
+    inside = [floor for floor in FLOORS if f"{dotted}.".startswith(f"{PACKAGE}.{floor}.")]
+    return max(inside, key=len, default="")
 
 
 def reference_pages() -> list[Page]:
@@ -123,10 +143,14 @@ def _floor_page(floor: str, shown: dict[str, str]) -> Page:
             shown[name.defined] = uri
             lines.append(_entry(name, of_zs.get(name.defined, name.written)))
     for inner in floor_modules(floor):
-        listed = sorted(_defined_in(inner))
-        fresh = [name for name in listed if f"{inner}.{name}" not in shown]
+        written = inner.removeprefix(f"{PACKAGE}.")
+        fresh = [name for name in sorted(_defined_in(inner)) if f"{inner}.{name}" not in shown]
         shown.update({f"{inner}.{name}": uri for name in fresh})
-        lines.append(_directive(inner, inner.removeprefix(f"{PACKAGE}."), fresh))
+        lines.append(_directive(inner, written, fresh))
+        for name in _listed(inner, written).values():
+            if name.defined not in shown:
+                shown[name.defined] = uri
+                lines.append(_entry(name, name.written))
     return Page(f"reference/{uri}", title, "\n\n".join(lines) + "\n", f"reference/{floor}", SECTION)
 
 
@@ -146,17 +170,6 @@ def _directive(identifier: str, heading: str, members: list[str] | None = None) 
     return "\n".join(lines)
 
 
-def _matching(pattern: str) -> Iterator[str]:
-    package, _, last = pattern.rpartition(".")
-    if last != "*":
-        yield pattern
-        return
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        short = found.name.rpartition(".")[2]
-        if not short.startswith(INNER[0]) and not short.endswith(INNER[1]):
-            yield found.name
-
-
 def _defined_in(module: str) -> Iterator[str]:
     """The public functions and classes that a module defines itself."""
     for name, value in vars(importlib.import_module(module)).items():
@@ -172,8 +185,8 @@ def _name(written: str, package: str, name: str, value: Any) -> Name:
 
 
 def _described(value: Any) -> bool:
-    """Whether mkdocstrings finds it: functions and classes have docstrings."""
-    return inspect.isclass(value) or inspect.isfunction(value)
+    """Whether mkdocstrings finds it: functions, those that remember their answers too, and classes have docstrings."""
+    return inspect.isclass(value) or (callable(value) and inspect.isfunction(inspect.unwrap(value)))
 
 
 def _title(floor: str) -> str:
@@ -183,7 +196,7 @@ def _title(floor: str) -> str:
 def _folded(item: tuple[str, Any]) -> tuple[bool, str]:
     """The order of a page: by name, errors last."""
     name, value = item
-    return inspect.isclass(value) and issubclass(value, Exception), name.casefold()
+    return inspect.isclass(value) and issubclass(value, BaseException), name.casefold()
 
 
 def _first_paragraph(docstring: str | None) -> str:
@@ -192,4 +205,4 @@ def _first_paragraph(docstring: str | None) -> str:
 
 
 def _in_table(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("``", "`")
+    return outside_code(escaped, text).replace("|", "\\|").replace("``", "`")

@@ -3,7 +3,7 @@
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,8 +40,15 @@ def defined_in(notebook: Path) -> set[str]:
 def forms(term: str) -> set[str]:
     """A term as it may stand in a sentence: singular, plural, or with a verb's ending."""
     word = plain(term)
-    endings = (("s$", ""), ("$", "s"), ("ches$", "ch"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"), ("e$", "ing"), ("e?$", "ed"))
+    endings = (("s$", ""), ("$", "s"), ("$", "es"), ("ies$", "y"), ("y$", "ies"), ("trix$", "trices"),
+               ("e$", "ing"), ("$", "ing"))
     return {word, *(re.sub(old, new, word, count=1) for old, new in endings)}
+
+
+def is_entry(term: str, entries: Iterable[str]) -> bool:
+    """Whether a term is an entry of the glossary, or a part of one: ``probabilities`` of "attention probabilities"."""
+    words = [set(form.split()) for form in forms(term)]
+    return any(one <= set(form.split()) for entry in entries for form in forms(entry) for one in words)
 
 
 def public(package: str) -> Iterator[tuple[str, Any]]:
@@ -61,12 +68,10 @@ def is_described(name: str, value: Any, documented: set[str]) -> bool:
 
 
 def resolved(dotted: str) -> Any:
-    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; modules before what they hold."""
+    """The object of a full name, such as ``zerosim.ranks.cluster.Cluster``; what is imported hides modules."""
     module, _, name = dotted.rpartition(".")
-    try:
-        return importlib.import_module(dotted)
-    except ImportError:
-        return getattr(importlib.import_module(module), name)
+    parent = importlib.import_module(module)
+    return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(dotted)
 
 
 def imported_by_readers() -> set[tuple[str, str]]:

@@ -1,13 +1,22 @@
 """Docstrings of plain prose say the same when Markdown has drawn them."""
 
+import doctest
 import inspect
 
 import pytest
+from zerosim_site import page, prose
 from zerosim_site.page import lists_apart
 from zerosim_site.prose import as_markdown
 
 
-@pytest.mark.parametrize(("prose", "markdown"), [
+@pytest.mark.parametrize("module", [page, prose], ids=lambda module: module.__name__)
+def test_the_examples_of_the_sites_own_code_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize(("text", "markdown"), [
     ("a*b*c, x[i][j] and 2 < 3", r"a\*b\*c, x\[i\]\[j\] and 2 &lt; 3"),
     ("it says *what* and ``code[0] * 2``", "it says *what* and ``code[0] * 2``"),
     ("Σ|x|, *args and **options", r"Σ|x|, \*args and \*\*options"),
@@ -15,8 +24,8 @@ from zerosim_site.prose import as_markdown
     ("costs $5 and ~3", r"costs \$5 and \~3"),
     ("takes\n- one\n- two", "takes\n\n- one\n- two"),
 ])
-def test_signs_stay_signs(prose, markdown):
-    assert as_markdown(prose) == markdown
+def test_signs_stay_signs(text, markdown):
+    assert as_markdown(text) == markdown
 
 
 def test_a_doctest_becomes_a_block_and_the_prose_before_it_stays():
