@@ -123,6 +123,6 @@ def _description(data: ObservedStep) -> str:
             f"Backward begins with the gradient of {data.scale:,.0f} times the loss ({_flow(data.output_gradient)}) "
             f"and leaves the gradient of the weights ({_flow(data.gradient)}). It is added up over {data.ranks} ranks, "
             f"each of which sends {data.sent_nbytes:,} B, and divided by {data.gradient_divisor:,.0f} in "
-            f"{data.wide_gradient.format}, in blocks of {data.block_nbytes:,} of {data.wide_gradient.nbytes:,} B. Adam, "
-            f"with m and v ({_flow(data.state)}), updates the master weights. At rest, in bytes per parameter: "
+            f"{data.wide_gradient.format}, in blocks of {data.block_nbytes:,} of {data.wide_gradient.nbytes:,} B. "
+            f"Adam, with m and v ({_flow(data.state)}), updates the master weights. At rest, in bytes per parameter: "
             f"{_per_parameter(data)}.")
