@@ -48,8 +48,8 @@ from zerosim.lessons.one_pass import first_weights, one_pass
 print("      exponent  mantissa     largest  smallest normal   smallest  gap above 1")
 for name in ("fp32", "fp16", "bf16"):
     row = zs.format_of(name)
-    print(f"{name} {row.exponent_bits:4} bits {row.mantissa_bits:4} bits {row.largest:12.5g} {row.smallest_normal:14.4g} "
-          f"{row.smallest_subnormal:12.4g}        2^{np.log2(zs.spacing(1.0, name)):.0f}")
+    print(f"{name} {row.exponent_bits:4} bits {row.mantissa_bits:4} bits {row.largest:12.5g} "
+          f"{row.smallest_normal:14.4g} {row.smallest_subnormal:12.4g}        2^{np.log2(zs.spacing(1.0, name)):.0f}")
 
 # %% [markdown]
 # Below the smallest *normal* number a few more lie at equal distances down to 0; they are called *subnormal*.
@@ -188,8 +188,8 @@ for name in ("fp16", "bf16"):
 #
 # ## Try it
 #
-# * In `round_by_hand` leave out the line that begins with `kept = kept +`. Now it cuts off instead of rounding. Which of
-#   the printed numbers change? And which cell says that something is wrong?
+# * In `round_by_hand` leave out the line that begins with `kept = kept +`. Now it cuts off instead of rounding. Which
+#   of the printed numbers change? And which cell says that something is wrong?
 # * Is an update of 1e-5 lost at a weight of 0.1 in fp16? And at 0.01? Look at the picture of the gaps first, then call
 #   `add(0.1, 1e-5, "fp16")`.
 # * A third cure: round up or down *by chance*, so that the mean is right. `zs.round_to(x, "bf16", "stochastic",
