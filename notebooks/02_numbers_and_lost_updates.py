@@ -158,13 +158,11 @@ def batch(index, step):
 
 def train_by_hand(rank, name, keep_master, steps):
     """The losses, the weights that compute (16, 4), and the share of the updated weights that the last step moved."""
-    compute, master = zs.Policy(name), first_weights(MODEL)[WEIGHT]
+    master = first_weights(MODEL)[WEIGHT] if keep_master else round_by_hand(first_weights(MODEL)[WEIGHT], name)
     losses = []
     for step in range(steps):
-        weights = round_by_hand(master, name)
-        if not keep_master:
-            master = weights
-        found = one_pass(MODEL, {WEIGHT: weights}, compute, *batch(rank.index, step))
+        weights = {WEIGHT: round_by_hand(master, name)}
+        found = one_pass(MODEL, weights, zs.Policy(name), *batch(rank.index, step))
         total = rank.all_reduce(found.gradients[WEIGHT].ravel()).astype(np.float32).reshape(16, 4)
         before, master = master, master - np.float32(LEARNING_RATE) * (total / np.float32(rank.size))
         if not keep_master:
