@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from zerosim.lessons.one_pass import first_weights, one_pass
 
 import zerosim as zs
 from zerosim.lessons.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
-from zerosim.lessons.one_pass import first_weights, one_pass
 from zerosim.lessons.resting_formats import batch
 from zerosim.numerics.loss_scale import Dynamic
 
