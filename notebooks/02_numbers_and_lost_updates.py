@@ -16,15 +16,14 @@
 #
 # **The idea.** A format of 16 bits has $2^{16}$ numbers and no more; between two neighbors there is a *gap*. Training
 # adds small updates to larger weights. An update that is smaller than half the gap next to the weight is rounded away:
-# it is *lost*, in this step and in every one after it. That is why one trains with two copies of the weights, one of 16
-# bits to compute with and a *master* of 32 bits to add the updates to.
+# it is a *lost update*, in this step and in every one after it. That is why one trains with two copies of the weights,
+# one of 16 bits to compute with and a *master* of 32 bits to add the updates to.
 
 # %%
 import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights, one_pass
 
 # %% [markdown]
 # ## Predict first
@@ -52,7 +51,7 @@ for name in ("fp32", "fp16", "bf16"):
           f"{row.smallest_normal:14.4g} {row.smallest_subnormal:12.4g}        2^{np.log2(zs.spacing(1.0, name)):.0f}")
 
 # %% [markdown]
-# Below the smallest *normal* number a few more lie at equal distances down to 0; they are called *subnormal*.
+# Below the smallest normal number a few more lie at equal distances down to 0; they are called *subnormal*.
 #
 # bf16's mantissa is sometimes called similar to fp16's. It has 3 bits less: **its gaps are 8 times as wide**.
 #
@@ -143,7 +142,8 @@ figures.lost_updates(figures.lost_updates_data())
 # ## A training, with and without
 #
 # A linear layer of 64 weights learns from other data on each rank, by gradient descent. The gradients rest in the
-# format; their sum over ranks (`all_reduce` gives it to every rank) is divided by N in fp32.
+# format; their sum over ranks (`all_reduce` gives it to every rank) is divided by N in fp32. `one_pass` runs one
+# forward and one backward pass.
 
 # %%
 MODEL, WEIGHT, LEARNING_RATE = zs.models.MLP([16, 4], bias=False), "layer0.weight", 0.03
@@ -158,11 +158,11 @@ def batch(index, step):
 
 def train_by_hand(rank, name, keep_master, steps):
     """The losses, the weights that compute (16, 4), and the share of the updated weights that the last step moved."""
-    master = first_weights(MODEL)[WEIGHT] if keep_master else round_by_hand(first_weights(MODEL)[WEIGHT], name)
-    losses = []
+    first = zs.models.first_weights(MODEL)[WEIGHT]  # in fp32
+    master, losses = first if keep_master else round_by_hand(first, name), []
     for step in range(steps):
         weights = {WEIGHT: round_by_hand(master, name)}
-        found = one_pass(MODEL, weights, zs.Policy(name), *batch(rank.index, step))
+        found = zs.models.one_pass(MODEL, weights, zs.Policy(name), *batch(rank.index, step))
         total = rank.all_reduce(found.gradients[WEIGHT].ravel()).astype(np.float32).reshape(16, 4)
         before, master = master, master - np.float32(LEARNING_RATE) * (total / np.float32(rank.size))
         if not keep_master:

@@ -23,9 +23,8 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures, format_runs, underflow
-from zerosim.lessons.one_pass import first_weights, one_pass
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.lessons import figures
+from zerosim.lessons.format_runs import network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]
@@ -55,29 +54,32 @@ for g in (1e-3, 1e-6, 5e-8, 2e-8):
 #
 # Now the gradients of a network. Its data are measured in a unit 1024 times as large as theirs, so that all numbers,
 # and with them the gradients, come out small; in large models one reason for small gradients is that the loss is a
-# mean over many tokens. `one_pass` runs one forward and one backward, with S times the loss:
+# mean over many tokens. `samples(step, rank)` gives other data in every step and on every rank. `one_pass` runs one
+# forward and one backward pass, with S times the loss:
 
 # %%
-MODEL = format_runs.network()  # three linear layers, ReLU between them, half the squared error
+MODEL = network()  # three linear layers, ReLU between them, half the squared error
+FIRST = zs.models.first_weights(MODEL)  # by name, in fp32
 FP16 = zs.Policy("fp16")
 P = MODEL.parameter_count
 
 
-def batch(index, step, unit=1.0):
-    """x (32, 8), target (32, 2): other samples on every rank and in every step."""
-    return tuple(np.float32(unit) * array for array in format_runs.batch(step, index))
+def gradients_of(name, scale):
+    """All gradients of one batch (P,), ``scale`` times as large, computed in a format."""
+    found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), *samples(0, 0, unit=2**-10), scale).gradients
+    return np.concatenate([gradient.astype(np.float32).ravel() for gradient in found.values()])
 
 
-exact = one_pass(MODEL, first_weights(MODEL), zs.Policy("fp32"), *batch(0, 0, 2**-10)).gradients.values()
+exact = gradients_of("fp32", 1.0)
 for exponent in (0, 8, 16, 24, 32, 40):
-    found = one_pass(MODEL, first_weights(MODEL), FP16, *batch(0, 0, 2**-10), scale=2.0**exponent).gradients.values()
-    fate = underflow.fates(NumpyKernels(), exact, found, "fp16", 2.0**exponent)
-    print(f"S = 2^{exponent:<2}: of {fate.elements} gradients {fate.lost:4} are lost, {fate.subnormal:4} have fewer "
-          f"bits, {fate.not_finite:4} are inf or NaN")
+    found = np.abs(gradients_of("fp16", 2.0**exponent))
+    lost, small = (found == 0) & (exact != 0), (found > 0) & (found < zs.format_of("fp16").smallest_normal)
+    print(f"S = 2^{exponent:<2}: of {P} gradients {lost.sum():4} are lost, {small.sum():4} have fewer bits, "
+          f"{(~np.isfinite(found)).sum():4} are inf or NaN")
 
 # %% [markdown]
 # Without a scale most of the gradients are damaged. A wide range of scales will do; beyond it they become infinite. So
-# **scaling helps against underflow and against nothing else.** Gradients that are too large are what it *causes*, and
+# **scaling helps against underflow and against nothing else.** Gradients that are too large are what it causes, and
 # has to notice. The often-heard "loss scaling avoids fp16's overflow" has it the wrong way round.
 #
 # ## The whole step
@@ -106,9 +108,9 @@ FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24
 
 def train_by_hand(rank):
     """What every step did, and this rank's weights (P,), master, m and v."""
-    shapes, start, chunk = MODEL.shapes, first_weights(MODEL), -(-P // rank.size)
+    shapes, chunk = MODEL.shapes, -(-P // rank.size)
     own = slice(chunk * rank.index, chunk * (rank.index + 1))
-    master = np.concatenate([start[name].ravel() for name in shapes])[own].copy()
+    master = np.concatenate([FIRST[name].ravel() for name in shapes])[own].copy()
     weights = rank.all_gather(master.astype(np.float16), length=P)
     state = {"m": np.zeros_like(master), "v": np.zeros_like(master)}
     scale, good, taken, seen = FIRST_SCALE, 0, 0, []
@@ -116,7 +118,7 @@ def train_by_hand(rank):
     for step in range(STEPS):
         cut = np.split(weights, np.cumsum([np.prod(shape) for shape in shapes.values()])[:-1])
         named = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), cut, strict=True)}
-        gradients = one_pass(MODEL, named, FP16, *batch(rank.index, step), scale).gradients
+        gradients = zs.models.one_pass(MODEL, named, FP16, *samples(step, rank.index), scale).gradients
         local = np.concatenate([gradients[name].ravel() for name in shapes])
 
         total = rank.reduce_scatter(local, purpose="gradients")  # still S times too large, in fp16
@@ -165,17 +167,17 @@ figures.loss_scale(figures.loss_scale_data(steps=80))
 # apart from the ε in its denominator, which is 0 here:
 
 # %%
-def after_three_steps(optimizer, scale):
+def after_three_steps(rank, optimizer, scale):
     """A thousand weights of 1, after three updates with ``scale`` times the same gradients."""
     w, state = np.ones(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in optimizer.slots((1000,))}
     for step in (1, 2, 3):
         g = np.random.default_rng(step).standard_normal(1000).astype(np.float32)
-        optimizer.update(zs.optim.UpdateContext(NumpyKernels()), w, np.float32(scale) * g, state, step)
+        optimizer.update(zs.optim.UpdateContext(rank.kernels), w, np.float32(scale) * g, state, step)
     return w
 
 
 for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
-    plain, scaled = after_three_steps(optimizer, 1), after_three_steps(optimizer, 1024)
+    plain, scaled = (zs.Cluster(1).run(after_three_steps, optimizer, scale)[0] for scale in (1, 1024))
     print(f"{type(optimizer).__name__}: {np.mean(plain == scaled):.0%} of the weights are the same to the bit")
 
 # %% [markdown]
@@ -184,14 +186,14 @@ for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
 #
 # ## What scaling cannot do
 #
-# If a number overflows on the way *forward*, before S enters, no loss scale helps. Here the inputs are 18,000 times as
+# If a number overflows on the way forward, before S enters, no loss scale helps. Here the inputs are 18,000 times as
 # large. fp16 still holds them, but not what the second layer adds up:
 
 # %%
 for name in ("fp16", "bf16"):
-    x, target = batch(0, 0, 18_000)
+    x, target = samples(0, 0, unit=18_000)
     for exponent in (0, -16):
-        found = one_pass(MODEL, first_weights(MODEL), zs.Policy(name), x, target, scale=2.0**exponent)
+        found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), x, target, scale=2.0**exponent)
         finite = all(np.isfinite(gradient.astype(np.float32)).all() for gradient in found.gradients.values())
         print(f"{name}, S = 2^{exponent}: largest input {np.abs(x).max():.3g}, largest outputs of the layers",
               *(f"{value:.3g}" for value in found.largest.values()), f"loss {found.loss:.3g}, "
@@ -228,7 +230,7 @@ def train_by_engine(rank, stage):
     """The same training by the package: S and whether it was skipped, by step, and the whole state."""
     rule = Dynamic("torch", initial=FIRST_SCALE, window=WINDOW)
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=zs.Policy("fp16", loss_scale=rule), layout="contiguous")
-    results = [engine.step([batch(rank.index, step)]) for step in range(STEPS)]
+    results = [engine.step([samples(step, rank.index)]) for step in range(STEPS)]
     states = [engine.state(name) for name in MODEL.shapes]
     whole = {key: np.concatenate([np.ravel(state[key]) for state in states])
              for key in ("parameter", "master", "m", "v")}
