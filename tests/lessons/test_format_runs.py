@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from zerosim.lessons.one_pass import first_weights, one_pass
 
 import zerosim as zs
 from zerosim.lessons.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
 from zerosim.lessons.resting_formats import batch
+from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.numerics.loss_scale import Dynamic
 
 SCALED = zs.Policy("fp16", loss_scale=Dynamic(initial=2.0**20, window=3))

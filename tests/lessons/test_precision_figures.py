@@ -66,7 +66,7 @@ def test_the_stairs_and_marks_are_the_data(scaled, style):
             assert list(line.get_ydata()) == [run.scales[step - 1] for step in steps]
             assert (line.get_marker(), line.get_linestyle()) == (MARKS[where][0], "None")
             assert same_color(line.get_color(), MARKS[where][1])
-    for words in ("torch, W = 16: 11 of 120 steps skipped", "deepspeed, hysteresis 2, W = 16: 14 of 120"):
+    for words in ("torch, window 16: 11 of 120 steps skipped", "deepspeed, hysteresis 2, window 16: 14 of 120"):
         assert words in loss_scale(scaled, style).description
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from zerosim.lessons.resting_formats import WIDTHS, batch
 from zerosim.models.mlp import MLP
+from zerosim.numerics.blocks import Array
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam
@@ -66,14 +67,19 @@ def network() -> MLP:
     return MLP(WIDTHS, bias=False, seed=0)
 
 
+def samples(step: int, rank: int, unit: float = 1.0) -> tuple[Array, Array]:
+    """x (B, 8) and target (B, 2) of `resting_formats`, u times as large; other data on every rank."""
+    x, target = batch(step, rank)
+    return x * x.dtype.type(unit), target * target.dtype.type(unit)
+
+
 def _program(rank: Rank, policy: Policy, steps: int, unit: float,
              lr: float) -> tuple[list[float], list[bool], list[tuple[float, bool]]]:
     """One rank: its losses, whether its own gradients were finite, and (S, skipped), by step."""
     engine = Engine(rank, network(), Adam(lr, epsilon=EPSILON * unit**2), stage=1, policy=policy)
     losses, finite, results = [], [], []
     for step in range(steps):
-        x, target = batch(step, rank.index)
-        tape = engine.forward(x * x.dtype.type(unit), target * target.dtype.type(unit))
+        tape = engine.forward(*samples(step, rank.index, unit))
         engine.backward(tape)
         finite.append(rank.kernels.all_finite(engine.states.gradient))
         engine.reduce()

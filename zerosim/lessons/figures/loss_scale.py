@@ -1,6 +1,6 @@
 """The loss scale over a training whose gradients overflow now and then: two rules, and the steps that were skipped.
 
-Legend: N ranks, S loss scale, W good steps after which it grows.
+Legend: N ranks, S loss scale.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,20 +51,25 @@ def loss_scale_data(dialects: Sequence[tuple[str, int]] = (("torch", 1), ("deeps
 def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
     """A panel for each rule: stairs of S, and a mark on each skipped step."""
     with style.in_force():
-        width, height = 11.6, 2.7 + 2.5 * len(data.runs)
+        width, height = 11.6, 2.95 + 2.5 * len(data.runs)
         figure = style.figure(width, height)
         panels = figure.subplots(len(data.runs), 1, sharex=True, squeeze=False, gridspec_kw={
-            "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.55 / height, "bottom": 1.4 / height,
+            "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.8 / height, "bottom": 1.4 / height,
             "hspace": 0.3})[:, 0]
         for place, axes in enumerate(panels):
             _panel(axes, data, place)
         panels[-1].set_xlabel("step of the training (steps)")
         figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.76 / height, f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is "
-                    "a step that all of them skipped, since a gradient was inf or NaN.", va="center", color=style.muted)
+        figure.text(0.2 / width, 1 - 0.88 / height, f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is "
+                    "a step that all of them skipped, since a gradient was inf or NaN.\nThe window is how many good "
+                    f"steps it takes until S grows{_one_more(data)}.", va="center", linespacing=1.45, color=style.muted)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend([lines[name] for name in _labels()], _labels(), loc="lower center", ncols=4, columnspacing=1.8)
     return Drawing("loss-scale", TITLE, _description(data), style, figure)
+
+
+def _one_more(data: LossScaleData) -> str:
+    return "; after an overflow deepspeed takes one more" * any(rule.dialect == "deepspeed" for rule in data.rules)
 
 
 def _labels() -> list[str]:
@@ -93,7 +98,7 @@ def _panel(axes: "Axes", data: LossScaleData, place: int) -> None:
 def _heading(data: LossScaleData, place: int) -> str:
     rule, run = data.rules[place], data.runs[place]
     patience = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
-    return f"{rule.dialect}{patience}, W = {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
+    return f"{rule.dialect}{patience}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
 
 
 def _description(data: LossScaleData) -> str:
