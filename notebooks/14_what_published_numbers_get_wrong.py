@@ -245,8 +245,8 @@ for all_reduce_first in (True, False):
 #
 # ## Try it
 #
-# * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources are
-#   never wrong?
+# * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
+#   are never wrong?
 # * Take a number from a paper that you trust. Reckon it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(32, "segment(2)", **SIZES)`: at which context length (`tokens`) would larger segments begin to be best?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
