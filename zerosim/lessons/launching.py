@@ -1,7 +1,6 @@
 """A reader's own program on processes of their own, started from a notebook or a script as one would from a shell."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from zerosim.lessons.running import RanPart
 from zerosim.ranks.errors import BackendError
 
 LAUNCHERS = ("mpiexec", "mpirun")
-# More processes than cores, and as root in a container: Open MPI asks to be told; MPICH hears nothing of it.
-ENVIRONMENT = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+OPEN_MPI = ("Open MPI", "OpenRTE")  # asks to be told of more processes than cores, and of root, as in a container
+ASKED_FOR = ("--oversubscribe", "--allow-run-as-root")
 SECONDS = 120.0
 
 
@@ -31,12 +29,11 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
     """
     if ranks < 1:
         raise ValueError(f"{ranks} processes were asked for; take one at least")
-    words = [_launcher(), "-n", str(ranks), sys.executable, "-m", "zerosim", "run", place, "--json"]
+    words = [*_launcher(), "-n", str(ranks), sys.executable, "-m", "zerosim", "run", place, "--json"]
     for name, value in (settings or {}).items():
         words += ["--with", f"{name}={value}"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL,
-                              env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{ranks} processes of {place} did not end within {seconds:g} seconds; give them more, or "
                            "look for ranks that wait for each other") from None
@@ -46,12 +43,13 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
     return [RanPart(**row) for row in json.loads(done.stdout)["rows"]]
 
 
-def _launcher() -> str:
-    """The launcher on the PATH or beside this interpreter; BackendError where it or mpi4py is missing."""
+def _launcher() -> list[str]:
+    """The launcher beside this interpreter or on the PATH, and its flags; BackendError where it or mpi4py is missing."""
     beside = str(Path(sys.executable).parent)
     found = next((path for name in LAUNCHERS for path in (shutil.which(name, path=beside), shutil.which(name)) if path),
                  None)
     if found is None or find_spec("mpi4py") is None:
         missing = "mpi4py is not installed" if found else f"there is no {' or '.join(LAUNCHERS)} here"
         raise BackendError("mpi", f"processes over MPI cannot be had: {missing}; pip install 'zerosim[mpi]'")
-    return found
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+    return [found, *(ASKED_FOR if any(name in said for name in OPEN_MPI) else ())]
