@@ -90,9 +90,9 @@ for algorithm in ("everyone", "ring"):
     print(f"all-reduce on 8 ranks, {algorithm}: each sends {cluster.trace.sent_nbytes()[0] / vector.nbytes} vectors")
 
 # %% [markdown]
-# * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way. (The same
-#   lesson calls PCIe's 64 GB/s "bidirectional", which are one way, and gives NVLink 600 GB/s elsewhere, which is the
-#   generation before.)
+# * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
+#   are 62.2 ms, of which 8 ranks need 7/8. (The same lesson calls PCIe's 64 GB/s "bidirectional", which are one way, and
+#   gives NVLink 600 GB/s elsewhere, which is the generation before.)
 # * "2Ψ" and "3Ψ" are limits for many ranks, Ψ being the bytes of all parameters; what is sent is (N-1)/N of it. On 2
 #   ranks that is half. One text gives the factor to the reduce-scatter and not to the all-gather; both have it.
 # * Stages 1 and 2 are "free" with one micro-batch. With k of them stage 2 sends (k+1)/2 times as much as stage 0.

@@ -44,7 +44,7 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
 
 
 def _launcher() -> list[str]:
-    """The launcher beside this interpreter or on the PATH, and its flags; BackendError where it or mpi4py is missing."""
+    """The launcher beside this interpreter or on the PATH, and its flags; BackendError where one or mpi4py is not."""
     beside = str(Path(sys.executable).parent)
     found = next((path for name in LAUNCHERS for path in (shutil.which(name, path=beside), shutil.which(name)) if path),
                  None)
