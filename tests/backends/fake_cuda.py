@@ -33,12 +33,6 @@ class Stream:
         self.ptr = cuda.number_stream(self)
         self.clock: Clock = {}
 
-    @property
-    def done(self) -> bool:
-        """Always; whoever asks knows it from here on."""
-        self.synchronize()
-        return True
-
     def __enter__(self) -> Stream:
         assert self.cuda.selected == self.device_id, "this stream is another device's"
         self.cuda.stacks[self.device_id].append(self)
@@ -68,12 +62,8 @@ class Event:
         self.cuda: Any = Cuda.current
         self.cuda.events += 1
         self.number, self.clock = self.cuda.events, {}
-
-    @property
-    def done(self) -> bool:
-        """Always; whoever asks knows it from here on."""
-        self.synchronize()
-        return True
+        self.ptr = id(self)
+        self.cuda.alive[self.ptr] = self
 
     def record(self, stream: Stream | None = None) -> None:
         assert stream is not None, "without a stream CuPy would take the null stream"
@@ -100,6 +90,8 @@ class Cuda:
         Cuda.current = self
         self.count, self.selected, self.events, self.log = count, 0, 0, []
         self.host: Clock = {}
+        self.status = 0  # what queries answer
+        self.alive: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
         self.streams: list[Stream] = []
         self.stacks: list[list[Stream]] = []
         for self.selected in range(count):
@@ -113,6 +105,16 @@ class Cuda:
     def number_stream(self, stream: Stream) -> int:
         self.streams.append(stream)
         return 1000 * (self.selected + 1) + sum(s.device_id == self.selected for s in self.streams)
+
+    def stream_query(self, pointer: int) -> int:
+        """The status: all is done, unless a test says otherwise; whoever asks knows it from here on."""
+        next(stream for stream in self.streams if stream.ptr == pointer).synchronize()
+        return self.status
+
+    def event_query(self, pointer: int) -> int:
+        """Likewise."""
+        self.alive[pointer].synchronize()
+        return self.status
 
     def here(self) -> Stream:
         """The current stream of the current device."""
@@ -257,6 +259,7 @@ def fake_module(count: int) -> tuple[ModuleType, Cuda]:
     vars(module).update({name: value for name, value in vars(fake_cupy).items() if not name.startswith("__")})
     runtime = SimpleNamespace(**vars(fake_cupy.cuda.runtime))
     runtime.getDeviceCount, runtime.getDevice = lambda: cuda.count, lambda: cuda.selected
+    runtime.streamQuery, runtime.eventQuery = cuda.stream_query, cuda.event_query
     inner = ModuleType("cupy.cuda")
     vars(inner).update({**vars(fake_cupy.cuda), "Device": Device, "Stream": Stream, "Event": Event, "runtime": runtime,
                         "get_current_stream": lambda device=-1: cuda.here(),

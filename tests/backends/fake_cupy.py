@@ -311,6 +311,6 @@ cuda = SimpleNamespace(
     runtime=SimpleNamespace(CUDA_R_16F="fp16", CUDA_R_16BF="bf16", CUDA_R_32F="fp32", getDeviceCount=lambda: 1,
                             runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
                             CUDARuntimeError=CUDARuntimeError, getDevice=lambda: 0),
-    nvrtc=SimpleNamespace(),
+    nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)),
 )
 __version__ = "14.0.0"

@@ -112,6 +112,7 @@ class LinkedCommunicator(Communicator):
                 elif name != "send":
                     self._collective(name, what, own_messages)
         except (EOFError, OSError) as error:
+            self.state = "broken by a remote process"  # as NCCL: every later call is an error too
             raise NcclError(f"NCCL_ERROR_SYSTEM_ERROR: remote process exited: {error!r}") from error
         sender.join()
 

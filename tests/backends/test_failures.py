@@ -52,6 +52,13 @@ def test_in_debug_mode_ranks_that_disagree_are_told_what_each_of_them_asked_for(
     assert said[what] in str(errors[0])
 
 
+@pytest.mark.parametrize("what", ["operation", "shape", "dtype", "op"])
+def test_in_debug_mode_works_under_way_hold_nothing_when_ranks_have_disagreed_beside_them(world: World, what: str
+                                                                                         ) -> None:
+    errors = failures(world, programs.disagrees_beside_works, what, debug=True)
+    assert all(isinstance(error, zs.MismatchError) for error in errors)
+
+
 @pytest.mark.parametrize("what", ["operation", "shape"])
 def test_without_debug_a_mismatch_is_an_error_too_and_never_a_wrong_result(world: World, what: str) -> None:
     errors = failures(world, programs.disagrees, what)
@@ -97,6 +104,13 @@ def test_a_program_that_lets_nothing_stop_it_is_over_all_the_same_when_another_r
 
 def test_a_program_cannot_catch_a_deadlock_and_go_on(world: World) -> None:
     assert all(isinstance(error, zs.DeadlockError) for error in failures(world, programs.catches_what_it_can))
+
+
+@pytest.mark.parametrize("what", ["operation", "shape"])
+@pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+def test_a_program_cannot_catch_that_ranks_disagree_and_go_on(world: World, what: str, debug: bool) -> None:
+    for error in failures(world, programs.catches_that_it_disagrees, what, debug=debug):
+        assert isinstance(error, zs.MismatchError)
 
 
 def test_a_rank_that_fails_beside_a_group_in_the_making_leaves_nobody_in_it(world: World) -> None:

@@ -73,6 +73,29 @@ def test_without_a_gpu_or_with_another_cuda_the_versions_are_named(monkeypatch, 
         zs.NCCLCluster(2)
 
 
+@pytest.mark.parametrize("missing", ["cublas", "nvrtc"])
+def test_a_library_of_cuda_that_is_missing_is_named_before_anything_runs(monkeypatch, missing: str) -> None:
+    """As CuPy 14.2 does it: cuBLAS is missed where it is named, NVRTC where something is asked of it."""
+    class Cuda:
+        runtime, cublas = cupy_that_finds(1).cuda.runtime, None
+
+        class nvrtc:
+            @staticmethod
+            def getVersion() -> tuple[int, int]:
+                if missing == "nvrtc":
+                    raise RuntimeError('Failure finding "libnvrtc.so.12"')
+                return 12, 9
+
+    def absent(self: Any) -> None:
+        raise ImportError('Failure finding "libcublas.so.12"')
+
+    if missing == "cublas":
+        Cuda.cublas = property(absent)  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14.2.0", cuda=Cuda()))
+    with pytest.raises(zs.BackendError, match=rf"need cuBLAS and NVRTC, .* found none \(.*lib{missing}\.so\.12.*pip"):
+        zs.NCCLCluster(1)
+
+
 def nccl_module(monkeypatch, text: str) -> None:
     """A cupy.cuda whose nccl is made by this text."""
     package, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
@@ -93,7 +116,8 @@ def nccl_module(monkeypatch, text: str) -> None:
 
     monkeypatch.setitem(sys.modules, "cupy", package)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", ModuleType("none"))  # so that what was there comes back
+    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl")
     monkeypatch.setattr(sys, "meta_path", [Loader(), *sys.meta_path])
 
 
@@ -131,16 +155,21 @@ class OneMail:
         return [value, None, self.others]
 
 
-def test_what_one_process_misses_every_process_is_told() -> None:
+def test_what_one_process_misses_every_process_is_told(monkeypatch) -> None:
     assert together(OneMail(None), lambda: 7) == 7  # type: ignore[arg-type]
     with pytest.raises(zs.BackendError, match=r"rank 2 of 3 cannot take part: no GPU here"):
         together(OneMail("no GPU here"), lambda: 7)  # type: ignore[arg-type]
 
-    def missing() -> None:
-        raise zs.BackendError("CUDA", "mine is missing")
+    said = []
+    for error in (zs.BackendError("CUDA", "mine is missing"), CUDARuntimeError("all CUDA devices are busy")):
+        def missing(error: Exception = error) -> None:
+            raise error
 
-    with pytest.raises(zs.BackendError, match="mine is missing"):
-        together(OneMail("no GPU here"), missing)  # type: ignore[arg-type]
+        mail = OneMail("no GPU here")
+        monkeypatch.setattr(mail, "everyone", lambda value: said.append(value) or [value, None, None])
+        with pytest.raises(type(error), match=str(error)):
+            together(mail, missing)  # type: ignore[arg-type]
+    assert said == ["mine is missing", "all CUDA devices are busy"]
 
 
 # -- the double beside the library ------------------------------------------------------------------------------------

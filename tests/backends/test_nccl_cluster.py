@@ -314,6 +314,40 @@ def test_a_rank_that_raises_aborts_every_communicator_and_the_next_run_works(gpu
     assert list(cluster.run(lambda rank: int(rank.all_reduce(rank.xp.asarray(np.array([1])))[0]))) == [3, 3, 3]
 
 
+def test_after_a_failure_nothing_is_left_on_the_streams_that_could_write_to_memory_of_the_next_run(gpus) -> None:
+    doubles = gpus(3)
+    with pytest.raises(programs.Boom):
+        NCCLCluster(3).run(programs.fails, 1, "work")
+    host = doubles.cuda.host  # what the host knows to have happened
+    assert all(host.get(stream.ptr, 0) >= stream.clock.get(stream.ptr, 0) for stream in doubles.cuda.streams)
+
+
+@pytest.mark.parametrize("answers", [[700], [600, 600, 700]], ids=str)
+def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, monkeypatch, answers: list[int]) -> None:
+    """CuPy's ``Stream.done`` is False for every status but success: an illegal address (700) as well as not ready."""
+    doubles = gpus(2)
+
+    def program(rank: zs.Rank) -> None:
+        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        left = list(answers)
+        doubles.cuda.stream_query = lambda pointer: left.pop(0) if len(left) > 1 else left[0]
+        doubles.cupy.cuda.runtime.streamQuery = doubles.cuda.stream_query
+
+    with pytest.raises(doubles.cupy.cuda.runtime.CUDARuntimeError, match="700"):
+        NCCLCluster(2).run(program)
+
+
+def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
+    doubles, asked = gpus(2), []
+
+    def program(rank: zs.Rank) -> None:
+        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        doubles.cupy.cuda.runtime.streamQuery = lambda pointer: asked.append(pointer) or (600 if len(asked) < 9 else 0)
+
+    NCCLCluster(2).run(program)
+    assert {1001, 1002, 2001, 2002} <= set(asked)
+
+
 def test_a_deadlock_is_explained_as_on_a_cluster(gpus) -> None:
     gpus(3)
     with pytest.raises(zs.DeadlockError, match="no rank can go on"):

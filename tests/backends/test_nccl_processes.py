@@ -99,6 +99,14 @@ def test_in_debug_mode_ranks_that_disagree_are_told(doubled: Doubled, what: str)
     assert_same(doubled, programs.messages)
 
 
+@pytest.mark.parametrize("what", ["operation", "shape", "dtype", "op"])
+def test_works_under_way_hold_nothing_when_ranks_have_disagreed_beside_them(doubled: Doubled, what: str) -> None:
+    outcomes = doubled.outcomes(programs.disagrees_beside_works, what, debug=True)
+    assert [type(outcome.error) for outcome in outcomes] == [zs.MismatchError] * doubled.ranks
+    assert [outcome.held_nbytes for outcome in outcomes] == [0] * doubled.ranks
+    assert_same(doubled, programs.messages)
+
+
 def test_arrays_on_the_host_travel_by_way_of_the_device(doubled: Doubled) -> None:
     assert_same(doubled, on_the_host)
 

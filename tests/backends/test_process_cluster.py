@@ -34,10 +34,14 @@ class NoMail:
 class NoCarrier:
     """Carries nothing, and notes its end."""
 
-    library = "nothing"
+    library, in_order = "nothing", False
 
     def __init__(self) -> None:
         self.ended: list[str] = []
+
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        return True
 
     def drain(self) -> bool:
         """Nothing is under way."""
@@ -85,6 +89,21 @@ def test_after_an_error_the_carrier_settles_and_nothing_stays_held() -> None:
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
     assert cluster.carrier.ended == ["settled"]
     assert cluster.memory.now_nbytes == [0]
+
+
+def test_what_goes_wrong_on_the_way_though_the_program_has_returned_is_an_error_of_the_run() -> None:
+    cluster, answers = Alone(), [False, False]
+
+    def idle() -> bool:
+        if answers:
+            return answers.pop()
+        raise KeyError("an illegal address")
+
+    cluster.carrier.idle = idle
+    with pytest.raises(KeyError) as caught:
+        cluster.run(lambda rank: None)
+    assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+    assert cluster.carrier.ended == ["settled"]
 
 
 @pytest.mark.parametrize("index", [0, 2, -1, -3, 7, slice(0, 2)])

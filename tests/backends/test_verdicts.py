@@ -2,15 +2,19 @@
 
 import pickle
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import zerosim as zs
 from zerosim.ranks.call import Call
+from zerosim.ranks.entry import CollectiveEntry
 from zerosim.ranks.processes.agreement import Agreement
 from zerosim.ranks.processes.notes import Entered, Failed, Finished, Issued, Waiting, raised_elsewhere
+from zerosim.ranks.processes.transport import ProcessTransport
 from zerosim.ranks.processes.verdict import unmet, verdict
+from zerosim.ranks.trace import Collective, Trace
 
 GROUP = (0, 1, 2), ()
 
@@ -174,3 +178,52 @@ def test_an_exception_of_a_class_that_is_not_importable_becomes_a_remote_error()
     told = Failed.of(Local("mine")).error(0, 2)
     assert type(told) is zs.RemoteError
     assert str(told) == "Local: mine"
+
+
+class Arriving:
+    """A mail of rank 0 of three, in which lies what a test puts there."""
+
+    index, size = 0, 3
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[int, Entered]] = []
+
+    def post(self, note: object, to: int | None = None) -> None:
+        """Nobody reads it."""
+
+    def arrived(self) -> list[tuple[int, Entered]]:
+        letters, self.letters = self.letters, []
+        return letters
+
+
+class Begun:
+    """A carrier that notes what it was given, in order."""
+
+    library = "nothing"
+
+    def __init__(self, in_order: bool) -> None:
+        self.in_order, self.calls = in_order, list[Call]()
+
+    def begin(self, entry: CollectiveEntry) -> "Begun":
+        self.calls.append(entry.call)
+        return self
+
+    def advance(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_what_is_agreed_on_first_begins_first_unless_the_carrier_has_one_order(in_order: bool) -> None:
+    """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
+    mail, carrier = Arriving(), Begun(in_order)
+    transport = ProcessTransport(mail, carrier, debug=True, patience_seconds=5.0)  # type: ignore[arg-type]
+    of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
+    empty = np.empty(6, np.float32)
+    for its in (of_all, of_two):
+        transport.issue(0, CollectiveEntry(its, 0, empty, empty, [], False, Collective(its, (), True), Trace()))
+    mail.letters = [(1, Entered(of_all)), (1, Entered(of_two))]
+    transport.check_use(0)
+    assert carrier.calls == ([] if in_order else [of_two])
+    mail.letters = [(2, Entered(of_all))]
+    transport.check_use(0)
+    assert carrier.calls == ([of_all, of_two] if in_order else [of_two, of_all])

@@ -35,7 +35,8 @@ NAMES = pytest.mark.parametrize("name", FIGURES)
 
 
 DATA = {name: cache(figure.data) for name, figure in FIGURES.items()}
-UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)", "(ratio)")
+UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
+         "(steps)", "(name)", "(no unit)", "(ratio)")
 SMALL = {name: lambda style=LIGHT, figure=figure: figure.draw(figure.small(), style)
          for name, figure in FIGURES.items()}
 
@@ -151,6 +152,12 @@ def test_memory_of_other_worlds_keeps_its_words_apart(worlds):
     assert seen.cut_off(found) == []
 
 
+def test_one_rank_is_told_of_as_one():
+    words = memory(memory_data((1, 2), widths=(4, 4), rows=1)).description
+    assert " On 1 rank: stage 0 rests" in words
+    assert " On 2 ranks: stage 0 rests" in words
+
+
 def test_the_instrument_sees_an_overlap_and_a_cut_label():
     found = FIGURES["ring"](LIGHT)
     found.figure.axes[0].text(0.25, 0.34, "over the last line")
@@ -221,7 +228,7 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
 
 
 def test_an_unknown_figure_is_refused_with_the_nearest_name_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are liveness, memory, .*, traffic; did "
+    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are activations, .*, traffic; did "
                                          r"you mean 'ring'\?"):
         draw(["memory", "rings"], tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+from base64 import b64decode
 from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from matplotlib.figure import Figure
 
 from tests.architecture.source import ROOT
 from tests.backends.worlds import Processes
@@ -68,6 +70,10 @@ def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
             skip_if_drawn_elsewhere(svg)
             assert svg == cell.displayed.svg()
             pictures += 1
+        if isinstance(cell.displayed, Figure):  # of a memory or a trace: an image in HTML
+            image = displayed_in(outputs)["text/html"]
+            skip_if_drawn_elsewhere(b64decode(image.rpartition("base64,")[2].partition('"')[0]).decode())
+            assert image == cell.displayed._repr_html_()
     assert pictures >= 1, "a notebook has a picture"
 
 

@@ -1,7 +1,5 @@
 """What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
 
-import traceback
-
 
 class MismatchError(ValueError):
     """Ranks of one group called different collectives, or a message did not fit where it arrived."""
@@ -44,13 +42,3 @@ class RemoteError(RuntimeError):
 
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""
-
-
-def clear_frames(error: BaseException, *, chain: bool = True) -> None:
-    """Clears what the frames of an error, and with ``chain`` of those behind it, would keep in the ledgers."""
-    raised: BaseException | None = error
-    seen: set[int] = set()
-    while raised is not None and id(raised) not in seen:
-        seen.add(id(raised))
-        traceback.clear_frames(raised.__traceback__)
-        raised = (raised.__cause__ or raised.__context__) if chain else None

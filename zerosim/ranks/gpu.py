@@ -19,8 +19,9 @@ def cupy_on(device: int) -> Any:
                                    f"{cupy.__version__}; {INSTALL}")
     _require_device(cupy, device)
     try:
-        cupy.cuda.cublas, cupy.cuda.nvrtc  # noqa: B018  # each is loaded when it is first named
-    except (ImportError, AttributeError) as error:
+        cupy.cuda.cublas  # noqa: B018  # loaded when it is first named
+        cupy.cuda.nvrtc.getVersion()  # loaded when it is first asked for something
+    except (ImportError, AttributeError, RuntimeError) as error:
         raise BackendError("CUDA", "ranks on a GPU need cuBLAS and NVRTC, CUDA's libraries, and CuPy found none "
                                    f"({error}); {INSTALL}") from error
     return cupy

@@ -85,6 +85,7 @@ class MPICarrier:
     """Makes the hops of this process' rank; one communicator for each group of ranks."""
 
     library = "MPI"
+    in_order = False  # every call has a tag, every group a communicator
 
     def __init__(self, mpi: Any, comm: Any, kernels: NumpyKernels, *, rendezvous: bool) -> None:
         self._mpi, self._kernels, self._rendezvous = mpi, kernels, rendezvous
@@ -112,6 +113,10 @@ class MPICarrier:
         self._comms[key] = comm.Create_group(members)
         members.Free()
         everyone.Free()
+
+    def idle(self) -> bool:
+        """What a program has waited for is done, and it waits for all."""
+        return True
 
     def drain(self) -> bool:
         """Takes and forgets what arrives; True when nothing that this rank has begun is under way."""

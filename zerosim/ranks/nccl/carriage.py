@@ -191,6 +191,8 @@ class NCCLCarriage:
     def give_up(self) -> None:
         """Aborts all communicators, so that nobody waits for a message that will not come."""
         self.communicators.abort()
+        for lane in self.lanes:
+            lane.rest()
 
     def close(self) -> None:
         """Lets go of the run's entries."""

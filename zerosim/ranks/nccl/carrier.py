@@ -17,6 +17,7 @@ from zerosim.numerics.arrays import words
 from zerosim.ranks.algorithms import NATIVE
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
+from zerosim.ranks.frames import forget_frames
 from zerosim.ranks.nccl.adapter import ID_NBYTES, NCCL, Communicator
 from zerosim.ranks.nccl.carriage import arrays_on_device
 from zerosim.ranks.nccl.devices import Lane
@@ -52,12 +53,12 @@ class OnHost:
     """An entry whose arrays lie on the host, carried by copies on the device: done when what arrived is copied back."""
 
     def __init__(self, lane: Lane, abort: Finish, finish: Finish) -> None:
-        self._abort, self._finished = abort, lane.finished()
+        self._lane, self._abort, self._finished = lane, abort, lane.finished()
         self._finish: Finish | None = finish
 
     def advance(self) -> bool:
         """Looks whether the device is done, and if so copies what has arrived."""
-        if self._finish is None or not self._finished.done:
+        if self._finish is None or not self._lane.reached(self._finished):
             return False
         self._finish()
         self._finish = None
@@ -76,7 +77,9 @@ class Broken:
     error is this rank's own."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
-        self._error, self._abort, self._deadline = error, abort, time.monotonic() + HEARSAY_SECONDS
+        # Its frames know the entry's arrays and, by way of the transport's, this object: the ledger would keep those.
+        self._error, self._abort = forget_frames(error), abort
+        self._deadline = time.monotonic() + HEARSAY_SECONDS
 
     def advance(self) -> bool:
         """Raises NCCL's error when nobody has been heard to have failed for some time."""
@@ -99,6 +102,7 @@ class NCCLCarrier:
     """
 
     library = "NCCL"
+    in_order = True  # there is one stream
 
     def __init__(self, nccl: NCCL, lane: Lane, world: Communicator, index: int, ranks: int, gone: Finish) -> None:
         self._nccl, self._lane, self._index, self._gone = nccl, lane, index, gone
@@ -113,6 +117,7 @@ class NCCLCarrier:
         try:
             finish = self._carried(entry, on_device)
         except self._nccl.error as error:
+            error.add_note(f"raised by NCCL when it was asked for {entry.describe()}")
             return Broken(error, self._abort)
         if on_device:
             finish()
@@ -229,6 +234,7 @@ class NCCLCarrier:
             with suppress(Exception):  # an error has brought us here, and that one is to be told
                 comm.abort()
         if comms:
+            self._lane.rest()
             self._gone()
 
     def drain(self) -> bool:
@@ -239,10 +245,14 @@ class NCCLCarrier:
     def settle(self) -> None:
         """All is aborted here; where it is not yet, nobody waits for this rank."""
 
-    def close(self) -> None:
-        """Waits until the device is idle, and gives back the communicators of the groups that this run made."""
-        self._lane.synchronize()
-        for key, comm in self._comms.items():
+    def idle(self) -> bool:
+        """True when the device is; raises what has gone wrong there, or on the way to another rank."""
+        for comm in self._comms.values():
             comm.check()
+        return self._lane.idle()
+
+    def close(self) -> None:
+        """Gives back the communicators of the groups that this run made."""
+        for key, comm in self._comms.items():
             if key != self._world:
                 comm.destroy()

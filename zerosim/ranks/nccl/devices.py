@@ -6,7 +6,7 @@ that is current on its device, by default the legacy default stream.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.explain import ranks_text
 
 NAP_SECONDS = 50e-6
+REST_SECONDS = 5.0  # what a device has after an abort to run what still stands on its streams
+SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady (CUDA Runtime API, "Data types", cudaError)
 HOW_TO_SHARE = ("to share cards pass share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment (NCCL "
                 "2.30 or newer; about 2 ranks)")
 HOW_PROCESSES_SHARE = (f"{HOW_TO_SHARE}; or, with any NCCL, a different NCCL_HOSTID for each process, "
@@ -53,7 +55,7 @@ class Lane:
     """
 
     def __init__(self, xp: Any, device: int, kernels: NumpyKernels) -> None:
-        self._cuda, self.device, self.kernels = xp.cuda, device, kernels
+        self._cuda, self._runtime, self.device, self.kernels = xp.cuda, xp.cuda.runtime, device, kernels
         self._device = xp.cuda.Device(device)
         with self._device:
             self.stream = xp.cuda.Stream(non_blocking=True)
@@ -107,7 +109,28 @@ class Lane:
     def idle(self) -> bool:
         """True when the device has done all that was asked of both streams; raises what went wrong there."""
         self.select()
-        return bool(self.stream.done and self._cuda.get_current_stream().done)
+        streams = self.stream, self._cuda.get_current_stream()
+        return all(self._answered(self._runtime.streamQuery(stream.ptr)) for stream in streams)
+
+    def reached(self, event: Any) -> bool:
+        """True when the device has come to the event; raises what went wrong before."""
+        return self._answered(self._runtime.eventQuery(event.ptr))
+
+    def _answered(self, status: int) -> bool:
+        """CuPy's own ``done`` calls every status but success not done: after an error one would ask it for ever."""
+        if status not in (SUCCESS, NOT_READY):
+            raise self._runtime.CUDARuntimeError(status)
+        return status == SUCCESS
+
+    def rest(self) -> None:
+        """After an abort: waits for what still stands on the streams, which may write to memory that is free by now.
+
+        Gives up after some seconds, and where the device is broken.
+        """
+        deadline = time.monotonic() + REST_SECONDS
+        with suppress(Exception):  # an error has brought us here, and that one is to be told
+            while not self.idle() and time.monotonic() < deadline:
+                time.sleep(NAP_SECONDS)
 
     def synchronize(self) -> None:
         """Waits until the lane is idle, so that Ctrl-C is heard meanwhile."""

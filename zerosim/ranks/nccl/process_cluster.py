@@ -5,7 +5,7 @@ Legend: N ranks.
 
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError
@@ -33,14 +33,13 @@ class NCCLProcessCluster(ProcessCluster):
 
     def __init__(self, mail: Mail, *, local_rank: int, share_devices: bool = False, capacity_nbytes: int | None = None,
                  debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU, and ValueError where two
-        would share a card and were not told to."""
-        self._cupy, self._nccl, self.device = together(mail, lambda: _found(local_rank))
-        _check_cards(mail, self._cupy.cuda.Device(self.device).pci_bus_id, share=share_devices)
-        self._cupy.cuda.Device(self.device).use()
+        """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
+        ValueError where two would share a card and were not told to."""
+        self._nccl, self._lane, card = together(mail, lambda: _found(local_rank))
+        self.device = self._lane.device
+        _check_cards(mail, card, share=share_devices)
         super().__init__(mail, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
                          patience_seconds=patience_seconds)
-        self._lane = Lane(self._cupy, self.device, self._new_kernels())
         self._communicator: Communicator | None = None
         self._connected()
 
@@ -57,9 +56,7 @@ class NCCLProcessCluster(ProcessCluster):
         super().close()
 
     def _new_kernels(self) -> NumpyKernels:
-        from zerosim.numerics.cupy_kernels import CupyKernels
-
-        return CupyKernels()
+        return _kernels()
 
     def _connected(self) -> Communicator:
         """The communicator of all; made anew by all processes together after a run that failed."""
@@ -85,12 +82,12 @@ def together(mail: Mail, find: Callable[[], T]) -> T:
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
     """
-    error: BackendError | None = None
+    error: Exception | None = None
     try:
         found = find()
-    except BackendError as raised:
+    except Exception as raised:  # whatever it is, the others wait to hear of it
         error = raised
-    texts: list[str | None] = mail.everyone(None if error is None else str(error))
+    texts: list[str | None] = mail.everyone(None if error is None else f"{error}" or type(error).__name__)
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
@@ -99,10 +96,18 @@ def together(mail: Mail, find: Callable[[], T]) -> T:
     return found
 
 
-def _found(local_rank: int) -> tuple[Any, NCCL, int]:
-    """CuPy, NCCL and this process' device."""
+def _kernels() -> NumpyKernels:
+    from zerosim.numerics.cupy_kernels import CupyKernels
+
+    return CupyKernels()
+
+
+def _found(local_rank: int) -> tuple[NCCL, Lane, str]:
+    """NCCL; this process' device, which becomes the thread's current one, with its streams; and which card it is."""
     xp = cupy_on(0)
-    return xp, NCCL(), local_rank % device_count(xp)
+    nccl, device = NCCL(), local_rank % device_count(xp)
+    xp.cuda.Device(device).use()
+    return nccl, Lane(xp, device, _kernels()), xp.cuda.Device(device).pci_bus_id
 
 
 def _check_cards(mail: Mail, bus_id: str, *, share: bool) -> None:

@@ -27,12 +27,16 @@ class Carrier(Protocol):
     """Moves arrays between this process' rank and the others."""
 
     library: str
+    in_order: bool  # whether ranks that begin the same entries in different orders would wait for each other for ever
 
     def begin(self, entry: Entry) -> Course:
         """Takes the entry and returns at once."""
 
     def join(self, parent: Group, key: Group) -> None:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
+
+    def idle(self) -> bool:
+        """When all ranks' programs have returned: True when all that they asked for is done; raises what went wrong."""
 
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of this rank's is under way."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from zerosim.ranks import explain
 from zerosim.ranks.call import Call, Group
-from zerosim.ranks.entry import CollectiveEntry, Entry
-from zerosim.ranks.errors import RankStopped, clear_frames
+from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
+from zerosim.ranks.errors import MismatchError, RankStopped
+from zerosim.ranks.frames import clear_frames, forget_frames
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.processes.agreement import Agreement
 from zerosim.ranks.processes.carrier import Carrier, Course
@@ -80,13 +81,12 @@ class ProcessTransport:
         self.issued.count(entry)
         if isinstance(entry, CollectiveEntry):
             self.recent.append(entry.call)
-        if self.agreement is None:
-            self.courses[entry] = self.carrier.begin(entry)
-        else:
+        if self.agreement is not None:
             self.agreement.announce(entry)
             self.ahead.append(entry)
-            if not isinstance(entry, CollectiveEntry):  # who sends to this rank first may wait for what it sends
-                self.courses[entry] = self.carrier.begin(entry)
+        # Who sends to this rank first may wait for what it sends, debug mode or not.
+        if self.agreement is None or (isinstance(entry, ExchangeEntry) and not self.carrier.in_order):
+            self.courses[entry] = self.carrier.begin(entry)
         self._turn()
 
     def join(self, parent: Group, key: Group) -> None:
@@ -130,6 +130,7 @@ class ProcessTransport:
             self._end(Finished(self.issued, tuple(self.recent)))
             self._until(self._all_ended)
             self._check_met()
+            self._until(self.carrier.idle)
         except BaseException as error:
             raised = self._raised(error)
             self._part(raised)
@@ -154,12 +155,11 @@ class ProcessTransport:
     def _raised(self, error: BaseException) -> BaseException:
         """What this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
         if isinstance(error, RankStopped) and self.found is not None:
-            error = self.found
+            error = self.found.with_traceback(error.__traceback__)  # which shows the program's line
         failed = [(rank, note) for rank, note in self.endings.items() if isinstance(note, Failed)]
         if isinstance(error, RankStopped) and failed:
             self._end(Stopped())
-            rank, note = failed[0]
-            return note.error(rank, self.mail.size)
+            return failed[0][1].error(failed[0][0], self.mail.size)
         self._end(Failed.of(error))
         error.add_note(f"raised by rank {self.mail.index} of {self.mail.size}")
         return error
@@ -227,16 +227,29 @@ class ProcessTransport:
             self._tell(Going())
 
     def _turn(self) -> bool:
-        """Reads the mail and lets everything under way go on; True if anything moved."""
+        """Reads the mail and lets everything under way go on; True if anything moved.
+
+        Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
+        """
         self._check_going()
         self._read()
         self._check_going()
+        try:
+            return self._moved()
+        except MismatchError as mismatch:
+            self.found = forget_frames(mismatch)
+        raise RankStopped
+
+    def _moved(self) -> bool:
         moved = False
-        for entry in [entry for entry in self.ahead if self._agreed(entry)]:
-            self.ahead.remove(entry)
-            if entry not in self.courses:
-                self.courses[entry] = self.carrier.begin(entry)
-            moved = True
+        for entry in self.ahead.copy():
+            if self.agreement is not None and self.agreement.reached(entry):
+                self.ahead.remove(entry)
+                if entry not in self.courses:
+                    self.courses[entry] = self.carrier.begin(entry)
+                moved = True
+            elif self.carrier.in_order:
+                break
         for entry, course in list(self.courses.items()):
             if not entry.done and entry not in self.ahead:
                 moved |= course.advance()
@@ -248,17 +261,13 @@ class ProcessTransport:
                 or any(isinstance(ending, Failed) for ending in self.endings.values())):
             raise RankStopped
 
-    def _agreed(self, entry: Entry) -> bool:
-        assert self.agreement is not None
-        return self.agreement.reached(entry)
+    def _read(self) -> None:
+        for rank, note in self.mail.arrived():
+            self._hear(rank, note)
 
     def _tell(self, note: Waiting | Going | Settled) -> None:
         self._hear(self.mail.index, note)
         self.mail.post(note)
-
-    def _read(self) -> None:
-        for rank, note in self.mail.arrived():
-            self._hear(rank, note)
 
     def _hear(self, rank: int, note: Note) -> None:
         match note:
