@@ -151,7 +151,7 @@ else:
 #
 # ## What may change
 #
-# Between these two worlds nothing changed. On another computer one thing may: the order in which a *matrix product*
+# Between these two worlds nothing changed. On another computer one thing may: the order in which a matrix product
 # adds up. It is chosen by a library (BLAS, on a GPU cuBLAS), and other processors, versions and numbers of threads get
 # others. An operation on single elements has no order:
 

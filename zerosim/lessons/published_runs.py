@@ -105,9 +105,13 @@ class Blocks:
     flops: int
 
 
-@cache
-def blocks(count: int, policy: str, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
+def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
+    return _blocks(count, policy, batch, tokens, channels, heads)
+
+
+@cache
+def _blocks(count: int, policy: str, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     cluster = NullCluster(1, representative=0)
     kept = cluster.run(_passes, GPT(GPTConfig(count, channels, heads, tokens, 2)), batch, policy)[0]
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
@@ -196,7 +200,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
         globals()["blocks"](blocks, policy, **block).probabilities_nbytes / 1e9,
     "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
     "largest in BLd": lambda batch, tokens, channels, heads:
-        blocks(2, "none", batch, tokens, channels, heads).largest_nbytes / (2 * batch * tokens * channels),
+        blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads).largest_nbytes / (2 * batch * tokens * channels),
     "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
     "best segment": best_segment, "scores": scores_again,
     "transfer milliseconds": transfer_milliseconds,
