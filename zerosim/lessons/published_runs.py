@@ -138,6 +138,9 @@ def _most(changes: Iterator[int]) -> int:
     return most
 
 
+_run = blocks  # for who has a number of blocks of that name
+
+
 def of_a_block(policy: str, **block: Any) -> Blocks:
     """What one block more adds to two, of each."""
     two, three = (blocks(count, policy, **block) for count in (2, 3))
@@ -155,9 +158,15 @@ def probabilities(blocks: int = 1, **block: Any) -> float:
     return blocks * of_a_block("none", **block).probabilities_nbytes
 
 
+def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> float:
+    """The largest array that a block keeps, in BLd elements."""
+    found = blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
+    return found.largest_nbytes / (2 * batch * tokens * channels)
+
+
 def best_segment(blocks: int, **block: Any) -> int:
     """The number of blocks to a segment with which n blocks hold least; of powers of two."""
-    run = partial(globals()["blocks"], blocks, **block)
+    run = partial(_run, blocks, **block)
     return min((1 << power for power in range(blocks.bit_length())), key=lambda k: run(f"segment({k})").peak_nbytes)
 
 
@@ -197,10 +206,9 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "probabilities": lambda **block: probabilities(**block) / 1e6,
     "probabilities of all": lambda blocks, **block: probabilities(blocks, **block) / 1e9,
     "quadratic peak": lambda blocks, policy, **block:
-        globals()["blocks"](blocks, policy, **block).probabilities_nbytes / 1e9,
+        _run(blocks, policy, **block).probabilities_nbytes / 1e9,
     "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
-    "largest in BLd": lambda batch, tokens, channels, heads:
-        blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads).largest_nbytes / (2 * batch * tokens * channels),
+    "largest in BLd": largest_in_blocks,
     "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
     "best segment": best_segment, "scores": scores_again,
     "transfer milliseconds": transfer_milliseconds,
