@@ -71,7 +71,8 @@ def lay_out(*subjects, traffic=False):
 lay_out("states")
 
 # %% [markdown]
-# * The answer to question 1: **38.5 and 26.25 GB**, twice as much as printed (only ZeRO-3's 14 GB is right).
+# * The answer to question 1: **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table,
+#   112 GB without ZeRO and 14 with ZeRO-3, are right.)
 # * What "no GPU can hold", one with 141 GB holds, with 29 GB left for activations.
 # * One text's bytes for each parameter go wrong in three ways. Of the 12 that stage 1 cuts, master and two moments, a
 #   formula has 4; a sum leaves out the gradients that it lists; and a formula for all stages comes to 10 on one rank,
