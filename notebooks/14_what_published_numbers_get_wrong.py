@@ -249,7 +249,7 @@ for all_reduce_first in (True, False):
 # * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
 #   are never wrong?
 # * Take a number from a paper that you trust. Reckon it with `zs.plan`, or measure it with a `zs.NullCluster`.
-# * `blocks(32, "segment(2)", **SIZES)`: at which context length (`tokens`) would larger segments begin to be best?
+# * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
 #   zs.Placement.SHARDED`. What does it send with 4 micro-batches?
 #
