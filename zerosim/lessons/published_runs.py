@@ -8,7 +8,7 @@ without data, so that a laptop has room for them.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import isqrt
 from typing import Any
 
@@ -166,8 +166,8 @@ def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> flo
 
 def best_segment(blocks: int, **block: Any) -> int:
     """The number of blocks to a segment with which n blocks hold least; of powers of two."""
-    run = partial(_run, blocks, **block)
-    return min((1 << power for power in range(blocks.bit_length())), key=lambda k: run(f"segment({k})").peak_nbytes)
+    return min((1 << power for power in range(blocks.bit_length())),
+               key=lambda k: _run(blocks, f"segment({k})", **block).peak_nbytes)
 
 
 def scores_again(**block: Any) -> float:
