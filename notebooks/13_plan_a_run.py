@@ -78,7 +78,7 @@ plan_bars(plan_bars_data(plan))
 # ## Levers
 #
 # What can be turned without another GPU? One can recompute (the rows of the table), or attend in tiles so that the
-# matrix of attention never exists (*tiled*); send beside computing and gather ahead, which costs memory and spares time
+# matrix of attention never exists (`tiled`); send beside computing and gather ahead, which costs memory and spares time
 # (*overlap*, *prefetch*), or not; take smaller batches, several for one step; or keep the optimizer's state in the
 # memory of the computer that the GPUs sit in (*offload*).
 
@@ -158,7 +158,7 @@ for capacity in (needed, needed - 1):
 # ## Proof
 #
 # The formula by hand equals the ledger of a real run to the byte: of a small GPT that learns a text, in each stage, on
-# 1 to 8 ranks, and of the large one without data. And the levers, which change bytes and seconds, change no bit of the
+# 1 to 6 ranks, and of the large one without data. And the levers, which change bytes and seconds, change no bit of the
 # weights.
 
 # %%
@@ -175,7 +175,7 @@ def train(rank, stage, levers):
     return at_rest, {name: engine.state(name)["master"] for unit in SMALL.units for name in unit.shapes}
 
 
-for ranks in (1, 2, 3, 4, 5, 8):
+for ranks in (1, 2, 3, 4, 6):
     plain = zs.Cluster(ranks).run(train, 0, {})[0][1]
     for stage in zs.STAGES:
         by_hand = at_rest_by_hand([unit.parameter_count for unit in SMALL.units], ranks, stage)

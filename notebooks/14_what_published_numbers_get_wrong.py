@@ -15,8 +15,8 @@
 # # 14. What published numbers get wrong
 #
 # **The idea.** Papers, lessons and documentation print numbers about memory and messages, and are copied from one
-# another. Some do not follow from the formulas beside them. One need not argue about it: *pencil* (the formula, filled
-# in) and *ledger* (a run, measured) both have something to say, and where the two agree, the print is wrong.
+# another. Some do not follow from the formulas beside them. One need not argue about it: pencil (the formula, filled
+# in) and ledger (a run, measured) both have something to say, and where the two agree, the print is wrong.
 #
 # The texts are good ones, and most of their numbers are right.
 
@@ -71,7 +71,8 @@ def lay_out(*subjects, traffic=False):
 lay_out("states")
 
 # %% [markdown]
-# * The answer to question 1: **38.5 and 26.25 GB**, twice as much as printed (only ZeRO-3's 14 GB is right).
+# * The answer to question 1: **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table,
+#   112 GB without ZeRO and 14 with ZeRO-3, are right.)
 # * What "no GPU can hold", one with 141 GB holds, with 29 GB left for activations.
 # * One text's bytes for each parameter go wrong in three ways. Of the 12 that stage 1 cuts, master and two moments, a
 #   formula has 4; a sum leaves out the gradients that it lists; and a formula for all stages comes to 10 on one rank,
@@ -90,9 +91,9 @@ for algorithm in ("everyone", "ring"):
     print(f"all-reduce on 8 ranks, {algorithm}: each sends {cluster.trace.sent_nbytes()[0] / vector.nbytes} vectors")
 
 # %% [markdown]
-# * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way. (The same
-#   lesson calls PCIe's 64 GB/s "bidirectional", which are one way, and gives NVLink 600 GB/s elsewhere, which is the
-#   generation before.)
+# * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
+#   are 62.2 ms, of which 8 ranks need 7/8. (The same lesson calls PCIe's 64 GB/s "bidirectional", which are one way,
+#   and gives NVLink 600 GB/s elsewhere, which is the generation before.)
 # * "2Ψ" and "3Ψ" are limits for many ranks, Ψ being the bytes of all parameters; what is sent is (N-1)/N of it. On 2
 #   ranks that is half. One text gives the factor to the reduce-scatter and not to the all-gather; both have it.
 # * Stages 1 and 2 are "free" with one micro-batch. With k of them stage 2 sends (k+1)/2 times as much as stage 0.
@@ -144,7 +145,7 @@ for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3)):
 
 # %% [markdown]
 # * Question 4: scaling cures **underflow**: 1e-8 becomes 0 in fp16 and survives times 1024. 7e4 is inf, and a larger S
-#   makes it worse. Overflow is what a loss scaler must *notice*, in order to skip the step and shrink S (notebook 3).
+#   makes it worse. Overflow is what a loss scaler must notice, in order to skip the step and shrink S (notebook 3).
 # * fp16 does not "flush" what is below 6e-5: subnormals reach 6e-8, and half of that is the last to become 0.
 # * bf16's spacing is not "similar" to fp16's, it is 8 times as coarse.
 # * The favorite example of a lost update, $\eta g = 10^{-8}$, is SGD's. Adam's first step is η, whatever the gradient;
@@ -193,7 +194,7 @@ print(f"Adan's v after gradients 1, 2, 4: {zs.Cluster(1).run(third_v)[0]:.4f}, b
       f"{(1 - zs.optim.Adan().beta2) * (4 - 2):.4f}")
 
 # %% [markdown]
-# * In practice Muon takes a quintic iteration, of the *momentum*. In 5 steps the cubic leaves 0.01 at 0.08; the quintic
+# * In practice Muon takes a quintic iteration, of the momentum. In 5 steps the cubic leaves 0.01 at 0.08; the quintic
 #   has all of them near 0.7, and never brings them to 1. The momentum is state, and ZeRO-1 shards it, too.
 # * Rows need no gather: $X_i$ times $X^T X$ is enough, and that is a small matrix which can be added up by an
 #   all-reduce.
@@ -248,7 +249,7 @@ for all_reduce_first in (True, False):
 # * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
 #   are never wrong?
 # * Take a number from a paper that you trust. Reckon it with `zs.plan`, or measure it with a `zs.NullCluster`.
-# * `blocks(32, "segment(2)", **SIZES)`: at which context length (`tokens`) would larger segments begin to be best?
+# * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
 #   zs.Placement.SHARDED`. What does it send with 4 micro-batches?
 #

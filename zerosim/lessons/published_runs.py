@@ -8,7 +8,7 @@ without data, so that a laptop has room for them.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import isqrt
 from typing import Any
 
@@ -105,9 +105,13 @@ class Blocks:
     flops: int
 
 
-@cache
-def blocks(count: int, policy: str, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
+def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
+    return _blocks(count, policy, batch, tokens, channels, heads)
+
+
+@cache
+def _blocks(count: int, policy: str, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     cluster = NullCluster(1, representative=0)
     kept = cluster.run(_passes, GPT(GPTConfig(count, channels, heads, tokens, 2)), batch, policy)[0]
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
@@ -134,6 +138,9 @@ def _most(changes: Iterator[int]) -> int:
     return most
 
 
+_run = blocks  # for who has a number of blocks of that name
+
+
 def of_a_block(policy: str, **block: Any) -> Blocks:
     """What one block more adds to two, of each."""
     two, three = (blocks(count, policy, **block) for count in (2, 3))
@@ -151,10 +158,16 @@ def probabilities(blocks: int = 1, **block: Any) -> float:
     return blocks * of_a_block("none", **block).probabilities_nbytes
 
 
+def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> float:
+    """The largest array that a block keeps, in BLd elements."""
+    found = blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
+    return found.largest_nbytes / (2 * batch * tokens * channels)
+
+
 def best_segment(blocks: int, **block: Any) -> int:
     """The number of blocks to a segment with which n blocks hold least; of powers of two."""
-    run = partial(globals()["blocks"], blocks, **block)
-    return min((1 << power for power in range(blocks.bit_length())), key=lambda k: run(f"segment({k})").peak_nbytes)
+    return min((1 << power for power in range(blocks.bit_length())),
+               key=lambda k: _run(blocks, f"segment({k})", **block).peak_nbytes)
 
 
 def scores_again(**block: Any) -> float:
@@ -193,10 +206,9 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "probabilities": lambda **block: probabilities(**block) / 1e6,
     "probabilities of all": lambda blocks, **block: probabilities(blocks, **block) / 1e9,
     "quadratic peak": lambda blocks, policy, **block:
-        globals()["blocks"](blocks, policy, **block).probabilities_nbytes / 1e9,
+        _run(blocks, policy, **block).probabilities_nbytes / 1e9,
     "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
-    "largest in BLd": lambda batch, tokens, channels, heads:
-        blocks(2, "none", batch, tokens, channels, heads).largest_nbytes / (2 * batch * tokens * channels),
+    "largest in BLd": largest_in_blocks,
     "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
     "best segment": best_segment, "scores": scores_again,
     "transfer milliseconds": transfer_milliseconds,

@@ -64,7 +64,6 @@ class Published:
         return float(QUANTITIES[self.quantity](**self.taken_of))
 
 
-@cache
 def published(*subjects: str) -> tuple[Published, ...]:
     """The rows of the subjects, or of all of them; ValueError for a subject that there is not.
 
@@ -78,7 +77,8 @@ def published(*subjects: str) -> tuple[Published, ...]:
     return tuple(row for subject in subjects or SUBJECTS for row in _rows_of(subject))
 
 
-def _rows_of(subject: str) -> list[Published]:
+@cache
+def _rows_of(subject: str) -> tuple[Published, ...]:
     text = files(__package__).joinpath(f"{subject}.toml").read_text("utf-8")
-    return [Published(subject=subject, **{**row, "inputs": MappingProxyType(row["inputs"])})
-            for row in tomllib.loads(text)["row"]]
+    return tuple(Published(subject=subject, **{**row, "inputs": MappingProxyType(row["inputs"])})
+                 for row in tomllib.loads(text)["row"])
