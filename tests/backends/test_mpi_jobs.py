@@ -108,6 +108,33 @@ def test_a_file_that_raises_in_one_process_ends_the_job_and_is_told_with_its_lin
     assert "half.py\", line 3" in done.stderr or error.startswith("SystemExit")
 
 
+def test_a_file_that_some_machines_of_a_job_do_not_have_ends_all_processes_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "there0.py").write_text("def program(rank):\n    rank.barrier()\n")
+    place = f"{tmp_path}/there$PMI_RANK$OMPI_COMM_WORLD_RANK.py:program"
+    done = finished([*launch(3), "sh", "-c", f"exec {sys.executable} -m zerosim run {place}"])
+    assert done.returncode == 2
+    assert f"zerosim run: ranks [1, 2] of 3: no file '{tmp_path}/there1.py' to take" in done.stderr
+    assert done.stderr.count("zerosim run:") == 1
+
+
+@pytest.mark.parametrize(("by", "code", "said"), [("interrupt", 130, "KeyboardInterrupt"), ("exit", 3, "SystemExit 3")])
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, said: str, ranks: int | None) -> None:
+    words = ["run", f"{JOB}:ends", "--with", f"by={by}", *(() if ranks else ("--ranks", "3"))]
+    done = finished(command(*words, ranks=ranks))
+    assert done.returncode == code
+    assert f"zerosim run: ended by {said}, raised by rank 1 of 3" in done.stderr
+    assert done.stderr.count("zerosim run:") == 1
+
+
+@pytest.mark.parametrize("name", ["sys", "queue", "numpy"])
+def test_a_file_that_would_take_a_modules_place_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("def program(rank):\n    return 1\n")
+    done = finished(command("run", f"{tmp_path}/{name}.py:program", "--ranks", "2"))
+    assert done.returncode == 2
+    assert f"there is one called '{name}' already, which other code imports by that name; rename the" in done.stderr
+
+
 def test_a_file_that_raises_is_told_with_its_line_in_one_process_too(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_text("def program(rank):\n    return int('no number')\n\n\nprogram(None)\n")
