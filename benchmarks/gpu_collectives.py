@@ -25,7 +25,10 @@ Row = dict[str, Any]
 
 def timed(rank: zs.Rank, operation: str, algorithm: str, elements: int, dtype: str, repetitions: int = REPETITIONS,
           clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one collective, of many that follow one another; the first three are not counted."""
+    """Seconds of one collective, of many that follow one another; the first three are not counted.
+
+    ``elements`` are a multiple of N.
+    """
     own = elements // rank.size
     x = rank.xp.zeros(own if operation == "all_gather" else elements, dtype)
     out = rank.xp.empty(own if operation == "reduce_scatter" else elements, dtype)
@@ -41,7 +44,11 @@ def timed(rank: zs.Rank, operation: str, algorithm: str, elements: int, dtype: s
 
 
 def program(rank: zs.Rank, lengths: Sequence[int], repetitions: int) -> list[tuple[str, str, int, float]]:
-    """(operation, algorithm, elements, seconds) of everything that is measured, on this rank, in float32."""
+    """(operation, algorithm, elements, seconds) of everything that is measured, on this rank, in float32.
+
+    Lengths become multiples of N, so that all chunks are equal: NCCL's own calls know no other.
+    """
+    lengths = [-(-elements // rank.size) * rank.size for elements in lengths]
     return [(operation, algorithm, elements, timed(rank, operation, algorithm, elements, "float32", repetitions))
             for operation in OPERATIONS for algorithm in ALGORITHMS for elements in lengths]
 

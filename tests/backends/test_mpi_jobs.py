@@ -9,15 +9,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.backends.worlds import ROOT, Processes, launch, one_thread
 from zerosim import cli
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report import report_data
+from zerosim.lessons.running import RanPart
+from zerosim.lessons.running_text import print_run
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -66,6 +70,14 @@ def test_a_table_shows_every_rank_once() -> None:
     found = re.sub(r"\x1b\[\d*m", "", finished(command("run", f"{JOB}:sums", ranks=3)).stdout)  # on a launcher's tty
     assert found.startswith("3 ranks, each a process, over MPI")
     assert len(re.findall(r"^ +\d +\d+ +\d+ +[0-9a-f]{16} +\[6\.0\] *$", found, re.MULTILINE)) == 3
+
+
+def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() -> None:
+    parts = [RanPart(rank, "[0.123456789, " * 40, "0123456789abcdef" * 4, 190_215_123, 41_488_456) for rank in range(3)]
+    for width in (80, 100, 200):
+        out = StringIO()
+        print_run(Console(file=out, width=width), "somewhere", parts)
+        assert len(out.getvalue().splitlines()) == 3 + 3
 
 
 def test_a_script_of_ones_own_connects_and_an_error_ends_all_of_it() -> None:

@@ -50,8 +50,8 @@ def load(place: str) -> Program:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     known = sys.modules.get(file.stem)
     if file.stem in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(file)):
-        raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which other "
-                         "code imports by that name; rename the file")
+        raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which "
+                         "other code imports by that name; rename the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script
