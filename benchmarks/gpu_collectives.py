@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
+from benchmarks.apart import from_the_ring
 from zerosim.numerics.arrays import to_host
 from zerosim.planning.cost.bandwidth import bus_bytes_per_second
 
@@ -78,17 +79,19 @@ def bits(rank: zs.Rank, algorithm: str = "ring") -> list[str]:
 
 
 def measured(cluster: zs.Cluster, lengths: Sequence[int], repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """The rows, and whether every rank of the ring had the simulator's bits."""
+    """The rows, whether every rank of the ring had the simulator's bits, and how far NCCL's own sums are from those."""
     ranks = cluster.ranks[0].size
     wanted = zs.Cluster(ranks).run(bits)[0]
     same = cluster.run(bits)
     found = cluster.run(program, lengths, repetitions)
-    if isinstance(same, zs.Results) and len(cluster.ranks) == ranks:
-        return {"ring_has_the_simulators_bits": all(mine == wanted for mine in same), "rows": rows_of(list(found))}
     here = cluster.ranks[0].index
+    apart = {"native_is_ulps_and_share_from_the_ring": cluster.run(from_the_ring)[here]}
+    if isinstance(same, zs.Results) and len(cluster.ranks) == ranks:
+        return {"ring_has_the_simulators_bits": all(mine == wanted for mine in same), "rows": rows_of(list(found)),
+                **apart}
     gathered = cluster.gather((same[here] == wanted, found[here]))  # type: ignore[attr-defined]
     return {"ring_has_the_simulators_bits": all(mine for mine, _ in gathered),
-            "rows": rows_of([rows for _, rows in gathered])}
+            "rows": rows_of([rows for _, rows in gathered]), **apart}
 
 
 def main(way: str, ranks: str, *lengths: str) -> None:
