@@ -1,7 +1,8 @@
 """Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping.
 
 Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
-entry, and inside the callback that notices an array's death nobody could catch it: Python prints it and goes on.
+entry, and inside the callback that notices an array's death nobody could catch it: Python prints it and goes on. Where a
+group of NCCL's calls begins or ends it would leave the group open, which swallows all later calls.
 """
 
 import signal
@@ -12,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 GUARDED = frozenset(
-    str(Path(__file__).with_name(name))
-    for name in ("memory.py", "hub.py", "carriage.py", "cluster.py", "state.py", "threads.py")
+    str(Path(__file__).parent / name)
+    for name in ("memory.py", "hub.py", "carriage.py", "cluster.py", "state.py", "threads.py", "nccl/adapter.py")
 )
 # Helpers' own frames are part of whoever called them; "<string>" is the code that a dataclass makes.
 TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py")
