@@ -153,13 +153,17 @@ def kernels_told(found: dict[str, Any]) -> str:
 
 
 def collectives_told(found: dict[str, Any]) -> str:
-    """The best bus bandwidth of each algorithm's all-reduce."""
+    """The best bus bandwidth of each algorithm's all-reduce, and how far NCCL's own sums are from the ring's."""
+    from benchmarks.apart import told as told_apart
+
     best: dict[str, float] = {}
     for row in found["rows"]:
         if row["operation"] == "all_reduce":
             rate = row["bus_bytes_per_second"] or 0.0
             best[row["algorithm"]] = max(rate, best.get(row["algorithm"], 0.0))
-    return "all_reduce, bus bandwidth: " + ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in best.items())
+    rates = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in best.items())
+    return (f"all_reduce, bus bandwidth: {rates}; native from the ring: "
+            f"{told_apart(found['native_is_ulps_and_share_from_the_ring'])}")
 
 
 def training_told(found: dict[str, Any]) -> str:

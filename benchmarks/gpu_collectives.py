@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
+from benchmarks.apart import from_the_ring
 from zerosim.numerics.arrays import to_host
 from zerosim.planning.cost.bandwidth import bus_bytes_per_second
 
@@ -25,7 +26,10 @@ Row = dict[str, Any]
 
 def timed(rank: zs.Rank, operation: str, algorithm: str, elements: int, dtype: str, repetitions: int = REPETITIONS,
           clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one collective, of many that follow one another; the first three are not counted."""
+    """Seconds of one collective, of many that follow one another; the first three are not counted.
+
+    ``elements`` are a multiple of N.
+    """
     own = elements // rank.size
     x = rank.xp.zeros(own if operation == "all_gather" else elements, dtype)
     out = rank.xp.empty(own if operation == "reduce_scatter" else elements, dtype)
@@ -41,7 +45,11 @@ def timed(rank: zs.Rank, operation: str, algorithm: str, elements: int, dtype: s
 
 
 def program(rank: zs.Rank, lengths: Sequence[int], repetitions: int) -> list[tuple[str, str, int, float]]:
-    """(operation, algorithm, elements, seconds) of everything that is measured, on this rank, in float32."""
+    """(operation, algorithm, elements, seconds) of everything that is measured, on this rank, in float32.
+
+    Lengths become multiples of N, so that all chunks are equal: NCCL's own calls know no other.
+    """
+    lengths = [-(-elements // rank.size) * rank.size for elements in lengths]
     return [(operation, algorithm, elements, timed(rank, operation, algorithm, elements, "float32", repetitions))
             for operation in OPERATIONS for algorithm in ALGORITHMS for elements in lengths]
 
@@ -71,17 +79,19 @@ def bits(rank: zs.Rank, algorithm: str = "ring") -> list[str]:
 
 
 def measured(cluster: zs.Cluster, lengths: Sequence[int], repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """The rows, and whether every rank of the ring had the simulator's bits."""
+    """The rows, whether every rank of the ring had the simulator's bits, and how far NCCL's own sums are from those."""
     ranks = cluster.ranks[0].size
     wanted = zs.Cluster(ranks).run(bits)[0]
     same = cluster.run(bits)
     found = cluster.run(program, lengths, repetitions)
-    if isinstance(same, zs.Results) and len(cluster.ranks) == ranks:
-        return {"ring_has_the_simulators_bits": all(mine == wanted for mine in same), "rows": rows_of(list(found))}
     here = cluster.ranks[0].index
+    apart = {"native_is_ulps_and_share_from_the_ring": cluster.run(from_the_ring)[here]}
+    if isinstance(same, zs.Results) and len(cluster.ranks) == ranks:
+        return {"ring_has_the_simulators_bits": all(mine == wanted for mine in same), "rows": rows_of(list(found)),
+                **apart}
     gathered = cluster.gather((same[here] == wanted, found[here]))  # type: ignore[attr-defined]
     return {"ring_has_the_simulators_bits": all(mine for mine, _ in gathered),
-            "rows": rows_of([rows for _, rows in gathered])}
+            "rows": rows_of([rows for _, rows in gathered]), **apart}
 
 
 def main(way: str, ranks: str, *lengths: str) -> None:

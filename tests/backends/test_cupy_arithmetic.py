@@ -256,6 +256,14 @@ def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> No
     both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, np.zeros((13, 200), DTYPES[name]))
 
 
+@pytest.mark.parametrize("count", [128, 129, 257, 4097, 65536, 65537, 140000])
+def test_many_rows_of_one_class_are_halved_as_numpy_does(kernels: Any, count: int) -> None:
+    """One channel makes the longest blocks, of 65,536 rows."""
+    x, rows = np.random.default_rng(7).standard_normal((count, 1)).astype(np.float32), np.zeros(count, np.int64)
+    rows[::3001] = 1
+    both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, np.zeros((2, 1), np.float32))
+
+
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
 def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fmt: str) -> None:
     for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), np.zeros((2, 3), np.float32),

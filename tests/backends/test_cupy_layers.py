@@ -80,6 +80,8 @@ def test_the_loss_of_softmax_is_the_same_formula(kernels: Any, name: str, shape:
              zeros(shape, name))
         both(kernels, lambda k, x, t, s: k.softmax_loss_gradient(x, t, s, 0.37, x), logits, targets, log_sums,
              written=(0,))
+        both(kernels, lambda k, x, t, s, out: k.softmax_loss_gradient(x.T, t, s, 0.37, out.T), logits.T.copy(), targets,
+             log_sums, zeros(shape[::-1], name))
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "fp64"])

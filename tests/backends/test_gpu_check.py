@@ -33,7 +33,7 @@ def made_up(monkeypatch) -> list[str]:
             return found
         return run
 
-    good = {"ring_has_the_simulators_bits": True, "rows": []}
+    good = {"ring_has_the_simulators_bits": True, "rows": [], "native_is_ulps_and_share_from_the_ring": {}}
     for name, found in (("suite", {"exit_code": 0, "said": "9 passed", "skipped": []}), ("kernels", KERNELS),
                         ("collectives", good), ("shared_in_one_process", good), ("shared_by_processes", good),
                         ("training", TRAINING)):
@@ -119,7 +119,9 @@ def test_numbers_that_matter_are_told_beside_the_part() -> None:
     assert gpu_check.training_told(alone).endswith("nothing beside it: PyTorch is not installed")
     rows = [{"operation": "all_reduce", "algorithm": name, "bus_bytes_per_second": rate}
             for name, rate in (("ring", 1e9), ("ring", 9e9), ("native", 2e9))]
-    assert gpu_check.collectives_told({"rows": rows}) == "all_reduce, bus bandwidth: ring 9.0 GB/s, native 2.0 GB/s"
+    found = {"rows": rows, "native_is_ulps_and_share_from_the_ring": {"bf16": (1200, 0.31)}}
+    assert gpu_check.collectives_told(found) == ("all_reduce, bus bandwidth: ring 9.0 GB/s, native 2.0 GB/s; native "
+                                                 "from the ring: bf16 at most 1,200 ULP, 31% of sums")
 
 
 def test_a_job_that_hangs_is_ended_and_reported() -> None:
@@ -147,12 +149,15 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 def test_what_is_measured_runs_on_doubles_with_the_simulators_bits(gpus) -> None:
     gpus(3)
-    found = gpu_collectives.measured(zs.NCCLCluster(3), [12, 300], repetitions=2)
+    found = gpu_collectives.measured(zs.NCCLCluster(3), [16, 300], repetitions=2)  # 16: as powers of 2 are
     assert found["ring_has_the_simulators_bits"]
     assert [(row["operation"], row["algorithm"], row["nbytes"]) for row in found["rows"]] == [
         (operation, algorithm, nbytes) for operation in gpu_collectives.OPERATIONS
-        for algorithm in gpu_collectives.ALGORITHMS for nbytes in (48, 1200)]
+        for algorithm in gpu_collectives.ALGORITHMS for nbytes in (72, 1200)]
     assert all(row["bus_bytes_per_second"] > 0 for row in found["rows"])
+    apart = found["native_is_ulps_and_share_from_the_ring"]
+    assert all(ulps > 0 and 0 < share < 1 for ulps, share in apart.values())  # the double adds in rank order
+    assert set(apart) == {"fp32", "bf16", "fp16"}
 
 
 def test_the_time_of_a_collective_is_that_of_those_that_are_counted(gpus) -> None:

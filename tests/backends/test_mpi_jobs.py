@@ -9,15 +9,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.backends.worlds import ROOT, Processes, launch, one_thread
 from zerosim import cli
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report import report_data
+from zerosim.lessons.running import RanPart
+from zerosim.lessons.running_text import print_run
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -68,6 +72,14 @@ def test_a_table_shows_every_rank_once() -> None:
     assert len(re.findall(r"^ +\d +\d+ +\d+ +[0-9a-f]{16} +\[6\.0\] *$", found, re.MULTILINE)) == 3
 
 
+def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() -> None:
+    parts = [RanPart(rank, "[0.123456789, " * 40, "0123456789abcdef" * 4, 190_215_123, 41_488_456) for rank in range(3)]
+    for width in (80, 100, 200):
+        out = StringIO()
+        print_run(Console(file=out, width=width), "somewhere", parts)
+        assert len(out.getvalue().splitlines()) == 3 + 3
+
+
 def test_a_script_of_ones_own_connects_and_an_error_ends_all_of_it() -> None:
     done = finished([*launch(3), sys.executable, "-m", "mpi4py", JOB])
     assert done.stdout.splitlines() == ["[[6.0], [6.0], [6.0]]"]
@@ -106,6 +118,33 @@ def test_a_file_that_raises_in_one_process_ends_the_job_and_is_told_with_its_lin
     assert done.returncode == 1
     assert "mine" in done.stderr
     assert "half.py\", line 3" in done.stderr or error.startswith("SystemExit")
+
+
+def test_a_file_that_some_machines_of_a_job_do_not_have_ends_all_processes_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "there0.py").write_text("def program(rank):\n    rank.barrier()\n")
+    place = f"{tmp_path}/there$PMI_RANK$OMPI_COMM_WORLD_RANK.py:program"
+    done = finished([*launch(3), "sh", "-c", f"exec {sys.executable} -m zerosim run {place}"])
+    assert done.returncode == 2
+    assert f"zerosim run: ranks [1, 2] of 3: no file '{tmp_path}/there1.py' to take" in done.stderr
+    assert done.stderr.count("zerosim run:") == 1
+
+
+@pytest.mark.parametrize(("by", "code", "said"), [("interrupt", 130, "KeyboardInterrupt"), ("exit", 3, "SystemExit 3")])
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, said: str, ranks: int | None) -> None:
+    words = ["run", f"{JOB}:ends", "--with", f"by={by}", *(() if ranks else ("--ranks", "3"))]
+    done = finished(command(*words, ranks=ranks))
+    assert done.returncode == code
+    assert f"zerosim run: ended by {said}, raised by rank 1 of 3" in done.stderr
+    assert done.stderr.count("zerosim run:") == 1
+
+
+@pytest.mark.parametrize("name", ["sys", "queue", "numpy"])
+def test_a_file_that_would_take_a_modules_place_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("def program(rank):\n    return 1\n")
+    done = finished(command("run", f"{tmp_path}/{name}.py:program", "--ranks", "2"))
+    assert done.returncode == 2
+    assert f"there is one called '{name}' already, which other code imports by that name; rename the" in done.stderr
 
 
 def test_a_file_that_raises_is_told_with_its_line_in_one_process_too(tmp_path: Path) -> None:

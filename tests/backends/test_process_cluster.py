@@ -106,6 +106,23 @@ def test_what_goes_wrong_on_the_way_though_the_program_has_returned_is_an_error_
     assert cluster.carrier.ended == ["settled"]
 
 
+def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() -> None:
+    """Inside the ledger it has to wait; without a hub nobody else would ask for it before the end of the run."""
+    reached = []
+
+    def program(rank: zs.Rank) -> None:
+        rank._state.transport.interrupts.pending = True
+        rank.trace.span("one")
+        reached.append("before")
+        rank.exchange(np.ones(1), 0, np.ones(1), 0)
+        reached.append("after")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Alone().run(program)
+    assert reached == ["before"]
+    assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+
+
 @pytest.mark.parametrize("index", [0, 2, -1, -3, 7, slice(0, 2)])
 def test_another_ranks_result_points_to_gather(index: int | slice) -> None:
     results = OwnResult(1, 3, "mine")

@@ -10,6 +10,7 @@ import pytest
 import zerosim as zs
 from zerosim.ranks.call import Call
 from zerosim.ranks.entry import CollectiveEntry
+from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.processes.agreement import Agreement
 from zerosim.ranks.processes.notes import Entered, Failed, Finished, Issued, Waiting, raised_elsewhere
 from zerosim.ranks.processes.transport import ProcessTransport
@@ -216,7 +217,8 @@ class Begun:
 def test_what_is_agreed_on_first_begins_first_unless_the_carrier_has_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
     mail, carrier = Arriving(), Begun(in_order)
-    transport = ProcessTransport(mail, carrier, debug=True, patience_seconds=5.0)  # type: ignore[arg-type]
+    transport = ProcessTransport(mail, carrier, Interrupts(), debug=True,  # type: ignore[arg-type]
+                                 patience_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     empty = np.empty(6, np.float32)
     for its in (of_all, of_two):

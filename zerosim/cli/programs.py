@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, command, console, print_json
+from zerosim.cli.shell import WRONG_INPUT, AsJson, command, console, print_json
 
 if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
@@ -36,19 +36,47 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Runs a rank program on N ranks in this process, or as one rank under mpiexec."""
-    from zerosim.lessons.displays.saving import require_place
-    from zerosim.lessons.running import load, settings
     from zerosim.ranks.errors import BackendError
 
-    if save is not None:
-        require_place(save)
-
-    body = partial(load(program), **settings(given or ()))
     try:
         cluster = _world(backend, ranks, capacity, debug)
     except BackendError as error:
         raise ValueError(str(error)) from error
-    _run(cluster, body, save, as_json)
+    _run(cluster, _agreed(cluster, lambda: _body(program, given or (), save)), save, as_json)
+
+
+def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
+    """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
+    from zerosim.lessons.displays.saving import require_place
+    from zerosim.lessons.running import load, settings
+
+    if save is not None:
+        require_place(save)
+    return partial(load(program), **settings(given))
+
+
+def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
+    file may be on some machines of a job and not on others."""
+    from zerosim.ranks.explain import ranks_text
+    from zerosim.ranks.processes.cluster import ProcessCluster
+
+    if not isinstance(cluster, ProcessCluster):
+        return find()
+    body: Callable[..., Any] | None = None
+    text: str | None = None
+    try:
+        body = find()
+    except Exception as error:  # whatever it is, the others wait to hear of it
+        text = str(error)
+    texts = cluster.gather(text)
+    failed = [rank for rank, said in enumerate(texts) if said is not None]
+    if body is not None and not failed:
+        return body
+    if cluster.index == failed[0]:
+        where = "" if len(failed) == len(texts) else f"{ranks_text(failed)} of {len(texts)}: "
+        raise ValueError(f"{where}{text}")
+    raise typer.Exit(WRONG_INPUT)
 
 
 def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
@@ -80,6 +108,11 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
         if not raised_elsewhere(error):  # the process whose rank raised it says so
             traceback.print_exception(error)
         raise typer.Exit(FAILED) from None
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not raised_elsewhere(error):
+            said = " ".join([type(error).__name__, *map(str, error.args)])
+            typer.echo(", ".join([f"zerosim run: ended by {said}", *getattr(error, "__notes__", ())[:1]]), err=True)
+        raise
     if save is not None:
         cluster.save(save)
     if cluster.ranks[0].index:

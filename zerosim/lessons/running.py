@@ -36,7 +36,8 @@ def load(place: str) -> Program:
     Of a file that raises while it is run comes a program that raises the same: so it ends the run as any rank's error
     does, also where it happens in one process of many.
 
-    Raises ValueError where there is no such file or function, or the text has no colon.
+    Raises ValueError where there is no such file or function, where the file has the name of a module that Python knows
+    already, and where the text has no colon.
     """
     path, colon, name = place.rpartition(":")
     if not colon or not path or not name:
@@ -47,6 +48,10 @@ def load(place: str) -> Program:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
+    known = sys.modules.get(file.stem)
+    if file.stem in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(file)):
+        raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which "
+                         "other code imports by that name; rename the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script

@@ -19,22 +19,19 @@ from zerosim.numerics.cupy_launch import Operand, launch
 from zerosim.numerics.cupy_source import narrowed, storage_of, widened
 
 Array = Any  # cupy.ndarray
+HALVINGS = 11  # of BLOCK rows, until 128 or fewer are left of each part, whose lengths are rounded to multiples of 8
 
 # A thread adds one column of one class, in the blocks that NumPy's kernel makes: the class's first row in the block,
-# plus the others, which np.add.reduceat halves down to 128 and adds in eight partial sums.
+# plus the others, which np.add.reduceat halves down to 128 and adds in eight partial sums. Halves that wait for their
+# other half are kept in arrays: of recursion a compiler cannot tell how much of a thread's stack, 1 KiB, it takes.
 _ADD_ROWS = """
 ZS {work} zs_element_{name}(const {rest}* x, u64 place) {{
   {rest} element = x[place];
   return {wide};
 }}
-__device__ {work} zs_pairwise_{name}(const {rest}* x, const long long* order, u64 columns, u64 column, u64 n) {{
-  if (n > 128) {{
-    u64 half = n / 2 - n / 2 % 8;
-    {work} left = zs_pairwise_{name}(x, order, columns, column, half);
-    return zs_add(left, zs_pairwise_{name}(x, order + half, columns, column, n - half));
-  }}
+ZS {work} zs_leaf_{name}(const {rest}* x, const long long* order, u64 columns, u64 column, u32 n) {{
   {work} part[8], sum = 0;
-  u64 at = 0;
+  u32 at = 0;
   for (; at + 8 <= n; at += 8)
     for (int j = 0; j < 8; ++j) {{
       {work} value = zs_element_{name}(x, order[at + j] * columns + column);
@@ -48,6 +45,24 @@ __device__ {work} zs_pairwise_{name}(const {rest}* x, const long long* order, u6
   }}
   return sum;
 }}
+ZS {work} zs_pairwise_{name}(const {rest}* x, const long long* order, u64 columns, u64 column, u32 n) {{
+  {work} left[{halvings}];  // a left half's sum, while the right one is added
+  u32 right[{halvings}];    // rows of a right half that is not begun yet; 0 when it is
+  for (int depth = 0;;) {{
+    for (; n > 128; ++depth) {{
+      u32 half = n / 2 - n / 2 % 8;
+      right[depth] = n - half;
+      n = half;
+    }}
+    {work} sum = zs_leaf_{name}(x, order, columns, column, n);
+    order += n;
+    for (; depth && !right[depth - 1]; --depth) sum = zs_add(left[depth - 1], sum);
+    if (!depth) return sum;
+    left[depth - 1] = sum;
+    n = right[depth - 1];
+    right[depth - 1] = 0;
+  }}
+}}
 extern "C" __global__ void zs_add_rows_{name}(const {rest}* x, const long long* order, const long long* starts,
                                               {to}* out, u64 columns, u64 step, u64 n) {{
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -57,7 +72,8 @@ extern "C" __global__ void zs_add_rows_{name}(const {rest}* x, const long long* 
   for (u64 at = first; at < stop;) {{
     u64 ends = (at / step + 1) * step < stop ? (at / step + 1) * step : stop;
     {work} part = zs_element_{name}(x, order[at] * columns + column);
-    if (ends > at + 1) part = zs_add(part, zs_pairwise_{name}(x, order + at + 1, columns, column, ends - at - 1));
+    if (ends > at + 1)
+      part = zs_add(part, zs_pairwise_{name}(x, order + at + 1, columns, column, (u32)(ends - at - 1)));
     sum = at == first ? part : zs_add(sum, part);
     at = ends;
   }}
@@ -167,7 +183,8 @@ class CupyRows(CupyBase):
         starts = self.xp.searchsorted(rows.astype(np.int64)[order], self.xp.arange(out.shape[0] + 1))
         name = f"{x.dtype.name}_{out.dtype.name}"
         text = _ADD_ROWS.format(name=name, rest=storage_of(x.dtype), to=storage_of(out.dtype), work=storage_of(work),
-                                wide=widened("element", x.dtype, work), narrow=narrowed("sum", work, out.dtype))
+                                wide=widened("element", x.dtype, work), narrow=narrowed("sum", work, out.dtype),
+                                halvings=HALVINGS)
         target = out if out.flags.c_contiguous else self._room("rows", out.shape, out.dtype)
         launch(text, f"zs_add_rows_{name}", out.size,
                [contiguous(x), order.astype(np.int64), starts.astype(np.int64), target,
@@ -212,9 +229,12 @@ class CupyRows(CupyBase):
             name=name, rest=storage_of(logits.dtype), target=storage_of(targets.dtype), to=storage_of(out.dtype),
             sums=storage_of(log_sums.dtype), work=storage_of(work), wide=widened("element", logits.dtype, work),
             narrow=narrowed("p", work, out.dtype))  # fmt: skip
+        target = out if out.flags.c_contiguous else self._room("gradient", out.shape, out.dtype)
         launch(text, f"zs_loss_gradient_{name}", out.size,
-               [logits, contiguous(targets), log_sums, out, np.asarray(factor, work)[()], np.uint64(columns),
-                np.uint64(out.size)])  # fmt: skip
+               [contiguous(logits), contiguous(targets), contiguous(log_sums), target, np.asarray(factor, work)[()],
+                np.uint64(columns), np.uint64(out.size)])  # fmt: skip
+        if target is not out:
+            copy_elements(target, out)
 
 
 def _total(logs: np.ndarray, picked: np.ndarray, targets: np.ndarray, columns: int) -> float:

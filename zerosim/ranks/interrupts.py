@@ -2,7 +2,8 @@
 
 Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
 entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it: Python
-prints it and goes on.
+prints it and goes on. Where a group of NCCL's calls begins or ends it would leave the group open, which swallows all
+later calls.
 """
 
 import gc
@@ -14,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 GUARDED = frozenset(
-    str(Path(__file__).with_name(name))
-    for name in ("memory.py", "hub.py", "carriage.py", "cluster.py", "state.py", "threads.py")
+    str(Path(__file__).parent / name)
+    for name in ("memory.py", "hub.py", "carriage.py", "cluster.py", "state.py", "threads.py", "nccl/adapter.py")
 )
 # Helpers' own frames are part of whoever called them; "<string>" is the code that a dataclass makes.
 TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py")

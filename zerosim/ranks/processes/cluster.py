@@ -96,7 +96,8 @@ class ProcessCluster(Cluster):
         if watch:
             raise ValueError("stepping through a run shows all ranks between two hops, but the others of this one are "
                              "in other processes; step through the same program on zs.Cluster(ranks)")
-        return ProcessTransport(self._mail, self._carrier(), debug=self.debug, patience_seconds=self.patience_seconds)
+        return ProcessTransport(self._mail, self._carrier(), interrupts, debug=self.debug,
+                                patience_seconds=self.patience_seconds)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return OwnResult(self.index, self._mail.size, values[0])

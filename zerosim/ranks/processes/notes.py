@@ -2,6 +2,7 @@
 
 import pickle
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry
 from zerosim.ranks.errors import RemoteError
+from zerosim.ranks.explain import where_called
 
 ELSEWHERE = ", in another process:"  # stands in the note of an exception that came from there
 Peer = tuple[Group, int]  # a group, and a rank by its index in the whole cluster
@@ -57,6 +59,12 @@ class Waiting:
     calls: tuple[Call, ...]
     sends: Halves = ()
     receives: Halves = ()
+
+    @classmethod
+    def of(cls, entry: Entry, issued: Issued, calls: Iterable[Call]) -> "Waiting":
+        """The note of a rank whose program waits for the entry now."""
+        call = entry.call if isinstance(entry, CollectiveEntry) else None
+        return cls(entry.describe(), where_called(), issued, call, tuple(calls), *issued.open_halves(entry))
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import MismatchError, RankStopped
 from zerosim.ranks.frames import clear_frames, forget_frames
+from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.processes.agreement import Agreement
 from zerosim.ranks.processes.carrier import Carrier, Course
@@ -48,8 +49,10 @@ class ProcessTransport:
 
     knows_the_others = True
 
-    def __init__(self, mail: Mail, carrier: Carrier, *, debug: bool, patience_seconds: float) -> None:
+    def __init__(self, mail: Mail, carrier: Carrier, interrupts: Interrupts, *, debug: bool,
+                 patience_seconds: float) -> None:
         self.mail, self.carrier, self.patience_seconds = mail, carrier, patience_seconds
+        self.interrupts = interrupts
         self.thread = threading.get_ident()
         self.agreement = Agreement(mail) if debug else None
         self.results: list[Any] = []
@@ -107,14 +110,9 @@ class ProcessTransport:
 
     def wait(self, rank: int, entry: Entry) -> None:
         """Goes on until the entry is done."""
-        self._until(lambda: entry.done and entry not in self.ahead, lambda: self._waiting(entry))
+        self._until(lambda: entry.done and entry not in self.ahead,
+                    lambda: Waiting.of(entry, self.issued, self.recent))
         self.courses.pop(entry).wait()
-
-    def _waiting(self, entry: Entry) -> Waiting:
-        call = entry.call if isinstance(entry, CollectiveEntry) else None
-        sends, receives = self.issued.open_halves(entry)
-        return Waiting(entry.describe(), explain.where_called(), self.issued, call, tuple(self.recent), sends,
-                       receives)
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -256,7 +254,8 @@ class ProcessTransport:
         return moved
 
     def _check_going(self) -> None:
-        """Raises RankStopped where the run has failed."""
+        """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
+        self.interrupts.raise_pending()
         if (self.stopping or self.found is not None
                 or any(isinstance(ending, Failed) for ending in self.endings.values())):
             raise RankStopped
