@@ -4,15 +4,18 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# The stamps say what was installed, and when: the package alone, or with its tools.
+# The stamps say what was installed, and when: the package alone, with its tools, or with what builds its site.
 CORE   := $(VENV)/.stamp-core
 DEV    := $(VENV)/.stamp-dev
+DOCS   := $(VENV)/.stamp-docs
 
 # The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# As many files at a time as there are cores; the tests of one file run one after the other.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types figures notebooks bench gpu-check clean
+.PHONY: help demo test test-all lint types figures notebooks docs bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,10 +24,10 @@ demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to
 	@$(BIN)/zerosim replay
 
 test: $(DEV)  ## run the tests (a few minutes)
-	$(ONE_THREAD) $(BIN)/python -m pytest
+	$(ONE_THREAD) $(PYTEST)
 
 test-all: $(DEV)  ## run all tests, the slow ones too, with many more examples
-	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m ""
+	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(PYTEST) -m ""
 
 lint: $(DEV)  ## run the linter
 	$(BIN)/ruff check .
@@ -41,6 +44,12 @@ figures: $(CORE)  ## draw the figures anew, into figures/
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py
+
+docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
+	PYTHONPATH=docs $(BIN)/python -m zerosim_site build/docs
+	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/docs/mkdocs.yml
+	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
+	@echo "open build/docs/site/index.html"
 
 bench: $(DEV)  ## measure speeds, each beside its floor
 	@for script in benchmarks/bench_*.py; do \
@@ -68,4 +77,8 @@ $(CORE): pyproject.toml
 
 $(DEV): $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(DOCS): $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@

@@ -24,7 +24,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights, one_pass
 
 MODEL = zs.models.MLP([6, 10, 10, 3])  # three linear layers, ReLU between them, half the squared error
 ADAM = zs.optim.Adam(lr=0.01)
@@ -57,11 +56,11 @@ def batch(index, step):
 # %%
 def train_by_hand(rank, optimizer, average=True):
     """STEPS steps of one rank, all in fp32: the weights by name, and the optimizer's state."""
-    weights = first_weights(MODEL)  # the same on every rank
+    weights = zs.models.first_weights(MODEL)  # the same on every rank
     state = {name: {slot: np.zeros(w.size, np.float32) for slot in optimizer.slots(w.shape)}
              for name, w in weights.items()}
     for step in range(1, STEPS + 1):
-        local = one_pass(MODEL, weights, zs.Policy("fp32"), *batch(rank.index, step)).gradients
+        local = zs.models.one_pass(MODEL, weights, zs.Policy("fp32"), *batch(rank.index, step)).gradients
         for unit in MODEL.units:
             total = rank.all_reduce(np.concatenate([local[name].ravel() for name in unit.names]))
             mean = total / np.float32(rank.size) if average else total
@@ -94,7 +93,7 @@ def one_device(rank):
 
 
 alone = zs.Cluster(1).run(one_device)[0]
-start = first_weights(MODEL)
+start = zs.models.first_weights(MODEL)
 moved = max(np.abs(by_hand[0][0][name] - start[name]).max() for name in MODEL.shapes)
 apart = max(np.abs(by_hand[0][0][name] - alone[name]).max() for name in MODEL.shapes)
 print(f"in {STEPS} steps weights moved by up to {moved:.3f}, and the two results are up to {apart:.1e} apart")

@@ -24,7 +24,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights, one_pass
 
 MODEL = zs.models.MLP([6, 10, 10, 3])  # three linear layers, ReLU between them, half the squared error
 ADAM = zs.optim.Adam(lr=0.01)
@@ -56,12 +55,7 @@ def batch(index, step):
 # and biases do not matter: Adam looks at each number by itself.
 
 # %%
-def layout_on(ranks):
-    """The flat vector of MODEL, cut among N ranks."""
-    return zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, ranks)
-
-
-print(layout_on(4))
+print(zs.layout_of(MODEL, ranks=4))
 
 # %% [markdown]
 # ## The step by hand
@@ -78,25 +72,20 @@ print(layout_on(4))
 # %%
 def train_by_hand(rank):
     """STEPS steps of one rank: its weights (n,), its shards of master, m and v, and what it holds at the end."""
-    layout, hold = layout_on(rank.size), rank.memory.alloc
+    layout, hold = zs.layout_of(MODEL, rank.size), rank.memory.alloc
     n, shard = layout.length, layout.shard_length(rank.index)
     vector, gradient = hold(n, BF16.compute_dtype, "parameter"), hold(n, BF16.compute_dtype, "gradient")
     master = hold(shard, np.float32, "master")
     state = {slot: hold(shard, np.float32, "optimizer_state") for slot in ("m", "v")}
-    for array in (vector, gradient, master, *state.values()):
+    first = layout.flattened(zs.models.first_weights(MODEL))  # fp32: each rank keeps its shard so, and all in bf16
+    vector[...], master[...] = first, layout.shard(rank.index, first)
+    for array in (gradient, *state.values()):
         array[...] = 0
-    weights, gradients = named(layout, vector), named(layout, gradient)
+    weights, gradients = layout.views(vector), layout.views(gradient)
     owned = {unit: layout.owned(rank.index, where.start, where.stop) for unit, where in layout.units.items()}
 
-    whole = np.zeros(n, np.float32)  # the first weights, of which each rank keeps its shard in fp32, all in bf16
-    for name, first in first_weights(MODEL).items():
-        named(layout, whole)[name][...] = first
-    for unit, where in layout.units.items():
-        master[owned[unit]] = np.split(whole[where], rank.size)[rank.index]
-    vector[...] = whole
-
     for step in range(1, STEPS + 1):
-        for name, local in one_pass(MODEL, weights, BF16, *batch(rank.index, step)).gradients.items():
+        for name, local in zs.models.one_pass(MODEL, weights, BF16, *batch(rank.index, step)).gradients.items():
             gradients[name][...] = local
         g = np.empty(shard, np.float32)
         for unit, where in layout.units.items():
@@ -110,12 +99,6 @@ def train_by_hand(rank):
             mine = np.split(vector[where], rank.size)[rank.index]
             rank.all_gather(mine, out=vector[where], purpose="parameters")
     return {"parameter": vector, "master": master} | state, between, rank.memory.now_nbytes_by_kind
-
-
-def named(layout, vector):
-    """The flat vector (n,) -> its parameters by name, as views."""
-    return {name: view for unit, where in layout.units.items()
-            for name, view in layout.unit_views(unit, vector[where]).items()}
 
 
 cluster = zs.Cluster(4)
@@ -176,7 +159,7 @@ figures.memory(figures.memory_data(worlds=(4, 16)))
 #
 # ## Try it
 #
-# * Take 3 ranks instead of 4 in `print(layout_on(4))`. Which layers need padding, and who owns it?
+# * Take 3 ranks instead of 4 in the layout printed above. Which layers need padding, and who owns it?
 # * Leave out the last all-gather. Which assertion of the proof fails first, and would you have seen it in the loss?
 # * Replace Adam by `zs.optim.SGD(lr=0.01)` in the engine (`stage=1`). What does sharding save now, and why is it less?
 # * Some optimizers need a whole matrix (`zs.optim.Muon(lr=0.01)`). What does the engine say to it at stage 1?

@@ -25,7 +25,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights
 
 MODEL = zs.models.MLP([16] * 9)  # eight linear layers of 16 x 16 weights and 16 biases
 ADAM = zs.optim.Adam(lr=0.01)
@@ -93,25 +92,16 @@ def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
 # everybody.
 
 # %%
-def named(layout, vector):
-    """The flat vector (n,) -> its parameters by name, as views."""
-    return {name: view for unit, lies in layout.units.items()
-            for name, view in layout.unit_views(unit, vector[lies]).items()}
-
-
 def train_by_hand(rank, k):
     """STEPS steps of k micro-batches: this rank's weights (n,) and shards (s,), and the most it held of gradients."""
-    layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, rank.size)
-    whole = np.zeros(layout.length, np.float32)
-    for name, first in first_weights(MODEL).items():
-        named(layout, whole)[name][...] = first
-    vector = whole.astype(BF16.compute_dtype)
-    master = np.concatenate([np.split(whole[lies], rank.size)[rank.index] for lies in layout.units.values()])
+    layout = zs.layout_of(MODEL, rank.size)
+    first_values = layout.flattened(zs.models.first_weights(MODEL))
+    vector, master = first_values.astype(BF16.compute_dtype), layout.shard(rank.index, first_values)
     m, v = np.zeros_like(master), np.zeros_like(master)
     gradient = rank.memory.alloc(len(master), BF16.compute_dtype, "gradient")
     for step in range(1, STEPS + 1):
         for j, batch in enumerate(batches(rank.index, step, k)):
-            micro_batch_by_hand(rank, layout, named(layout, vector), gradient, batch, first=j == 0)
+            micro_batch_by_hand(rank, layout, layout.views(vector), gradient, batch, first=j == 0)
         g = gradient.astype(np.float32) / np.float32(rank.size * k)
         ADAM.update(zs.optim.UpdateContext(rank.kernels), master, g, {"m": m, "v": v}, step)
         for lies in layout.units.values():
@@ -154,10 +144,11 @@ for stage in (0, 1, 2):
 # In the picture: stage 2 on a clock, on a made-up machine. The lower curves are what one rank holds, by kind. Unit
 # gradients are the thin band that comes with each layer of backward and goes with its reduction. (With *overlap*,
 # the second part, a reduction runs while the layer before it is already computing; then two of them live at a time.
-# Gathering weights ahead, the third part, has nothing to do at stage 2: every rank has all weights.)
+# Notebook 11 is about that.)
 
 # %%
-figures.timeline(figures.timeline_data(stage=2))
+levers = {"No overlap": {}, "Reductions overlap": {"overlap": True}}
+figures.timeline(figures.timeline_data(stage=2, levers=levers))
 
 # %% [markdown]
 # ## Micro-batches: the price

@@ -26,7 +26,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.one_pass import first_weights
 
 MODEL = zs.models.MLP([16] * 9)  # eight linear layers of 16 x 16 weights and 16 biases
 ADAM = zs.optim.Adam(lr=0.01)
@@ -64,13 +63,8 @@ class ByHand:
 
     def __init__(self, rank):
         self.rank = rank
-        self.layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, rank.size)
-        whole, first = np.zeros(self.layout.length, np.float32), first_weights(MODEL)
-        for unit, lies in self.layout.units.items():
-            for name, view in self.layout.unit_views(unit, whole[lies]).items():
-                view[...] = first[name]
-        self.master = np.concatenate([np.split(whole[lies], rank.size)[rank.index]
-                                      for lies in self.layout.units.values()])
+        self.layout = zs.layout_of(MODEL, rank.size)
+        self.master = self.layout.shard(rank.index, self.layout.flattened(zs.models.first_weights(MODEL)))
         self.parameter, self.gradient = (self.master.astype(BF16.compute_dtype) for _ in range(2))
         self.m, self.v = np.zeros_like(self.master), np.zeros_like(self.master)
 
@@ -214,11 +208,11 @@ for ranks in (1, 2, 3, 4, 5, 8):
         results = zip(hand.run(train_by_hand, run_again), package.run(train_by_engine, 3, f"segment({run_again})"),
                       zs.Cluster(ranks).run(train_by_engine, 0, "none"), strict=True)
         for index, (mine, (theirs, *_), (stage_0, *_)) in enumerate(results):
-            layout = zs.zero.layout_of("per_unit", {unit.name: unit.shapes for unit in MODEL.units}, ranks)
+            layout = zs.layout_of(MODEL, ranks)
             for name, array in mine.items():
-                chunks = [np.split(stage_0[name][lies], ranks)[index] for lies in layout.units.values()]
+                shard = layout.shard(index, stage_0[name])
                 assert array.dtype == theirs[name].dtype
-                assert array.tobytes() == theirs[name].tobytes() == np.concatenate(chunks).tobytes(), (ranks, name)
+                assert array.tobytes() == theirs[name].tobytes() == shard.tobytes(), (ranks, name)
         for purpose in ("gradients", "parameters"):
             assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
     print(f"N = {ranks}: by hand and at stage 3 the same bits and bytes sent, and the bits of stage 0")

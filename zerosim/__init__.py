@@ -31,7 +31,7 @@ from zerosim.ranks import (
                            Work,
                            step_through,
 )
-from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, redistribute
+from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
 
 if TYPE_CHECKING:
     from zerosim.lessons import puzzles
@@ -71,6 +71,7 @@ __all__ = [
     "Work",
     "connect",
     "format_of",
+    "layout_of",
     "models",
     "optim",
     "plan",

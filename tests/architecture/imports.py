@@ -27,7 +27,7 @@ MAY_IMPORT = {
 # The one file that reaches for a higher floor, by name and when somebody looks: how the things below look.
 REACHES_UP = "zerosim/shown.py"
 LEDGER = {"ranks", "models", "zero"}
-PENCIL_MEETS_LEDGER = "zerosim/lessons/measured.py"
+PENCIL_MEETS_LEDGER = "zerosim/lessons/measured/"
 
 
 def imported_modules(source: Source) -> Iterator[tuple[ast.stmt, str]]:
@@ -62,8 +62,8 @@ def imports_that_climb(source: Source) -> list[str]:
 
 
 def pencil_beside_ledger(source: Source) -> list[str]:
-    """Files that import both what predicts and what is predicted, but for the one that exists for it."""
-    if source.path == PENCIL_MEETS_LEDGER or source.floor in {"__init__", "testing"}:
+    """Files that import both what predicts and what is predicted, but for the folder that exists for it."""
+    if source.path.startswith(PENCIL_MEETS_LEDGER) or source.floor in {"__init__", "testing"}:
         return []
     floors = {floor: node for node, floor in imported_floors(source)}
     met = sorted(LEDGER & floors.keys())

@@ -17,7 +17,7 @@ from zerosim.lessons.displays.as_html import as_html, table_html
 from zerosim.lessons.displays.views import MOST_ROWS, Bars, Table, View
 from zerosim.planning.plan import Plan
 from zerosim.ranks.memory import KINDS
-from zerosim.zero.layout import layout_of
+from zerosim.zero.layouts import lay_out
 
 
 def program(rank, stage=3):
@@ -156,7 +156,7 @@ def test_a_layout_shows_every_element_once_in_the_color_of_its_owner(layout):
 
 def test_a_layout_of_very_many_ranks_is_shown_at_once_and_small():
     shapes = {f"layer{i}": {f"layer{i}.weight": (512, 7), f"layer{i}.bias": (7,)} for i in range(60)}
-    found = layout_of("per_unit", shapes, 1024)
+    found = lay_out("per_unit", shapes, 1024)
     text = html(found)
     assert len(text) < 1_500_000
     assert "and 1,001 more ranks" in text

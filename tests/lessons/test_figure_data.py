@@ -10,11 +10,11 @@ from matplotlib.container import BarContainer
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons import measured
 from zerosim.lessons.figures import memory, memory_data, ring, ring_data
 from zerosim.lessons.figures.ring import Cell
 from zerosim.lessons.figures.style import KIND_COLORS
 from zerosim.lessons.measured import measured_step
+from zerosim.planning import closed_forms
 
 WORLDS = (2, 3, 4, 5)
 SMALL = {"worlds": (1, 3, 4), "widths": (12, 12, 12), "rows": 2}
@@ -159,7 +159,7 @@ def test_a_measured_step_knows_its_formula(compute, optimizer, formulas):
 
 
 def test_a_measured_step_that_differs_from_pencil_is_no_measurement(monkeypatch):
-    right = measured.pencil.resting_nbytes
-    monkeypatch.setattr(measured.pencil, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
+    right = closed_forms.resting_nbytes
+    monkeypatch.setattr(closed_forms, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
     with pytest.raises(AssertionError, match="the ledger differs from the closed forms"):
         measured_step((4, 4), zs.optim.Adam(), ranks=2, stage=1, policy=zs.Policy("fp16"), rows=1)

@@ -35,7 +35,8 @@ NAMES = pytest.mark.parametrize("name", FIGURES)
 
 
 DATA = {name: cache(figure.data) for name, figure in FIGURES.items()}
-UNITS = ("(bytes per parameter)", "(MB)", "(GB)", "(µs)", "(ranks)", "(parameters)", "(name)")
+UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
+         "(steps)", "(name)", "(no unit)", "(ratio)")
 SMALL = {name: lambda style=LIGHT, figure=figure: figure.draw(figure.small(), style)
          for name, figure in FIGURES.items()}
 
@@ -128,7 +129,8 @@ def test_every_axis_that_is_shown_has_a_unit(name):
             shared = [other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
             named = any(text.get_text() in ("compute", "communication") for text in axes.get_yticklabels())
             numbered = any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
-            assert len(shared) == (not named)
+            bare = not len(axes.get_yticks())  # its lines have names of their own
+            assert len(shared) == (not named and not bare)
             for label in (*[axes.get_xlabel()] * numbered, *shared):
                 assert label.endswith(UNITS), f"no unit in {label!r}"
         else:  # a sheet without axes counts in words: bytes in every message
@@ -148,6 +150,12 @@ def test_memory_of_other_worlds_keeps_its_words_apart(worlds):
     found = memory(memory_data(worlds, widths=(12, 12, 12), rows=2))
     assert seen.overlapping(found) == []
     assert seen.cut_off(found) == []
+
+
+def test_one_rank_is_told_of_as_one():
+    words = memory(memory_data((1, 2), widths=(4, 4), rows=1)).description
+    assert " On 1 rank: stage 0 rests" in words
+    assert " On 2 ranks: stage 0 rests" in words
 
 
 def test_the_instrument_sees_an_overlap_and_a_cut_label():
@@ -220,7 +228,7 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
 
 
 def test_an_unknown_figure_is_refused_with_the_nearest_name_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are liveness, memory, .*, traffic; did "
+    with pytest.raises(ValueError, match=r"no figure is called 'rings'; .* are activations, .*, traffic; did "
                                          r"you mean 'ring'\?"):
         draw(["memory", "rings"], tmp_path)
     assert list(tmp_path.iterdir()) == []

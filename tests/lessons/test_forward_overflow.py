@@ -19,7 +19,7 @@ from zerosim.lessons.forward_overflow import (
     trial,
     trials,
 )
-from zerosim.lessons.one_pass import first_weights, one_pass
+from zerosim.models.one_pass import first_weights, one_pass
 
 LARGE = large_unit("fp16")
 

@@ -153,6 +153,18 @@ def test_a_memorys_curve_peaks_and_ends_as_its_ledger_says(stage):
         assert len(data.totals) == 1 + sum(isinstance(row, Held) for row in memory.trace.rows)
 
 
+def test_a_memorys_picture_says_in_which_phase_the_program_was():
+    data = ledger_data(run(3, 3).memory[0])
+    assert [name for name, *_ in data.phases] == ["forward", "loss", "backward", "update"]
+    ends = [end for _, *both in data.phases for end in both]
+    assert ends == sorted(ends)
+    (_, begun, ended), = [phase for phase in data.phases if phase[0] == "backward"]
+    unit_gradients = data.nbytes["unit_gradient"]
+    assert max(unit_gradients[begun:ended + 1]) == max(unit_gradients) > 0
+    assert max(unit_gradients[:begun + 1]) == 0
+    assert max(data.nbytes["gathered_parameter"][:data.phases[0][1] + 1]) == 0
+
+
 def test_a_second_run_begins_with_what_the_first_left():
     cluster = run(2)
     cluster.run(lambda rank: rank.memory.alloc(4, np.float32, "workspace"))

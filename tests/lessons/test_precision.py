@@ -12,10 +12,10 @@ from rich.console import Console
 
 import zerosim as zs
 from zerosim.lessons.forward_overflow import SCALINGS
-from zerosim.lessons.one_pass import one_pass
 from zerosim.lessons.precision import SCALES, Precision, Question, Underflows, precision, underflows
 from zerosim.lessons.precision_text import histogram, print_lesson, scale_text
 from zerosim.lessons.scaler_traces import PATTERN, traces
+from zerosim.models.one_pass import one_pass
 from zerosim.models.text import Corpus, shipped
 from zerosim.numerics.formats import format_of
 

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import timeline, timeline_data
+from zerosim.lessons.figures import timeline, timeline_data, timeline_of
 from zerosim.lessons.figures.style import KIND_COLORS
 from zerosim.lessons.figures.timeline import MACHINE, PHASES, PURPOSES, _peak
 from zerosim.lessons.figures.timeline_run import LEVERS
@@ -89,3 +89,35 @@ def test_the_timelines_words_tell_what_overlap_brings_and_what_it_costs():
     description = timeline(data).description
     assert f"No overlap: the step takes {plain.step_microseconds:.1f} µs." in description
     assert description.endswith(f"At most {_peak(prefetched):,} bytes are held.")
+
+
+def test_a_timeline_has_the_panels_that_were_asked_for():
+    ways = {"In buckets of 100 B": {"bucket_nbytes": 100}, "No overlap": {}}
+    data = timeline_data(WIDTHS, ROWS, stage=2, levers=ways)
+    assert [one.title for one in data.replays] == [*ways]
+    for shown, levers in zip(data.replays, ways.values(), strict=True):
+        assert shown.step_microseconds == pytest.approx(1e6 * replayed(4, 2, levers)[0].step_seconds, rel=1e-12)
+    assert data.replays[1] == timeline_data(WIDTHS, ROWS, stage=2).replays[0]
+    drawn = timeline(data)
+    assert len(drawn.figure.axes) == 4
+    assert seen.overlapping(drawn) == []
+
+
+def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_is_refused():
+    def program(rank, purpose):
+        with rank.trace.span("step"), rank.trace.span("backward"):
+            rank.trace.compute(flops=10**6)
+            rank.reduce_scatter(np.full(64, rank.index, np.float32), purpose=purpose)
+
+    cluster = zs.Cluster(3)
+    cluster.run(program, "gradients")
+    shown, = timeline_of("a program", {"Mine": cluster.trace}).replays
+    found = replay(record(cluster.trace).inside("step"), MACHINE)
+    assert shown.step_microseconds == pytest.approx(1e6 * found.step_seconds)
+    assert [what for what, *_ in shown.bars["communication"]] == ["gradients"]
+    assert "Mine: the step takes" in timeline(timeline_of("a program", {"Mine": cluster.trace})).description
+    cluster.run(program, "state")
+    with pytest.raises(ValueError, match="'Mine' has bars of 'state', which have no color here; put arithmetic into a"):
+        timeline_of("a program", {"Mine": cluster.trace})
+    with pytest.raises(ValueError, match="a timeline was asked for of no runs"):
+        timeline_of("nothing", {})

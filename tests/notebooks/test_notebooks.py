@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+from base64 import b64decode
 from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from matplotlib.figure import Figure
 
 from tests.architecture.source import ROOT
+from tests.backends.worlds import Processes
 from tests.lessons.seen import drawn_by
 from tests.notebooks.cells import Shown, cells, committed, displayed_in, executed, printed_in
 
@@ -29,6 +32,13 @@ def skip_if_drawn_elsewhere(svg: str) -> None:
         pytest.skip(f"the picture was drawn by Matplotlib {drawn_by(svg)}, here is {mpl.__version__}")
 
 
+def skip_without_processes(text: Path) -> None:
+    """The notebook about processes says so where there are none, and its copy has them."""
+    reason = Processes("MPI", 3).missing()
+    if text.stem.startswith("15_") and reason is not None:
+        pytest.skip(f"MPI: {reason}")
+
+
 def test_every_text_has_its_copy_and_every_copy_its_text():
     assert FIRST in TEXTS
     assert sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")) == [text.with_suffix(".ipynb") for text in TEXTS]
@@ -41,6 +51,7 @@ def test_a_copy_has_the_cells_of_its_text(text):
 
 @EVERY
 def test_a_copy_shows_what_the_cells_show_now(text):
+    skip_without_processes(text)
     outputs = [outputs for cell, outputs in committed(text.with_suffix(".ipynb")) if cell.kind == "code"]
     assert [one for cell in outputs for one in cell if one["output_type"] == "error"] == []
     assert [printed_in(cell) for cell in outputs] == [cell.printed for cell in shown(text)]
@@ -59,6 +70,10 @@ def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
             skip_if_drawn_elsewhere(svg)
             assert svg == cell.displayed.svg()
             pictures += 1
+        if isinstance(cell.displayed, Figure):  # of a memory or a trace: an image in HTML
+            image = displayed_in(outputs)["text/html"]
+            skip_if_drawn_elsewhere(b64decode(image.rpartition("base64,")[2].partition('"')[0]).decode())
+            assert image == cell.displayed._repr_html_()
     assert pictures >= 1, "a notebook has a picture"
 
 
@@ -83,6 +98,7 @@ def test_a_copy_records_no_times_and_no_versions(text):
 @pytest.mark.parametrize("text", [text if text == FIRST else pytest.param(text, marks=pytest.mark.slow)
                                   for text in TEXTS], ids=lambda text: text.stem)
 def test_jupyter_executes_the_text_into_the_same_file(text):
+    skip_without_processes(text)
     for module in ("jupytext", "nbclient", "ipykernel"):
         pytest.importorskip(module, reason=f"{module} is not installed; pip install 'zerosim[notebook]'")
     spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks/execute.py")
@@ -127,3 +143,12 @@ def test_at_a_small_learning_rate_one_weight_moves_in_fp16_as_the_reader_is_told
     assert "after the all-gather [ 2.     -3.      1.      0.5005]" in by_rank
     assert "master [ 2.0003 -2.9997]" in by_rank
     assert "master [1.0003 0.5003]" in by_rank
+
+
+def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch):
+    monkeypatch.setattr("zerosim.lessons.launching.LAUNCHERS", ("no-such-launcher",))
+    text = ROOT / "notebooks/15_from_laptop_to_gpus.py"
+    printed = [cell.printed for cell in executed(text.read_text(encoding="utf-8"))]
+    assert any(found.startswith("processes over MPI cannot be had") for found in printed)
+    assert "on threads the bits of the package's all-reduce" in printed[-1]
+    assert "over MPI" not in printed[-1]

@@ -50,15 +50,6 @@ def test_an_interrupt_inside_a_rank_stops_the_others_and_is_raised(failing: int,
     assert cluster.run(lambda rank: rank.all_reduce(np.array([rank.index])))[0].tolist() == [3]
 
 
-@pytest.fixture
-def no_garbage_collection():
-    """Hypothesis watches every collection by a callback of its own, and an exception inside that one is lost."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_real_signal_stops_a_running_cluster_wherever_it_strikes() -> None:
     """In a rank's program, in the hub, in a kernel, or in the callback that notices an array's death, where an
     exception would be printed and lost: at 60 moments, each another one."""
@@ -114,8 +105,39 @@ def test_a_signal_inside_the_bookkeeping_is_raised_at_the_next_switch_of_ranks(m
 def frame_in(cls: type):
     """A frame whose code lies in the file of this class."""
     class Frame:
-        f_code = cls.alloc.__code__
+        f_code, f_back = cls.alloc.__code__, None
     return Frame
+
+
+@pytest.mark.parametrize("helper", [False, True], ids=["in the callback", "in a function that it calls"])
+def test_a_signal_inside_a_watcher_of_collections_is_raised_at_the_next_switch_of_ranks(helper) -> None:
+    """An exception out of a callback of the garbage collector is printed, and lost."""
+    done, cluster = [], zs.Cluster(2)
+
+    def strike():
+        signal.raise_signal(signal.SIGINT)
+
+    def watch(phase, info):
+        if phase == "stop" and "struck" not in done:
+            done.append("struck")
+            strike() if helper else signal.raise_signal(signal.SIGINT)
+
+    def program(rank):
+        if rank.index == 1:
+            gc.collect()
+        done.append(rank.index)
+        rank.barrier()
+        done.append("too far")
+
+    gc.disable()  # no collection but the program's own
+    gc.callbacks.append(watch)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(program)
+    finally:
+        gc.callbacks.remove(watch)
+        gc.enable()
+    assert done == [0, "struck", 1]
 
 
 def test_a_signal_that_came_last_is_raised_when_the_run_is_over(monkeypatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import zerosim as zs
 from zerosim.models.units import LinearUnit, Model
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
-from zerosim.zero.layout import unit_shapes
+from zerosim.zero.layouts import lay_out
 
 
 def alone(program, *args):
@@ -57,7 +57,7 @@ def test_parameters_and_optimizer_state_cannot_be_partial():
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 40])
 def test_every_element_has_exactly_one_owner(ranks, name):
     model = Model([LinearUnit("a", 3, 5), LinearUnit("b", 5, 1, bias=False), LinearUnit("c", 1, 2)])
-    layout = layout_of(name, unit_shapes(model.units), ranks)
+    layout = layout_of(model, ranks, name)
     owners = np.zeros(layout.length, int)
     for rank in range(ranks):
         pieces = layout.valid(rank)
@@ -77,14 +77,42 @@ def test_every_element_has_exactly_one_owner(ranks, name):
                 for r in range(ranks)] == list(np.diff(cut)), unit
 
 
+@pytest.mark.parametrize("name", ["per_unit", "contiguous", "whole_matrices"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 40])
+def test_views_are_of_the_vector_and_shards_are_what_an_engine_holds(ranks, name):
+    model = Model([LinearUnit("a", 3, 5), LinearUnit("b", 5, 1, bias=False), LinearUnit("c", 1, 2)])
+    layout, first = layout_of(model, ranks, name), zs.models.first_weights(model)
+    vector = layout.flattened(first)
+    assert vector.shape == (layout.length,)
+    assert np.count_nonzero(vector) == sum(np.count_nonzero(values) for values in first.values())
+    views = layout.views(vector)
+    assert {key: view.tobytes() for key, view in views.items()} == {key: w.tobytes() for key, w in first.items()}
+    views["b.weight"][...] = 7
+    assert (vector == 7).sum() == 5
+
+    def held(rank):
+        engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), stage=1, layout=name, policy=zs.Policy("bf16"))
+        return engine.states.master
+
+    masters = zs.Cluster(ranks).run(held)
+    for index, master in enumerate(masters):
+        assert layout.shard(index, layout.flattened(first)).tobytes() == master.tobytes()
+
+
+def test_values_of_other_parameters_are_not_flattened():
+    layout = lay_out("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    with pytest.raises(ValueError, match=r"values of 2 parameters .* missing or not of this layout: a.v, b.w"):
+        layout.flattened({"a.w": np.zeros(3), "a.v": np.zeros(2)})
+
+
 def test_a_layout_prints_who_owns_what():
-    layout = layout_of("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    layout = lay_out("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
     assert str(layout) == ("contiguous: 5 parameters, 1 padding, 2 ranks\n"
                            "  rank 0: a.w[0:3]\n  rank 1: b.w[0:2], 1 padding")
 
 
 def test_a_cut_across_regions_is_refused():
-    layout = layout_of("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
+    layout = lay_out("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
     with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
         layout.cut(0, 6)
 

@@ -10,7 +10,7 @@ from tests.zero.training import MODELS, batches, bits, train
 from zerosim.models import MLP
 from zerosim.ranks.trace import Issue, Wait
 from zerosim.zero.buckets import Bucket, buckets
-from zerosim.zero.layout import layout_of, unit_shapes
+from zerosim.zero.layouts import lay_out, layout_of
 
 DEEP = MLP((3, 7, 5, 4, 2), activation="gelu", seed=4)
 WIDE = 4 * DEEP.parameter_count  # bytes: more than the whole model has in any format of these tests
@@ -58,7 +58,7 @@ def test_any_levers_on_any_model_change_no_bit(
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5), ranks=st.integers(1, 5), limit=st.integers(1, 40),
        layout=st.sampled_from(["per_unit", "contiguous", "whole_matrices"]))
 def test_a_bucket_packs_every_element_once_and_owner_by_owner(lengths, ranks, limit, layout):
-    cut = layout_of(layout, {f"u{i}": {f"u{i}.w": (n,)} for i, n in enumerate(lengths)}, ranks)
+    cut = lay_out(layout, {f"u{i}": {f"u{i}.w": (n,)} for i, n in enumerate(lengths)}, ranks)
     ranges, seen = [slice(region.low, region.high) for region in cut.regions], []
     for bucket in buckets(cut, ranges, limit):
         assert 0 < bucket.length <= limit
@@ -75,7 +75,7 @@ def test_a_bucket_packs_every_element_once_and_owner_by_owner(lengths, ranks, li
 
 
 def test_without_a_limit_every_range_is_a_bucket_of_its_own_even_an_empty_one():
-    layout = layout_of("per_unit", {"a": {"a.w": (0,)}, "b": {"b.w": (3,)}}, 2)
+    layout = lay_out("per_unit", {"a": {"a.w": (0,)}, "b": {"b.w": (3,)}}, 2)
     ranges = [slice(region.low, region.high) for region in layout.regions]
     assert buckets(layout, ranges, None) == [Bucket(layout, (lies,)) for lies in ranges]
 
@@ -85,7 +85,7 @@ def test_a_bucket_decides_how_many_reductions_there_are(bucket_nbytes):
     """One element, less than a unit, equal to one (layer1 has 42 with its padding), more, and more than the model."""
     model, cluster = DEEP, zs.Cluster(3)
     lengths = [layout.stop - layout.start
-               for layout in layout_of("per_unit", unit_shapes(model.units), 3).units.values()]
+               for layout in layout_of(model, 3).units.values()]
     cluster.run(lambda rank: train(rank, model, batches(model, 3, 1, 1), stage=2, policy=zs.Policy("bf16"),
                                    bucket_nbytes=bucket_nbytes))
     found = cluster.trace[0].collectives("reduce_scatter", "gradients")

@@ -207,7 +207,7 @@ class Uncut(Plain):
     ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
     ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
     ({"optimizer": Plain(), "groups": [zs.Group("*", lr=1.0)]}, "Plain is no dataclass, whose hyperparameters"),
-], ids=str)
+], ids=lambda value: str(value).split(" at 0x")[0])
 def test_what_an_engine_cannot_use_is_told_when_it_is_made(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         run(lambda rank: train(rank, MODEL, [], **options), 1)

@@ -8,7 +8,7 @@ from tests.twin import Rule, Twin
 from tests.zero.optimizers import Factored, Spectral, Trusting
 from tests.zero.training import batches, bits, train
 from zerosim.models import MLP
-from zerosim.zero.layout import layout_of, unit_shapes
+from zerosim.zero.layouts import layout_of
 
 MODEL = MLP((3, 7, 5, 2), activation="gelu", seed=4)
 ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
@@ -138,7 +138,7 @@ def test_a_layer_without_factors_is_refused_by_name():
 
 def test_whole_matrices_cut_on_borders_and_nowhere_else():
     for ranks in (1, 2, 3, 5, 9):
-        layout = layout_of("whole_matrices", unit_shapes(MODEL.units), ranks)
+        layout = layout_of(MODEL, ranks, "whole_matrices")
         borders = {0, *(entry.high for entry in layout.entries)}
         assert set(layout.regions[0].bounds) <= borders
         assert layout.length == layout.valid_length == MODEL.parameter_count

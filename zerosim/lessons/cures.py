@@ -87,6 +87,17 @@ def plain(kernels: NumpyKernels, task: Task, fmt: str, method: Method = "nothing
     yield from _outcomes(method, fmt, task, start, w, moves)
 
 
+def path(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
+    """w before the first step and after each of them, in the format and with no cure: (steps + 1, n), of its dtype."""
+    w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, fmt)
+    found = np.empty((task.steps + 1, len(w)), w.dtype)
+    found[0] = w
+    for step in range(1, task.steps + 1):
+        kernels.add_rounded(w, delta, w)
+        found[step] = w
+    return found
+
+
 def master(kernels: NumpyKernels, task: Task, formats: Sequence[str]) -> Iterator[Outcome]:
     """w and δ in fp32; and the copy of w that each format would compute with."""
     found = list(plain(kernels, task, "fp32", "fp32_master"))

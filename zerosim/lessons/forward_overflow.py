@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.lessons.one_pass import first_weights, one_pass
 from zerosim.models.mlp import MLP
+from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.numerics import random
 from zerosim.numerics.blocks import Array
 from zerosim.numerics.formats import FORMATS, format_of

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerosim.lessons import forward_overflow, resting_formats, scaler_traces, underflow
-from zerosim.lessons.one_pass import Pass, one_pass
 from zerosim.lessons.plain import without_infinities
 from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import config_of
+from zerosim.models.one_pass import Pass, one_pass
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.numerics.blocks import Array
 from zerosim.numerics.checks import is_count

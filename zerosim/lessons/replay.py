@@ -18,7 +18,8 @@ from zerosim.lessons.worked_example import Example, Resting, Witness, exact, is_
 from zerosim.models.four_weights import four_weights
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.trace import Hop
-from zerosim.zero.layout import Layout, layout_of, unit_shapes
+from zerosim.zero.layout import Layout
+from zerosim.zero.layouts import layout_of
 from zerosim.zero.placements import STAGES, Stage, stage_of
 
 
@@ -108,7 +109,7 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
         assert event.call is not None, "the example sends no messages beside its collectives"
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
     sent = [sum(trace.sent_nbytes(purpose) for purpose in events.TOLD_PURPOSES) for trace in cluster.trace]
-    return Replay(example, stage_of(stage), layout_of(example.layout, unit_shapes(four_weights().units), example.ranks),
+    return Replay(example, stage_of(stage), layout_of(four_weights(), example.ranks, example.layout),
                   events.steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   cluster.memory.peak_nbytes_by_kind)
 

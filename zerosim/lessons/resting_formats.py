@@ -72,10 +72,10 @@ def rested(policy: Policy, steps: int) -> Rested:
                   moved)
 
 
-def batch(step: int) -> tuple[Array, Array]:
-    """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2; in fp32."""
+def batch(step: int, rank: int = 0) -> tuple[Array, Array]:
+    """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2; in fp32, other data on every rank."""
     shape = (ROWS, WIDTHS[0])
-    x = random.normal((0, "resting formats", step % BATCHES, 0), 0, ROWS * WIDTHS[0]).reshape(shape)
+    x = random.normal((0, "resting formats", step % BATCHES, rank), 0, ROWS * WIDTHS[0]).reshape(shape)
     return x, np.stack([np.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3] / 2], axis=1)
 
 

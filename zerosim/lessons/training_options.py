@@ -19,7 +19,7 @@ from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
-from zerosim.zero.layout import layout_of, unit_shapes
+from zerosim.zero.layouts import layout_of
 from zerosim.zero.placements import stage_of
 
 WARMUP = 20  # steps in which the learning rate rises
@@ -67,7 +67,7 @@ class Options:
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
         self.policy()
-        layout_of(self.layout_name, unit_shapes(model.units), self.ranks)
+        layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
         if self.ranks > parameter_count:

@@ -7,8 +7,10 @@ from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import PRESETS, GPTConfig
 from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.models.mlp import MLP
+from zerosim.models.one_pass import Pass, first_weights, one_pass
 from zerosim.models.recompute import BLOCK, NONE, Recompute, segment
 from zerosim.models.units import LinearUnit, Model, Unit
 
 __all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Context", "CrossEntropy", "GPTConfig", "HalfSquaredError",
-           "LinearUnit", "Loss", "Model", "Recompute", "Unit", "four_weights", "segment"]
+           "LinearUnit", "Loss", "Model", "Pass", "Recompute", "Unit", "first_weights",
+           "four_weights", "one_pass", "segment"]

@@ -6,7 +6,6 @@ The scratch memory is an argument; all arrays here are contiguous rows (n,), unl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ def run_blocks(
     """
     work = work or work_type(*inputs, out)
     row = row_of(out)
-    rows = list(map(flat, inputs, repeat(row)))  # an interrupted comprehension would keep `row`
-    direct = row.dtype == work and (in_place or not any(map(np.may_share_memory, rows, repeat(row))))
+    rows = [flat(x, row) for x in inputs]
+    direct = row.dtype == work and (in_place or not any(np.may_share_memory(x, row) for x in rows))
     for span in spans(row.size):
         blocks = [widened(f"input {i}", x[span], work, scratch) for i, x in enumerate(rows)]
         result = row[span] if direct else scratch.array("result", row[span].size, work)
@@ -55,7 +54,7 @@ def sum_blocks(addends: Sequence[Array], out: Array, scratch: Scratch) -> None:
     unpacking it.
     """
     work, row = work_type(out), row_of(out)
-    rows = list(map(flat, addends, repeat(row)))
+    rows = [flat(x, row) for x in addends]
     for span in spans(row.size):
         total = widened("total", rows[0][span], work, scratch)
         for place, x in enumerate(rows[1:], start=2):

@@ -261,10 +261,7 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
     def all_finite(self, x: Array) -> bool:
         """Whether no element of x is infinite or NaN."""
         row = x.reshape(-1)
-        for span in spans(row.size):  # noqa: SIM110  # a comprehension that is interrupted would keep x
-            if has_nonfinite(row[span], self._scratch):
-                return False
-        return True
+        return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
 
     def count_nan(self, x: Array) -> int:
         """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""

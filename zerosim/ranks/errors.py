@@ -1,10 +1,5 @@
 """What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
 
-import traceback
-from typing import TypeVar
-
-Raised = TypeVar("Raised", bound=BaseException)
-
 
 class MismatchError(ValueError):
     """Ranks of one group called different collectives, or a message did not fit where it arrived."""
@@ -47,26 +42,3 @@ class RemoteError(RuntimeError):
 
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""
-
-
-def clear_frames(error: BaseException, *, chain: bool = True) -> None:
-    """Clears what the frames of an error, and with ``chain`` of those behind it, would keep in the ledgers."""
-    for raised in _behind(error) if chain else (error,):
-        traceback.clear_frames(raised.__traceback__)
-
-
-def forget_frames(error: Raised) -> Raised:
-    """The error without any frames: one that is kept, and may be raised later, keeps neither arrays nor itself."""
-    for raised in _behind(error):
-        raised.__traceback__ = None
-    return error
-
-
-def _behind(error: BaseException) -> list[BaseException]:
-    """The error, and what it was raised from, or in the midst of."""
-    found: list[BaseException] = []
-    raised: BaseException | None = error
-    while raised is not None and not any(raised is other for other in found):
-        found.append(raised)
-        raised = raised.__cause__ or raised.__context__
-    return found

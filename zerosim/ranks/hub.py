@@ -19,7 +19,8 @@ from zerosim.ranks.call import Call, Group
 from zerosim.ranks.carriage import Carriage
 from zerosim.ranks.checks import private_memory
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
-from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError, clear_frames
+from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
+from zerosim.ranks.frames import clear_frames
 from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.lockstep import Ended, Event, Watch
 from zerosim.ranks.threads import check_thread

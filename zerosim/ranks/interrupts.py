@@ -1,10 +1,12 @@
 """Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping.
 
 Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
-entry, and inside the callback that notices an array's death nobody could catch it: Python prints it and goes on.
-Where a group of NCCL's calls begins or ends it would leave the group open, which swallows all later calls.
+entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it: Python
+prints it and goes on. Where a group of NCCL's calls begins or ends it would leave the group open, which swallows all
+later calls.
 """
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -29,16 +31,26 @@ class Interrupts:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):
             frame = frame.f_back
-        if self.pending or frame is None or frame.f_code.co_filename not in GUARDED:
-            self.pending = False
-            raise KeyboardInterrupt
-        self.pending = True
+        if frame is not None and (_in_a_collection(frame)
+                                  or (not self.pending and frame.f_code.co_filename in GUARDED)):
+            self.pending = True
+            return
+        self.pending = False
+        raise KeyboardInterrupt
 
     def raise_pending(self) -> None:
         """Raises the KeyboardInterrupt that had to wait, if there is one."""
         if self.pending:
             self.pending = False
             raise KeyboardInterrupt
+
+
+def _in_a_collection(frame: FrameType | None) -> bool:
+    """Whether a callback of the garbage collector is running, out of which no exception comes."""
+    watchers = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    while frame is not None and frame.f_code not in watchers:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager

@@ -104,15 +104,9 @@ def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]], *,
 
 
 def _possible_moves(seats: list[Seat], parties: Sequence[Party], step: int) -> list[Move]:
-    """Every message of which both halves are there.
-
-    A loop, because a comprehension would close over the seats, and a frame that an interrupt leaves keeps closures.
-    """
-    moves = []
-    for source, seat in enumerate(seats):
-        if seat.to is not None and seats[seat.to].source == source:
-            moves.append(_move(seat.open, seats[seat.to].open, step, source, seat.to, parties[seat.to]))
-    return moves
+    """Every message of which both halves are there."""
+    return [_move(seat.open, seats[seat.to].open, step, source, seat.to, parties[seat.to])
+            for source, seat in enumerate(seats) if seat.to is not None and seats[seat.to].source == source]
 
 
 def _move(sender: Exchange | None, taker: Exchange | None, step: int, source: int, destination: int,

@@ -33,6 +33,7 @@ class Holding:
     name: str
     nbytes: int
     slack_nbytes: int
+    number: int
 
 
 class Memory(Plotted):
@@ -45,6 +46,7 @@ class Memory(Plotted):
         self.kernels = kernels
         self.trace = Trace()
         self._holdings: dict[int, Holding] = {}
+        self._entered = 0  # how many arrays have ever been held
         self._by_kind: Counter[str] = Counter()
         self._peak_by_kind: dict[str, int] = {}
         self.now_nbytes = 0
@@ -167,7 +169,8 @@ class Memory(Plotted):
     def _enter(self, base: np.ndarray, kind: str, name: str, nbytes: int, slack_nbytes: int) -> None:
         key = id(base)
         reference = weakref.ref(base, lambda _: self._leave(key))
-        holding = self._holdings[key] = Holding(reference, kind, name, nbytes, slack_nbytes)
+        self._entered += 1
+        holding = self._holdings[key] = Holding(reference, kind, name, nbytes, slack_nbytes, self._entered)
         self.slack_nbytes += slack_nbytes
         self._move(holding, +1)
 
@@ -181,7 +184,7 @@ class Memory(Plotted):
         nbytes = sign * holding.nbytes
         self._by_kind[holding.kind] += nbytes
         self.now_nbytes += nbytes
-        self.trace.rows.append(Held(holding.kind, holding.name, nbytes))
+        self.trace.rows.append(Held(holding.kind, holding.name, nbytes, holding.number))
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
             self._peak_by_kind = self.now_nbytes_by_kind

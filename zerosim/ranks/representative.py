@@ -4,7 +4,6 @@ Legend: N ranks. It can stand for them where every rank brings, keeps and sends 
 each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
 """
 
-import traceback
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from zerosim.ranks.call import Call, Group
 from zerosim.ranks.cuts import chunk_lengths
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import AsymmetryError
+from zerosim.ranks.frames import clear_frames
 from zerosim.ranks.lockstep import Event, anywhere, sent_by
 
 
@@ -35,7 +35,7 @@ class Representative:
 
     def let_go(self, error: BaseException) -> None:
         """After a failure: clears what the error's frames would keep in the ledger."""
-        traceback.clear_frames(error.__traceback__)
+        clear_frames(error, chain=False)
 
     def check_use(self, rank: int) -> None:
         """There is one program, and no other that could use its rank."""

@@ -4,7 +4,7 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from zerosim.shown import Plotted
 
 if TYPE_CHECKING:
     from zerosim.ranks.call import Call
+    from zerosim.ranks.lifetimes import Lifetime
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
 
@@ -79,11 +80,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An array entered the memory ledger (``nbytes`` > 0) or left it (``nbytes`` < 0)."""
+    """An array entered the memory ledger (``nbytes`` > 0) or left it (``nbytes`` < 0).
+
+    ``number`` tells arrays of one kind and name apart: each that a rank holds has its own, from entry to leave.
+    """
 
     kind: str
     name: str
     nbytes: int
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,12 @@ class Trace(Plotted):
         """The collectives of this rank, in order; only those of one operation or purpose if asked."""
         return [row for row in self.messages(purpose)
                 if isinstance(row, Collective) and operation in (None, row.call.operation)]
+
+    def lifetimes(self, kinds: str | Iterable[str] | None = None) -> "list[Lifetime]":
+        """When each array of these kinds (None: of all) lived, in the order of birth; see `lifetimes.lifetimes`."""
+        from zerosim.ranks.lifetimes import lifetimes
+
+        return lifetimes(self.rows, kinds)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self.rows):,} rows, {self.sent_nbytes():,} bytes sent>"

@@ -7,9 +7,8 @@ A *region* is a stretch of the vector that is cut once among all ranks: one unit
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 
 import numpy as np
@@ -103,6 +102,29 @@ class Layout(Shown):
         start = self.units[unit].start
         return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
                 for entry in self.unit_entries(unit)}
+
+    def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The parameters by name, as views of the flat vector (n,)."""
+        return {name: view for unit, lies in self.units.items()
+                for name, view in self.unit_views(unit, vector[lies]).items()}
+
+    def flattened(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The flat vector (n,), fp32, of values by parameter's name, each in its own shape; padding is 0.
+
+        Raises ValueError where a parameter is missing, or there is another.
+        """
+        if values.keys() != self.by_name.keys():
+            wrong = sorted(values.keys() ^ self.by_name.keys())
+            raise ValueError(f"values of {len(self.by_name)} parameters are asked for, by name, and nothing else; "
+                             f"missing or not of this layout: {', '.join(wrong[:5])}")
+        vector = np.zeros(self.length, np.float32)
+        for name, view in self.views(vector).items():
+            view[...] = values[name]
+        return vector
+
+    def shard(self, rank: int, vector: np.ndarray) -> np.ndarray:
+        """What the rank owns of the flat vector (n,): a copy (s,), its chunks of all regions one after the other."""
+        return np.concatenate([vector[region.bounds[rank]:region.bounds[rank + 1]] for region in self.regions])
 
     def cut(self, low: int, high: int) -> Cut:
         """The owners' boundaries inside [low, high), counted from ``low``: N+1 of them.
@@ -219,81 +241,3 @@ def describe(layout: Layout, low: int, high: int) -> str:
              if max(low, e.low) < min(high, e.high)]
     valid = sum(max(0, min(high, e.high) - max(low, e.low)) for e in layout.entries)
     return ", ".join(parts + [f"{high - low - valid} padding"] * (high - low > valid))
-
-
-def padded(length: int, ranks: int) -> int:
-    """The next multiple of N."""
-    return -(-length // ranks) * ranks
-
-
-def region(name: str, low: int, valid: int, ranks: int) -> Region:
-    """``valid`` elements from ``low`` on, padded to a multiple of N and cut in N equal chunks."""
-    chunk = padded(valid, ranks) // ranks
-    return Region(name, low, low + chunk * ranks, low + valid, tuple(low + i * chunk for i in range(ranks + 1)))
-
-
-def per_unit(shapes: UnitShapes, ranks: int) -> Layout:
-    """Every unit is padded to a multiple of N, and each rank owns 1/N of it."""
-    entries: list[Entry] = []
-    regions, units, low = [], {}, 0
-    for unit, parameters in shapes.items():
-        at = low
-        for name, shape in parameters.items():
-            entries.append(Entry(name, unit, at, tuple(shape)))
-            at = entries[-1].high
-        regions.append(region(unit, low, at - low, ranks))
-        units[unit] = slice(low, regions[-1].high)
-        low = regions[-1].high
-    return Layout("per_unit", ranks, tuple(entries), units, tuple(regions))
-
-
-def contiguous(shapes: UnitShapes, ranks: int) -> Layout:
-    """The whole vector is padded to a multiple of N (in its last unit), and each rank owns one slice of it."""
-    entries: list[Entry] = []
-    units, at = {}, 0
-    for unit, parameters in shapes.items():
-        low = at
-        for name, shape in parameters.items():
-            entries.append(Entry(name, unit, at, tuple(shape)))
-            at = entries[-1].high
-        units[unit] = slice(low, at)
-    whole = region("all", 0, at, ranks)
-    last = next(reversed(units))
-    units[last] = slice(units[last].start, whole.high)
-    return Layout("contiguous", ranks, tuple(entries), units, (whole,))
-
-
-def whole_matrices(shapes: UnitShapes, ranks: int) -> Layout:
-    """Slices of the whole vector that begin and end on borders of parameters: no rank owns part of a matrix.
-
-    Nothing is padded, and the shards differ by up to the largest parameter: each border is the parameter's nearest to
-    an equal share. Where there are more ranks than parameters, some own nothing.
-    """
-    flat = contiguous(shapes, 1)
-    borders = sorted({0, *(entry.high for entry in flat.entries)})
-    length = borders[-1]
-    bounds = [min(borders, key=lambda border: (abs(border * ranks - rank * length), border)) for rank in range(ranks)]
-    whole = Region("all", 0, length, length, (*bounds, length))
-    return Layout("whole_matrices", ranks, flat.entries, flat.units, (whole,))
-
-
-LAYOUTS = {"per_unit": per_unit, "contiguous": contiguous, "whole_matrices": whole_matrices}
-
-
-def layout_of(name: str, shapes: UnitShapes, ranks: int) -> Layout:
-    """The named layout of these units' parameters on N ranks.
-
-    Raises ValueError for an unknown name, for no units, and for fewer than one rank.
-    """
-    if str(name) not in LAYOUTS:
-        near = get_close_matches(str(name), LAYOUTS, 1)
-        raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
-    if ranks < 1 or not shapes:
-        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks} ranks")
-    return LAYOUTS[name](shapes, ranks)
-
-
-def unit_shapes(units: Sequence[object]) -> UnitShapes:
-    """unit name -> parameter name -> shape, of a model's units."""
-    return {unit.name: dict(unit.shapes) for unit in units}  # type: ignore[attr-defined]

@@ -60,9 +60,7 @@ class Lender:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
                              f"engine.model.units: {', '.join(self._units)}")
         needed = [unit.name, *dict.fromkeys(unit.borrows.values())]
-        taken = []
-        for name in needed:  # no comprehension: one that an interrupt leaves in a gather would keep what it closes over
-            taken.append(self._acquire(name))
+        taken = [self._acquire(name) for name in needed]
         if in_pass:
             self._look_ahead(unit.name)
         try:

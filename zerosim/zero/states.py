@@ -16,7 +16,8 @@ from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Slot
 from zerosim.ranks.rank import Rank
 from zerosim.zero.groups import Kin
-from zerosim.zero.layout import Entry, Layout, ParameterPiece, Piece, Region, layout_of
+from zerosim.zero.layout import Entry, Layout, ParameterPiece, Piece, Region
+from zerosim.zero.layouts import lay_out
 from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
 
 
@@ -35,7 +36,7 @@ class States:
     def __init__(self, rank: Rank, model: Model, kin: Kin, layout: str, stage: Stage) -> None:
         self.rank, self.model, self.stage, self.policy = rank, model, stage, kin.policy
         self.frozen, self.optimizers = kin.frozen, kin.optimizers
-        self.layout = layout_of(layout, kin.shapes, rank.size)
+        self.layout = lay_out(layout, kin.shapes, rank.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")

@@ -40,9 +40,8 @@ def update_gathered(states: States, entry: Entry, moment: Moment) -> None:
     flat = [name for name in states.slots_of(entry) if states.is_flat(entry, name)]
     own = {name: _own_slot(states, entry, name) for name in flat}
     own[""] = _own(states, entry, states.master, states.master_placement)
-    whole: dict[str, np.ndarray] = {}
-    for name, part in own.items():  # no comprehension: one that an interrupt leaves in a gather would keep `states`
-        whole[name] = states.rank.all_gather(part, splits=cut, purpose="state").reshape(entry.shape)
+    whole = {name: states.rank.all_gather(part, splits=cut, purpose="state").reshape(entry.shape)
+             for name, part in own.items()}
     s = states.rank.all_gather(_own(states, entry, reduced.array, reduced.placement), splits=cut, purpose="state")
     here = slice(cut[states.rank.index], cut[states.rank.index + 1])
     if here.start == here.stop:

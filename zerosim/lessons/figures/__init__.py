@@ -11,30 +11,55 @@ from pathlib import Path
 from types import MappingProxyType
 
 from zerosim.lessons.figures import animation
+from zerosim.lessons.figures.activations import Activations, activations, activations_data
 from zerosim.lessons.figures.animation import Animation
 from zerosim.lessons.figures.drawing import FORMATS, Drawing
+from zerosim.lessons.figures.format_losses import FormatLosses, format_losses, format_losses_data
+from zerosim.lessons.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
 from zerosim.lessons.figures.liveness import Liveness, liveness, liveness_data
+from zerosim.lessons.figures.loss_scale import LossScaleData, loss_scale, loss_scale_data
+from zerosim.lessons.figures.lost_updates import LostUpdatesData, lost_updates, lost_updates_data
 from zerosim.lessons.figures.memory import MemoryData, memory, memory_data
 from zerosim.lessons.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
+from zerosim.lessons.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.lessons.figures.published import PublishedData, published, published_data
 from zerosim.lessons.figures.registry import Figure
 from zerosim.lessons.figures.ring import RingData, ring_data
 from zerosim.lessons.figures.ring_frames import ring_animation
 from zerosim.lessons.figures.ring_sheet import ring
+from zerosim.lessons.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.lessons.figures.style import DARK, LIGHT, Style
-from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data
+from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.lessons.figures.traffic import Traffic, traffic, traffic_data
+from zerosim.lessons.observed_step import observed_step
+from zerosim.planning.activations import Block
 
-__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Animation", "Drawing", "Figure", "Liveness", "MemoryData",
-           "MemoryScaling", "RingData", "Style", "TimelineData", "Traffic", "draw", "liveness", "liveness_data",
-           "memory", "memory_data", "memory_scaling", "memory_scaling_data", "ring", "ring_animation", "ring_data",
-           "timeline", "timeline_data", "traffic", "traffic_data"]
+__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
+           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
+           "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic", "activations",
+           "activations_data", "draw", "format_losses", "format_losses_data", "latency_wall", "latency_wall_data",
+           "liveness", "liveness_data", "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory",
+           "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data",
+           "published", "published_data", "ring", "ring_animation", "ring_data", "spacing", "spacing_data", "timeline",
+           "timeline_data", "timeline_of", "traffic", "traffic_data"]
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
+    "activations": Figure(activations_data, activations,
+                          lambda: activations_data(Block(1, 8, 12, 3), 2, 19, ("none", "block"), (8, 16))),
+    "format-losses": Figure(format_losses_data, format_losses,
+                            lambda: format_losses_data(3, names=("fp32", "bf16 without a master"), window=2)),
+    "latency-wall": Figure(latency_wall_data, latency_wall,
+                           lambda: latency_wall_data(ranks=4, sizes=(2**16, 2**26), worlds=(2, 64), most_run=4)),
     "liveness": Figure(liveness_data, liveness, lambda: liveness_data(widths=(4, 4), rows=1, ranks=2)),
+    "loss-scale": Figure(loss_scale_data, loss_scale, lambda: loss_scale_data((("torch", 1),), 4, ranks=2)),
+    "lost-updates": Figure(lost_updates_data, lost_updates, lambda: lost_updates_data((1e-3,), (4,))),
     "memory": Figure(memory_data, memory, lambda: memory_data((2,), (4, 4), rows=1)),
     "memory-scaling": Figure(memory_scaling_data, memory_scaling,
                              lambda: memory_scaling_data(1e3, 2, worlds=(1, 2), sizes=(1e2, 1e3))),
+    "mixed-precision": Figure(mixed_precision_data, mixed_precision, lambda: observed_step(widths=(4, 4), rows=2)),
+    "published": Figure(published_data, published, lambda: published_data(("flops",))),
     "ring": Figure(ring_data, ring, lambda: ring_data(2, 2), ring_animation),
+    "spacing": Figure(spacing_data, spacing, lambda: spacing_data(("fp16",), (-2, 2))),
     "timeline": Figure(timeline_data, timeline, lambda: timeline_data((4, 4), rows=1, ranks=2)),
     "traffic": Figure(traffic_data, traffic, lambda: traffic_data((1, 2), (4, 4))),
 })

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, RESTING_KINDS, Style
+from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, RESTING_KINDS, Style
 from zerosim.numerics.units import BYTES
 from zerosim.ranks.memory import Memory
-from zerosim.ranks.trace import Held
+from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,15 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True, slots=True)
 class LedgerData:
-    """What one rank held: (H + 1,) bytes of each kind, before the run's first change and after each."""
+    """What one rank held: (H + 1,) bytes of each kind, before the run's first change and after each.
+
+    ``phases`` are (name, from, to) of the program's forward, backward and the like, in changes.
+    """
 
     owner: str
     nbytes: Mapping[str, tuple[int, ...]]
     capacity_nbytes: int | None
+    phases: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def totals(self) -> list[int]:
@@ -55,7 +59,21 @@ def ledger_data(memory: Memory) -> LedgerData:
         if isinstance(row, Held):
             for kind, column in columns.items():
                 column.append(column[-1] + row.nbytes * (kind == row.kind))
-    return LedgerData(memory.owner, {kind: tuple(column) for kind, column in columns.items()}, memory.capacity_nbytes)
+    return LedgerData(memory.owner, {kind: tuple(column) for kind, column in columns.items()}, memory.capacity_nbytes,
+                      tuple(_phases(memory.trace.rows)))
+
+
+def _phases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
+    """The stretches of one phase, by the changes of the ledger in them, up to where another phase begins."""
+    found, changes = list[tuple[str, int, int]](), 0
+    for row in rows:
+        changes += isinstance(row, Held)
+        if isinstance(row, SpanBegin | SpanEnd) and (name := row.path[-1]) in PHASE_COLORS:
+            if found and found[-1][0] == name:
+                found[-1] = (name, found[-1][1], changes)
+            else:
+                found.append((name, changes, changes))
+    return [stretch for stretch in found if stretch[2] > stretch[1]]
 
 
 def ledgers_data(memories: Sequence[Memory]) -> LedgersData:
@@ -87,6 +105,7 @@ def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
         _capacity(axes, data.capacity_nbytes, peak, unit, style)
         axes.set_xlim(0, max(1, len(low) - 1))
         axes.set_ylim(0, None)
+        _strip(axes, data.phases, style)
         within_limits(axes)
         axes.set_xlabel("changes of the ledger, in the program's order (changes)")
         axes.set_ylabel(f"held ({name})")
@@ -94,6 +113,19 @@ def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
     kinds = "; ".join(f"{kind.replace('_', ' ')} at most {max(column):,}" for kind, column in data.nbytes.items())
     return Drawing("ledger", title, f"Stacked areas of bytes by kind over {len(low) - 1:,} changes of the ledger: at "
                    f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
+
+
+def _strip(axes: "Axes", phases: Sequence[tuple[str, int, int]], style: Style) -> None:
+    """A strip of the program's phases above the areas, each named where its name has room."""
+    if phases:
+        (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
+        points = 72 / axes.figure.dpi * axes.bbox.width / (right - left)  # of one change
+        for name, start, end in phases:
+            axes.broken_barh([(start, end - start)], (1.02 * top, 0.07 * top), facecolor=style.faint,
+                             edgecolor=style.background)
+            if (end - start) * points > 7.5 * len(name):
+                axes.text((start + end) / 2, 1.05 * top, name, ha="center", va="center", fontsize=11)
+        axes.set_ylim(0, 1.1 * top)
 
 
 def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:

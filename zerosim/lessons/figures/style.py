@@ -42,6 +42,9 @@ PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
 PHASE_COLORS: Mapping[str, str] = MappingProxyType({
     "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
 
+FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
+    "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+
 
 def rank_color(rank: int) -> str:
     """The color of a rank in every figure; past eight ranks the colors come again, and the number tells them apart."""

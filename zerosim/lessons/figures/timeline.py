@@ -59,18 +59,37 @@ class TimelineData:
 
 
 def timeline_data(widths: Sequence[int] = (256,) * 5, rows: int = 128, ranks: int = 4, stage: int = 3,
-                  machine: Machine = MACHINE) -> TimelineData:
-    """Runs a step of an MLP with Adam in each way of overlapping, and replays it."""
-    found = []
-    for title, levers in LEVERS.items():
-        traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", levers=levers)
-        found.append(replayed(title, replay(record(traces).inside(STEP), machine)))
+                  machine: Machine = MACHINE, levers: Mapping[str, Mapping[str, Any]] = LEVERS) -> TimelineData:
+    """Runs a step of an MLP with Adam in each way of overlapping, and replays it.
+
+    ``levers`` has a panel for each title, with what the engine is told: {"In buckets": {"bucket_nbytes": 10_000}}.
+    """
+    what = (f"an MLP of {len(widths) - 1} layers of {widths[0]} in fp16 with Adam, {rows} samples per rank, "
+            f"N = {ranks}, stage {stage}")
+    return timeline_of(what, {title: step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", levers=of)
+                              for title, of in levers.items()}, machine)
+
+
+def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) -> TimelineData:
+    """The timelines of any runs, by title: their traces, replayed, of what each did in its span "step".
+
+    In it there are spans of phases (forward, loss, backward, update), in these maybe spans of units. Raises ValueError
+    where a run has no such span, and for arithmetic or collectives that belong to no phase or purpose in the picture.
+    """
+    if not runs:
+        raise ValueError("a timeline was asked for of no runs; give it the traces of one at least, by title")
+    found = tuple(replayed(title, replay(record(traces).inside(STEP), machine)) for title, traces in runs.items())
+    for one in found:
+        for what_it_is in (bar[0] for bars in one.bars.values() for bar in bars):
+            if what_it_is not in PHASES and what_it_is not in PURPOSES:
+                raise ValueError(f"{one.title!r} has bars of {what_it_is!r}, which have no color here; put arithmetic "
+                                 f"into a span named {', '.join(PHASES)}, and give collectives a purpose of "
+                                 f"{', '.join(PURPOSES)}")
     link = machine.network.inside
     return TimelineData(
-        f"an MLP of {len(widths) - 1} layers of {widths[0]} in fp16 with Adam, {rows} samples per rank, N = {ranks}, "
-        f"stage {stage}", f"{machine.peak_flops_per_second * machine.efficiency / 1e12:g} TFLOP/s, memory at "
+        what, f"{machine.peak_flops_per_second * machine.efficiency / 1e12:g} TFLOP/s, memory at "
         f"{machine.device.memory_bytes_per_second / 1e9:g} GB/s, links of {link.bytes_per_second / 1e9:g} GB/s and "
-        f"{link.latency_seconds * 1e6:g} µs", tuple(found))
+        f"{link.latency_seconds * 1e6:g} µs", found)
 
 
 def replayed(title: str, timeline: Timeline) -> Replayed:
@@ -78,9 +97,8 @@ def replayed(title: str, timeline: Timeline) -> Replayed:
     bars: dict[str, list[Bar]] = {COMPUTATION: [], COMMUNICATION: []}
     for event in timeline.events(0):
         if event.seconds:
-            _, phase, *unit = event.path  # the first is the step's own span
-            _add(bars[event.stream], (event.purpose or phase, "".join(unit), event.start_seconds * 1e6,
-                                      event.end_seconds * 1e6))
+            phase, unit = "".join(event.path[1:2]), "".join(event.path[2:])  # the first is the step's own span
+            _add(bars[event.stream], (event.purpose or phase, unit, event.start_seconds * 1e6, event.end_seconds * 1e6))
     lane, curve, usage = timeline.lanes[0], memory(timeline, 0), timeline.usage[0]
     waits = tuple((start * 1e6, end * 1e6) for start, end in zip(lane.reached, lane.resumed, strict=True)
                   if end > start)

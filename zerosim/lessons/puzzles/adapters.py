@@ -18,6 +18,7 @@ from zerosim.lessons.puzzles import alike, reference, targets
 from zerosim.lessons.puzzles.explaining import explained
 from zerosim.lessons.puzzles.given import lent
 from zerosim.lessons.puzzles.module import WIDTHS, Module
+from zerosim.lessons.puzzles.patience import limited
 from zerosim.lessons.puzzles.puzzle import Answer, Hole, Measured, Refused, Target
 from zerosim.lessons.puzzles.reference import OPTIMIZER, STEPS, Arrays
 from zerosim.lessons.puzzles.score import OPEN, PASSED, REFUSED, Score
@@ -83,14 +84,15 @@ def _graded(name: str, factory: Answer, on_world: Callable[[Answer, int], Measur
 
 def _run(ranks: int, program: Callable[..., Any], *args: Any) -> tuple[Sequence[Any], Cluster]:
     cluster = Cluster(ranks)
-    try:
-        return cluster.run(program, *args), cluster
-    except Hole:
-        raise
-    except Refused as error:
-        raise Refused(f"On N={ranks} {error}") from error
-    except Exception as error:
-        raise Refused(explained(f"N={ranks}", error)) from error
+    with limited(f"N={ranks}"):
+        try:
+            return cluster.run(program, *args), cluster
+        except Hole:
+            raise
+        except Refused as error:
+            raise Refused(f"On N={ranks} {error}") from error
+        except Exception as error:
+            raise Refused(explained(f"N={ranks}", error)) from error
 
 
 def _measured(cluster: Cluster, target: Target) -> Measured:

@@ -12,6 +12,7 @@ from zerosim.lessons.puzzles import judge
 from zerosim.lessons.puzzles.audit import Audit
 from zerosim.lessons.puzzles.deaf import DeafRank
 from zerosim.lessons.puzzles.explaining import explained
+from zerosim.lessons.puzzles.patience import limited
 from zerosim.lessons.puzzles.puzzle import Answer, Case, Hole, Measured, Puzzle, Refused
 from zerosim.lessons.puzzles.score import OPEN, PASSED, REFUSED, Score
 from zerosim.lessons.puzzles.steps import steps_in_sequence
@@ -104,13 +105,14 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
             audit.look()
         return result
 
-    try:
-        with np.errstate(all="ignore"):  # inf and NaN are part of some cases
-            found = list(cluster.run(program))
-    except Hole:
-        raise
-    except Exception as error:
-        raise Refused(explained(case.where, error)) from error
+    with limited(case.where):
+        try:
+            with np.errstate(all="ignore"):  # inf and NaN are part of some cases
+                found = list(cluster.run(program))
+        except Hole:
+            raise
+        except Exception as error:
+            raise Refused(explained(case.where, error)) from error
     if changed:
         rank, name = changed[0]
         raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is only lent; work on a copy "

@@ -17,7 +17,7 @@ from zerosim.numerics.arrays import words
 from zerosim.ranks.algorithms import NATIVE
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
-from zerosim.ranks.errors import forget_frames
+from zerosim.ranks.frames import forget_frames
 from zerosim.ranks.nccl.adapter import ID_NBYTES, NCCL, Communicator
 from zerosim.ranks.nccl.carriage import arrays_on_device
 from zerosim.ranks.nccl.devices import Lane

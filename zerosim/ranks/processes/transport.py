@@ -14,7 +14,8 @@ from typing import Any
 from zerosim.ranks import explain
 from zerosim.ranks.call import Call, Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
-from zerosim.ranks.errors import MismatchError, RankStopped, clear_frames, forget_frames
+from zerosim.ranks.errors import MismatchError, RankStopped
+from zerosim.ranks.frames import clear_frames, forget_frames
 from zerosim.ranks.interrupts import Interrupts
 from zerosim.ranks.lockstep import Event
 from zerosim.ranks.processes.agreement import Agreement

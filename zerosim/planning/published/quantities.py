@@ -11,6 +11,7 @@ from zerosim.planning.activations import Block
 from zerosim.planning.buffers import OVERHEADS
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.cuts import ceil_cut
+from zerosim.planning.published.collective_quantities import COLLECTIVE_QUANTITIES
 from zerosim.planning.shapes import ModelShape, Transformer, model_of, model_of_parameters
 from zerosim.planning.shapes_config import model_shape
 from zerosim.planning.shapes_presets import PRESETS
@@ -25,6 +26,7 @@ MANY = 10**6
 
 
 def states(parameters: int, ranks: int, stage: int, dialect: str = "zero-paper") -> float:
+    """GB at rest on one rank, Adam."""
     held = dialects.states_nbytes(model_of_parameters(parameters), ranks, STAGES[stage], dialect)
     return sum(held.values()) / 1e9
 
@@ -38,11 +40,13 @@ def states_of_blocks(blocks: int, channels: int, dialect: str) -> float:
 
 def estimate(parameters: int, ranks: int, stage: int, dialect: str, largest_layer: int = 0,
              unit: str = "GiB") -> float:
+    """What an estimator prints that knows a number of parameters."""
     held = dialects.estimate_nbytes(parameters, ranks, STAGES[stage], dialect, largest_layer=largest_layer)
     return held / UNITS[unit]
 
 
 def estimate_of_preset(model: str, ranks: int, stage: int, dialect: str, unit: str = "GiB") -> float:
+    """What an estimator prints of a model whose shapes are known."""
     shape = model_shape(model)
     return estimate(shape.parameters, ranks, stage, dialect, shape.largest_layer_parameters, unit)
 
@@ -59,30 +63,36 @@ def estimate_beside_host(ranks: int, model: str = "", parameters: int = 0, large
 
 
 def kinds_of_preset(model: str, kinds: Sequence[str], multiple: int = 1, unit: str = "GiB") -> float:
+    """Some kinds of a model's states, on one rank."""
     held = dialects.states_nbytes(model_shape(model, vocabulary_multiple=multiple), 1, STAGES[0])
     return sum(held[kind] for kind in kinds) / UNITS[unit]
 
 
 def bytes_per_parameter(stage: int, ranks: int, dialect: str = "zero-paper") -> float:
+    """At rest on one rank, Adam, without padding."""
     replicated, shared = dialects.dialect_of(dialect).per_parameter(STAGES[stage])
     return replicated + shared / ranks
 
 
 def largest_model(capacity_nbytes: int, ranks: int, stage: int, model_parallel: int) -> float:
+    """Billions of parameters whose states fill the capacity."""
     return model_parallel * capacity_nbytes / bytes_per_parameter(stage, ranks) / 1e9
 
 
 def vectors(stage: int, micro_batches: int) -> float:
+    """Sent in a step by many ranks, in vectors of all parameters: the limit of (N-1)/N."""
     return float(sum(closed_forms.vectors_sent(Job((MANY,), 2, STAGES[stage], micro_batches=micro_batches)).values()))
 
 
 def vectors_at(stage: int, ranks: int) -> float:
+    """Sent in a step by one of N ranks, in vectors of all parameters."""
     job = Job((MANY,), ranks, STAGES[stage])
     sent = closed_forms.sent_nbytes(job)
     return (sent["gradients"][0] + sent["parameters"][0]) / (2 * sum(job.padded_lengths))
 
 
 def all_reduce_then_all_gather(ranks: int) -> float:
+    """Sent by one of N ranks that all-reduces gradients and then gathers parameters, in vectors."""
     sent = [collectives.sent(name, "ring", ceil_cut(ranks * MANY, ranks), 1) for name in ("all_reduce", "all_gather")]
     return sum(part.nbytes[0] for part in sent) / (ranks * MANY)
 
@@ -90,33 +100,37 @@ def all_reduce_then_all_gather(ranks: int) -> float:
 # -- activations ------------------------------------------------------------------------------------------------------
 
 
-def kept(blocks: int, parameters: int = 0, **block: int) -> float:
+def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
     """The elements that n blocks keep, in GB of 16 bit, and Adam's states of so many parameters."""
     return (activations.peak(Block(**block), blocks).elements * 2 + 16 * parameters) / 1e9
 
 
-def tensor(name: str, blocks: int, unit: float, **block: int) -> float:
+def tensor(name: str, blocks: int, unit: float, **block: Any) -> float:
+    """What n blocks keep of one tensor, in units of so many bytes."""
     return blocks * activations.tensors(Block(**block))[name].nbytes / unit
 
 
-def quadratic_peak(blocks: int, policy: str, **block: int) -> float:
+def quadratic_peak(blocks: int, policy: str, **block: Any) -> float:
     """The part of the peak that grows with L²: what it exceeds the same policy's peak without probabilities by."""
     found, sizes = activations.peak(Block(**block), blocks, policy), Block(**block)
     linear = {"none": 14 * blocks, "block": blocks + 13}[policy]
     return (found.elements - linear * sizes.stream) * 2 / 1e9
 
 
-def largest_in_blocks(**block: int) -> float:
+def largest_in_blocks(**block: Any) -> float:
+    """The largest tensor of a block, in BLd elements."""
     return max(part.elements for part in activations.tensors(Block(**block)).values()) / Block(**block).stream
 
 
-def selective_saving(**block: int) -> float:
+def selective_saving(**block: Any) -> float:
+    """Per cent of what a layer keeps that selective recomputation spares."""
     none, selective = (activations_published.layer_nbytes(Block(**block), recompute=name)
                        for name in ("none", "selective"))
     return 100 * (1 - selective / none)
 
 
-def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block: int) -> float:
+def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block: Any) -> float:
+    """Bytes that a layer keeps by the literature's count, in sbh."""
     found = activations_published.layer_nbytes(Block(**block), tensor_parallel=tensor_parallel,
                                                sequence_parallel=sequence_parallel, recompute=recompute)
     return found / Block(**block).stream
@@ -126,6 +140,7 @@ def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block
 
 
 def days(model: str, tokens: int, devices: int, achieved: float) -> float:
+    """Of a training at 8 operations per parameter and token."""
     return model_flops.eight_n(model_shape(model).parameters, tokens) / (devices * achieved) / 86_400
 
 
@@ -137,11 +152,12 @@ def days_of_steps(model: str, sequence: int, tokens: int, devices: int, achieved
 
 
 def mfu(model: str, batch: int, tokens: int, seconds: float, devices: int) -> float:
+    """Per cent of an A100's peak that the model's operations reach."""
     step = model_flops.step_flops(PRESETS[model], batch, tokens)
     return 100 * model_flops.utilization(step.model, seconds, A100_FLOPS_PER_SECOND, devices)
 
 
-def selective_flops(**block: int) -> float:
+def selective_flops(**block: Any) -> float:
     """Per cent of forward; attention's two products again, as the paper recomputes them."""
     products = flops.matmuls(Block(**block))
     again = sum(products[name] for name in model_flops.SELECTIVE_AS_PUBLISHED)
@@ -149,33 +165,40 @@ def selective_flops(**block: int) -> float:
 
 
 def hardware_over_model(model: str, batch: int, tokens: int) -> float:
+    """Operations made, attention's products twice, beside those of the model."""
     shape = PRESETS[model]
     step, products = model_flops.step_flops(shape, batch, tokens), flops.matmuls(shape.block(batch, tokens))
     again = shape.blocks * sum(products[name] for name in model_flops.SELECTIVE_AS_PUBLISHED)
     return (step.model + again) / step.model
 
 
-def again(policy: str, **block: int) -> float:
+def again(policy: str, **block: Any) -> float:
+    """Operations made again, beside those of a step."""
     return model_flops.recomputed_flops(Block(**block), policy) / (3 * flops.matmul_flops(Block(**block)))
 
 
-def palm_mfu(tokens_per_second: float, devices: int, peak: float, **model: int) -> float:
+def palm_mfu(tokens_per_second: float, devices: int, peak: float, **model: Any) -> float:
+    """Per cent of the peak, counted as PaLM counts."""
     return 100 * model_flops.utilization(model_flops.six_n_and_attention(**model) * tokens_per_second, 1, peak, devices)
 
 
 def six_n_mfu(parameters: int, tokens_per_second: float, devices: int, peak: float) -> float:
+    """Per cent of the peak at 6 operations per parameter and token."""
     return 100 * model_flops.utilization(model_flops.six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
 
 
 def gpt(**sizes: Any) -> ModelShape:
+    """A GPT of these sizes."""
     return model_of("gpt", Transformer(**sizes))
 
 
 def without_embedding(vocabulary: int, channels: int, **sizes: Any) -> int:
+    """A GPT's parameters without its embedding and its head."""
     return gpt(vocabulary=vocabulary, channels=channels, **sizes).parameters - 2 * vocabulary * channels
 
 
 QUANTITIES: dict[str, Callable[..., Any]] = {
+    **COLLECTIVE_QUANTITIES,
     "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
     "estimate of a preset": estimate_of_preset, "kind of a preset": kinds_of_preset,
     "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,

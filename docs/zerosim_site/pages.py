@@ -1,0 +1,67 @@
+"""All pages and files of the site, and its navigation."""
+
+from pathlib import Path
+from typing import Any
+
+from zerosim_site import figure_pages, notebook_pages
+from zerosim_site.command_pages import commands_page
+from zerosim_site.links import with_site_links
+from zerosim_site.notebook_pages import Draw
+from zerosim_site.page import ROOT, Page
+from zerosim_site.readme_pages import changes_page, document_pages, readme_pages
+from zerosim_site.reference_pages import reference_pages
+
+SECTIONS = ("Home", "Guide", "Notebooks", "Figures", "Command line", "Reference", "Glossary")
+BESIDE = ("LICENSE",)
+ASSETS = ROOT / "docs/assets"
+
+
+def pages(draw: Draw) -> list[Page]:
+    """Every page, with links as the repository has them; ``draw`` makes formulas visible."""
+    return [*readme_pages(), *document_pages(), changes_page(), *notebook_pages.notebook_pages(draw),
+            figure_pages.figures_page(), commands_page(), *reference_pages()]
+
+
+def copies() -> dict[str, Path]:
+    """Files that are copied as they are, by their place in the site."""
+    texts = [path for path in notebook_pages.notebooks() for path in (path, path.with_suffix(".py")) if path.exists()]
+    found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts]}
+    return found | {name: ROOT / name for name in BESIDE} | {f"assets/{path.name}": path for path in ASSETS.iterdir()}
+
+
+def drawn() -> dict[str, bytes]:
+    """The notebooks' pictures, by their place in the site."""
+    return {place: data for path in notebook_pages.notebooks() for place, data in notebook_pages.pictures(path).items()}
+
+
+def finished(draw: Draw) -> list[Page]:
+    """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
+    found = pages(draw)
+    targets = targets_of(found)
+    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section)
+            for page in found]
+
+
+def targets_of(found: list[Page]) -> dict[str, str]:
+    """Where in the site each file of the repository is: a notebook is its page, unless its copy is asked for."""
+    places = {place: place for place in [*copies(), *drawn()]}
+    made = {page.source: page.uri for page in found if not page.uri.startswith("guide/")}
+    by_page = {page.uri: page.uri for page in found}
+    return {**places, **by_page, **made, "figures": "figures/index.md", "notebooks": "notebooks/index.md"}
+
+
+def navigation(found: list[Page]) -> list[dict[str, Any]]:
+    """The navigation, section by section. Raises ValueError for a page whose section there is not."""
+    strays = [page.uri for page in found if page.section not in SECTIONS]
+    if strays:
+        raise ValueError(f"pages of no section: {', '.join(strays)}; the sections are {', '.join(SECTIONS)}")
+    nav: list[dict[str, Any]] = []
+    for section in SECTIONS:
+        members = [page for page in found if page.section == section]
+        alone = len(members) == 1
+        nav.append({section: members[0].uri if alone else [_entry(page) for page in members]})
+    return nav
+
+
+def _entry(page: Page) -> str | dict[str, str]:
+    return page.uri if page.uri.endswith("/index.md") else {page.title: page.uri}

@@ -1,0 +1,250 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 3. Mixed precision and loss scaling
+#
+# **The idea.** In *mixed precision* the layers compute in 16 bits, and the optimizer in 32. With fp16 one more thing is
+# needed: gradients are often so small that fp16 makes 0 of them. So the loss is multiplied by a *loss scale* S before
+# the backward pass. By the chain rule all gradients are then S times as large; in fp32, where there is room, they are
+# divided by S again. If S is too large, gradients become infinite; then **all ranks skip the step** and S shrinks.
+
+# %%
+import numpy as np
+
+import zerosim as zs
+from zerosim.lessons import figures
+from zerosim.lessons.format_runs import network, samples
+from zerosim.numerics.loss_scale import Dynamic
+
+# %% [markdown]
+# ## Predict first
+#
+# 1. The gradients 1e-3, 1e-6, 5e-8 and 2e-8 are stored in fp16. Some texts say that everything below fp16's smallest
+#    normal number, 6.1e-5, becomes 0. What does become of each?
+# 2. Does loss scaling help against gradients that are too large?
+# 3. On one rank of three a gradient is infinite; those of the others are fine. Who skips the step? And can a step be
+#    skipped although the gradients of all three are finite?
+# 4. Adam divides a gradient by its own size. What does the loss scale change in Adam's update?
+#
+# Write your answers down, then read on.
+#
+# ## What becomes of small gradients
+
+# %%
+print("gradient     in fp16               in bf16     in fp16, S = 1024, divided by it in fp32")
+for g in (1e-3, 1e-6, 5e-8, 2e-8):
+    scaled = zs.round_to(np.float32(1024 * g), "fp16") / np.float32(1024)
+    print(f"{g:8.0e}     {float(zs.round_to(g, 'fp16')):<22.10g}{float(zs.round_to(g, 'bf16')):<12.4g}{scaled:.10g}")
+
+# %% [markdown]
+# **Subnormal numbers count.** Below 6.1e-5 there are fewer and fewer digits: 1e-6 is off by more than one percent, 5e-8
+# is rounded *up* to the smallest number, 5.96e-8, and only half of that and less becomes 0. With S = 1024 all four are
+# right to three digits or more. bf16 reaches as far down as fp32 and needs no scale.
+#
+# Now the gradients of a network. Its data are measured in a unit 1024 times as large as theirs, so that all numbers,
+# and with them the gradients, come out small; in large models one reason for small gradients is that the loss is a
+# mean over many tokens. `samples(step, rank)` gives other data in every step and on every rank. `one_pass` runs one
+# forward and one backward pass, with S times the loss:
+
+# %%
+MODEL = network()  # three linear layers, ReLU between them, half the squared error
+FIRST = zs.models.first_weights(MODEL)  # by name, in fp32
+FP16 = zs.Policy("fp16")
+P = MODEL.parameter_count
+
+
+def gradients_of(name, scale):
+    """All gradients of one batch (P,), ``scale`` times as large, computed in a format."""
+    found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), *samples(0, 0, unit=2**-10), scale).gradients
+    return np.concatenate([gradient.astype(np.float32).ravel() for gradient in found.values()])
+
+
+exact = gradients_of("fp32", 1.0)
+for exponent in (0, 8, 16, 24, 32, 40):
+    found = np.abs(gradients_of("fp16", 2.0**exponent))
+    lost, small = (found == 0) & (exact != 0), (found > 0) & (found < zs.format_of("fp16").smallest_normal)
+    print(f"S = 2^{exponent:<2}: of {P} gradients {lost.sum():4} are lost, {small.sum():4} have fewer bits, "
+          f"{(~np.isfinite(found)).sum():4} are inf or NaN")
+
+# %% [markdown]
+# Without a scale most of the gradients are damaged. A wide range of scales will do; beyond it they become infinite. So
+# **scaling helps against underflow and against nothing else.** Gradients that are too large are what it causes, and
+# has to notice. The often-heard "loss scaling avoids fp16's overflow" has it the wrong way round.
+#
+# ## The whole step
+#
+# Here is where each array goes in a step, and what it takes. All formats and bytes are those of a real step:
+
+# %%
+figures.mixed_precision(figures.mixed_precision_data())
+
+# %% [markdown]
+# Count the colored boxes: 16 bytes per parameter rest between two steps. In fp32 without a master it would be
+# 4 + 4 + 8, just as many. **Mixed precision does not shrink what rests**; it halves activations and what is sent, and
+# hardware computes faster in 16 bits.
+#
+# ## The step by hand
+#
+# As in notebook 1, `reduce_scatter` leaves each rank its chunk of the summed gradients, and each rank updates its own
+# chunk of the master. Then nobody sees all gradients, so **the ranks must vote**: one infinite number in one chunk, and
+# all of them skip. Skipped means: weights, moments and Adam's step count stay as they are, and S is halved. After
+# `WINDOW` good steps in a row S is doubled, to find out how far it can go.
+
+# %%
+ADAM = zs.optim.Adam(lr=3e-4)
+FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24
+
+
+def train_by_hand(rank):
+    """What every step did, and this rank's weights (P,), master, m and v."""
+    shapes, chunk = MODEL.shapes, -(-P // rank.size)
+    own = slice(chunk * rank.index, chunk * (rank.index + 1))
+    master = np.concatenate([FIRST[name].ravel() for name in shapes])[own].copy()
+    weights = rank.all_gather(master.astype(np.float16), length=P)
+    state = {"m": np.zeros_like(master), "v": np.zeros_like(master)}
+    scale, good, taken, seen = FIRST_SCALE, 0, 0, []
+
+    for step in range(STEPS):
+        cut = np.split(weights, np.cumsum([np.prod(shape) for shape in shapes.values()])[:-1])
+        named = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), cut, strict=True)}
+        gradients = zs.models.one_pass(MODEL, named, FP16, *samples(step, rank.index), scale).gradients
+        local = np.concatenate([gradients[name].ravel() for name in shapes])
+
+        total = rank.reduce_scatter(local, purpose="gradients")  # still S times too large, in fp16
+        bad = not np.isfinite(total).all()
+        skip = bool(rank.all_reduce(np.array([bad], np.float32), op="max", purpose="control")[0])
+        seen.append((scale, skip, not np.isfinite(local).all()))
+        if skip:
+            scale, good = scale / 2, 0
+            continue
+        g = total.astype(np.float32) / np.float32(scale * rank.size)
+        taken, good = taken + 1, good + 1
+        ADAM.update(zs.optim.UpdateContext(rank.kernels), master, g, state, taken)
+        weights = rank.all_gather(master.astype(np.float16), length=P, purpose="parameters")
+        if good == WINDOW:
+            scale, good = scale * 2, 0
+    return seen, {"parameter": weights, "master": master} | state
+
+
+cluster = zs.Cluster(3)
+ranks = [seen for seen, _ in cluster.run(train_by_hand)]
+before = None
+for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
+    (scale, skip, _), alone = of_ranks[0], [index for index, (*_, bad) in enumerate(of_ranks) if bad]
+    if (scale, skip) != before:
+        print(f"step {step:2}: S = 2^{np.log2(scale):.0f}, own gradients overflow on ranks {alone!s:9} "
+              f"{'all skip' if skip else 'all update, from here on'}")
+    before = scale, skip
+
+# %% [markdown]
+# **Who skips?** Everybody, always. In step 5 it is rank 2 alone whose gradients overflow. And in step 6 no rank's own
+# gradients do: it is their *sum* that fp16 cannot hold. Then the scale is small enough, until 16 good steps have passed
+# and it is doubled.
+#
+# The same training for longer, under two rules that are in use. PyTorch's (`torch`) is the one that we have just
+# written. DeepSpeed's can be told to wait for a second overflow before it shrinks (its *hysteresis*):
+
+# %%
+figures.loss_scale(figures.loss_scale_data(steps=80))
+
+# %% [markdown]
+# Real trainings wait for 1000 or 2000 good steps, and skip far less.
+#
+# ## What Adam sees of it
+#
+# Question 4: nothing, if S is a power of two. Even where nobody divides by S, three steps of Adam give the same bits,
+# apart from the ε in its denominator, which is 0 here:
+
+# %%
+def after_three_steps(rank, optimizer, scale):
+    """A thousand weights of 1, after three updates with ``scale`` times the same gradients."""
+    w, state = np.ones(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in optimizer.slots((1000,))}
+    for step in (1, 2, 3):
+        g = np.random.default_rng(step).standard_normal(1000).astype(np.float32)
+        optimizer.update(zs.optim.UpdateContext(rank.kernels), w, np.float32(scale) * g, state, step)
+    return w
+
+
+for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
+    plain, scaled = (zs.Cluster(1).run(after_three_steps, optimizer, scale)[0] for scale in (1, 1024))
+    print(f"{type(optimizer).__name__}: {np.mean(plain == scaled):.0%} of the weights are the same to the bit")
+
+# %% [markdown]
+# Dividing by S still matters: for ε, for other optimizers, and because S changes from step to step while m and v
+# remember earlier ones.
+#
+# ## What scaling cannot do
+#
+# If a number overflows on the way forward, before S enters, no loss scale helps. Here the inputs are 18,000 times as
+# large. fp16 still holds them, but not what the second layer adds up:
+
+# %%
+for name in ("fp16", "bf16"):
+    x, target = samples(0, 0, unit=18_000)
+    for exponent in (0, -16):
+        found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), x, target, scale=2.0**exponent)
+        finite = all(np.isfinite(gradient.astype(np.float32)).all() for gradient in found.gradients.values())
+        print(f"{name}, S = 2^{exponent}: largest input {np.abs(x).max():.3g}, largest outputs of the layers",
+              *(f"{value:.3g}" for value in found.largest.values()), f"loss {found.loss:.3g}, "
+              f"gradients {'finite' if finite else 'not finite'}")
+
+# %% [markdown]
+# ## Does it matter?
+#
+# The same training in five ways, with the small gradients from above:
+
+# %%
+figures.format_losses(figures.format_losses_data(steps=100))
+
+# %% [markdown]
+# With a master, and with loss scaling where it is fp16, 16 bits learn as fp32 does. Leave out the scaling and gradients
+# are lost; leave out the master and updates are lost (notebook 2).
+#
+# ## Try it
+#
+# * Let every rank decide for itself: `skip = bool(bad)`. Run the cell and read the error. Who waits in which call, and
+#   for whom?
+# * Set `FIRST_SCALE = 2.0**10` and `WINDOW = 4`. How many of the 24 steps are skipped now?
+# * Forget to divide by `scale`. Print m and the weights: m is more than ten thousand times as large, and the weights
+#   hardly differ. Why do they differ at all?
+# * In a shell: `zerosim precision` trains, counts lost gradients and compares the rules.
+#
+# ## Proof
+#
+# The step by hand and the package's `Engine` in ZeRO's stages 0 to 3, on 1 to 5 ranks: the same scales, the same
+# skipped steps, and the same bits in weights, master and moments.
+
+# %%
+def train_by_engine(rank, stage):
+    """The same training by the package: S and whether it was skipped, by step, and the whole state."""
+    rule = Dynamic("torch", initial=FIRST_SCALE, window=WINDOW)
+    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=zs.Policy("fp16", loss_scale=rule), layout="contiguous")
+    results = [engine.step([samples(step, rank.index)]) for step in range(STEPS)]
+    states = [engine.state(name) for name in MODEL.shapes]
+    whole = {key: np.concatenate([np.ravel(state[key]) for state in states])
+             for key in ("parameter", "master", "m", "v")}
+    return [(result.scale, result.skipped) for result in results], whole
+
+
+for count in (1, 2, 3, 5):
+    mine = zs.Cluster(count).run(train_by_hand)
+    whole = {key: np.concatenate([found[key] for _, found in mine]) for key in ("master", "m", "v")}
+    for stage in zs.STAGES:
+        for (seen, found), (by_package, state) in zip(mine, zs.Cluster(count).run(train_by_engine, stage), strict=True):
+            assert [(scale, skipped) for scale, skipped, _ in seen] == by_package
+            assert found["parameter"].tobytes() == state["parameter"].tobytes(), (count, stage)
+            for key, value in whole.items():
+                assert value.tobytes() == state[key].tobytes(), (count, stage, key)
+    print(f"N = {count}: by hand and in stages 0, 1, 2 and 3 the same bits; "
+          f"{sum(skipped for _, skipped in by_package)} of {STEPS} steps skipped")

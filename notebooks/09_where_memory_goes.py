@@ -1,0 +1,220 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 9. Where memory goes: every byte has a name
+#
+# **The idea.** ZeRO is about what *rests* on a rank between two steps: weights, gradients, optimizer state. But a rank
+# runs out of memory in the middle of a step, at its *peak*, and then other things are there too: gathered weights,
+# activations, a layer's gradient on its way, buffers of collectives. Each rank keeps a ledger of all of it, by kind,
+# from birth to death. With the ledger one can name every array at the peak; with pencil and paper one can say
+# beforehand how many bytes that will be, to the byte.
+
+# %%
+import numpy as np
+
+import zerosim as zs
+from zerosim.lessons import figures
+
+WIDTH, LAYERS = 16, 8
+MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight linear layers of 16 x 16 weights and 16 biases, ReLU between
+ADAM = zs.optim.Adam(lr=0.01)
+BF16 = zs.Policy("bf16")  # computes in bf16: weights, gradients and what travels take 2 bytes per number
+
+
+def one_step(rank, stage, rows):
+    """One step on ``rows`` samples, other ones on every rank: the engine, with all that it keeps."""
+    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
+    random = np.random.default_rng(rank.index)
+    engine.step([tuple(random.standard_normal((2, rows, WIDTH)).astype(np.float32))])
+    return engine
+
+
+# %% [markdown]
+# ## Predict first
+#
+# 1. Stage 3 on four ranks. When is a rank fullest: at the end of forward, at the loss, in the backward of the last
+#    layer, in that of the first, or in the update?
+# 2. With twice as many ranks, which of these shrink: weights at rest, gathered weights, activations, the buffers of a
+#    ring?
+# 3. The batch gets 16 times as large. What does the choice of the stage still matter?
+# 4. A device has exactly as many bytes as the peak. And if it has one byte less?
+#
+# Write your answers down, then read on.
+#
+# ## The ledger over a step
+#
+# `rank.memory` is a rank's ledger, `cluster.memory` are those of all ranks. Both can be drawn. Here is rank 0 of four
+# at stage 3, from the making of the engine to the end of its first step, change by change:
+
+# %%
+cluster = zs.Cluster(4)
+engines = cluster.run(one_step, 3, 4)
+memory, trace = cluster.memory[0], cluster.trace[0]
+memory.plot()
+
+# %% [markdown]
+# Solid is what rests, and a quarter of it is this rank's share. Hatched is what comes and goes. In forward you see
+# eight layers being gathered and freed, and activations piling up; backward takes the pile down again, and at each
+# layer adds a gradient and, for a moment, the buffers in which the ring receives.
+#
+# What the rank did meanwhile is in its trace, and what it had sent by then:
+
+# %%
+trace.plot()
+
+# %% [markdown]
+# ## Who is there at the peak
+#
+# The trace knows when each array was born and when it died (`trace.lifetimes()`, with the rows of the trace as its
+# clock). A peak is always reached at a birth. So try all births:
+
+# %%
+lives = trace.lifetimes()
+fullest = max((life.born for life in lives), key=lambda row: sum(life.nbytes for life in lives if life.lives_at(row)))
+for life in lives:
+    if life.lives_at(fullest):
+        since = "/".join(life.born_in) or "before forward"
+        print(f"{life.kind:20} {life.name:16} {life.nbytes:5} bytes, since {since}")
+print(f"together {sum(life.nbytes for life in lives if life.lives_at(fullest)):,} bytes; the ledger's own peak is "
+      f"{memory.peak_nbytes:,}")
+
+# %% [markdown]
+# That answers question 1 for this batch: **the backward of the last layer**, when its gradient is being reduced. All
+# other layers' inputs are still there (and one bit per ReLU), the layer's weights are whole, so is its gradient, the
+# ring has its two buffers, and two gradients of activations meet: the one that came in and the one that goes out.
+#
+# ## With pencil and paper
+#
+# Now without a run. $u$ is a layer's length, padded; a batch of $B$ rows is $2Bd$ bytes in bf16. `zs.planning` has the
+# closed forms for what rests (notebooks 6 to 8). What comes and goes we add by hand, at the three moments that can be
+# the fullest:
+
+# %%
+def job(stage, ranks):
+    """The training step on paper: lengths of the units, ranks, which states are sharded, formats."""
+    lengths = tuple(unit.parameter_count for unit in MODEL.units)
+    return zs.planning.Job(lengths, ranks, zs.planning.STAGES[stage], policy=BF16)
+
+
+def pencil(stage, ranks, rows):
+    """Bytes by kind at each moment that may be the peak."""
+    states, u = zs.planning.STAGES[stage], job(stage, ranks).padded_lengths[0]
+    rests = zs.planning.resting_nbytes(job(stage, ranks))[0]
+    row, bits = 2 * rows * WIDTH, -(-rows * WIDTH // 8)  # bytes of one layer's output, and of one ReLU's signs
+    ring = min(2, ranks - 1) * 2 * u // ranks  # what arrives while the last arrival leaves: two chunks
+    # the loss: all layers' outputs, the differences to the target in fp32, the batch with its fp32 target
+    moments = {"loss": {"activation": LAYERS * row + (LAYERS - 1) * bits, "workspace": 2 * row, "input": 3 * row}}
+    # the last layer's backward: with its input still there, and then, that freed, while its gradient is reduced
+    back = {"gathered_parameter": 2 * u * states.parameters_sharded, "activation_gradient": 2 * row, "input": row}
+    if states.gradients_sharded:
+        back["unit_gradient"] = 2 * u
+        moments["reduction"] = back | {"activation": (LAYERS - 2) * row + (LAYERS - 1) * bits,
+                                       "communication_buffer": ring}
+    moments["backward"] = back | {"activation": (LAYERS - 1) * row + (LAYERS - 1) * bits}
+    # after backward, where gradients rest whole: the owner's chunk of the sum beside them, and the ring
+    if states.optimizer_sharded and not states.gradients_sharded:
+        whole = rests["gradient"] + rests["gradient"] // ranks
+        moments["reduce"] = {"gradient": whole, "communication_buffer": ring}
+        moments["norm"] = {"gradient": whole, "workspace": 8 * ranks}  # a partial sum of squares from each rank
+    return {name: {kind: n for kind, n in (rests | held).items() if n} for name, held in moments.items()}
+
+
+def fullest_of(moments):
+    """The name and the bytes by kind of the fullest moment."""
+    return max(moments.items(), key=lambda moment: sum(moment[1].values()))
+
+
+name, held = fullest_of(pencil(3, 4, 4))
+print(f"pencil: at the {name}, {sum(held.values()):,} bytes: {held}")
+print(f"ledger: {memory.peak_nbytes:,} bytes: {memory.peak_nbytes_by_kind}")
+
+# %% [markdown]
+# The same for all stages, and for three sizes of the batch:
+
+# %%
+for rows in (1, 4, 64):
+    for stage in zs.STAGES:
+        name, held = fullest_of(pencil(stage, 4, rows))
+        rests = sum(zs.planning.resting_nbytes(job(stage, 4))[0].values())
+        print(f"{rows:2} rows, stage {stage}: {rests:6,} bytes at rest, {sum(held.values()):6,} at most, "
+              f"at the {name}")
+
+# %% [markdown]
+# Question 3: with one row the stage is what counts; stage 0 holds 3.4 times as much as stage 3. With 64 rows the peak
+# of stage 3 is **four times what it has at rest**, it moves to the loss, and the whole of ZeRO saves less than half.
+# ZeRO does nothing about activations: each rank has a batch of its own. That is the next notebook's subject.
+#
+# And question 2: weights at rest shrink with N, and so do the ring's buffers, whose chunks are $u/N$ long. Gathered
+# weights do not, they are a whole layer; activations do not either.
+#
+# One kind by itself, on the clock of a made-up machine: gradients, in stage 1, which keeps them whole, and in stage 2.
+
+# %%
+figures.liveness(figures.liveness_data())
+
+# %% [markdown]
+# ## A real model
+#
+# Nothing of this needs numbers in the arrays. `zs.plan` reckons for models of any length, and the engine can run one
+# step on arrays that have a shape and no data, with its ledger open. GPT-2 XL, 1.5 billion parameters, on 64 GPUs at
+# stage 3, 4 sequences of 1,024 tokens on each:
+
+# %%
+from zerosim.lessons.measured import measured_row
+
+question = zs.planning.question("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
+                                optimizer=ADAM)
+for line in measured_row(question, 3, "none"):
+    print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
+
+# %% [markdown]
+# Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it
+# that reductions run beside backward, and that one block is gathered ahead: that is notebook 11.) Once states are
+# sharded, memory goes into activations.
+#
+# ## Try it
+#
+# * Which arrays live at the peak with 64 rows? Put 64 for 4 in `cluster.run(one_step, 3, 4)` above.
+# * `trace.lifetimes("gathered_parameter")` at stage 3: does a second one ever begin before the first has ended? And
+#   with `prefetch=1` in the engine?
+# * Give the engine `recompute="segment(4)"`. Which line of `pencil` is wrong now?
+# * `cluster.memory.plot()` shows all ranks. Let rank 1 have twice as many rows as the others.
+#
+# ## Proof
+#
+# Pencil and ledger: the same bytes of every kind at the peak, for all stages, 1 to 8 ranks and two batches, on every
+# rank. And question 4: a device with exactly that capacity does the step, to the same bits; one with a byte less does
+# not, and says what it holds.
+
+# %%
+for ranks in (1, 2, 3, 4, 5, 8):
+    for stage in zs.STAGES:
+        for rows in (1, 64):
+            held = fullest_of(pencil(stage, ranks, rows))[1]
+            cluster = zs.Cluster(ranks)
+            engines = cluster.run(one_step, stage, rows)
+            for memory in cluster.memory:
+                assert memory.peak_nbytes_by_kind == held, (ranks, stage, rows)
+            capacity = sum(held.values())
+            small = zs.Cluster(ranks, capacity_nbytes=capacity).run(one_step, stage, rows)
+            for roomy, tight in zip(engines, small, strict=True):
+                assert roomy.states.master.tobytes() == tight.states.master.tobytes()
+            try:
+                zs.Cluster(ranks, capacity_nbytes=capacity - 1).run(one_step, stage, rows)
+            except zs.OutOfMemoryError as error:
+                words = str(error)
+            else:
+                raise AssertionError("one byte less was enough")
+    print(f"N = {ranks}: pencil and ledger agree in every kind; the peak's bytes suffice, and one less does not")
+print(words)

@@ -1,0 +1,256 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 11. Time on a wire: buckets, overlap, prefetch
+#
+# **The idea.** So far we counted bytes. What a step feels is time, and a message takes time for two reasons: it has to
+# get there at all, the *latency* α, and its n bytes have to go through, at β bytes per second:
+#
+# $$\text{seconds} = \alpha + n/\beta.$$
+#
+# From this one line follow three tricks. Put small messages together (*buckets*), so that α is paid less often. Let
+# messages travel while the program computes (*overlap*). Ask for weights before they are needed (*prefetch*). None of
+# them changes a bit, and each costs memory.
+
+# %%
+import numpy as np
+
+import zerosim as zs
+from zerosim.lessons import figures
+from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
+
+INFINIBAND = hardware.link("infiniband-ndr")
+print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, "
+      f"β = {INFINIBAND.bytes_per_second / 1e9:g} GB/s in each direction")
+
+# %% [markdown]
+# ## Predict first
+#
+# 1. 64 ranks on these links all-reduce 25 MB on a ring: in one piece, or as a thousand tensors of 25 kB, one after the
+#    other. How much longer does the second take?
+# 2. The same 25 MB on more and more ranks. From how many on is the ring mostly latency?
+# 3. Each layer's reduction runs beside the backward of the next. Suppose that arithmetic and communication take as long
+#    as each other. How much of the communication is left to wait for? What can never be hidden?
+# 4. A program reads a gradient after it has asked for its reduction and before that is done. What does it see?
+#
+# Write your answers down, then read on.
+#
+# ## A ring in seconds
+#
+# A ring's all-reduce is $2(N-1)$ steps (notebook 4), and in each of them everyone sends a chunk of $n/N$ bytes:
+
+# %%
+def ring_seconds(nbytes, ranks, link):
+    """2(N-1)(α + n/Nβ)."""
+    return 2 * (ranks - 1) * (link.latency_seconds + nbytes / ranks / link.bytes_per_second)
+
+
+def replayed_seconds(nbytes, ranks, link):
+    """The same of a real run: recorded, and replayed message by message on such links."""
+    cluster = zs.NullCluster(ranks)  # arrays with a shape and no data
+    cluster.run(lambda rank: rank.all_reduce(rank.xp.zeros(nbytes // 4, "float32")).shape)
+    machine = timeline.Machine(hardware.device("h100-80"), hardware.Network(link))
+    return timeline.replay(recording.record(cluster.trace), machine).step_seconds
+
+
+for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_600_000)):
+    by_plan = cost.cost("all_reduce", "ring", ceil_cut(nbytes // 4, ranks), 4, hardware.Network(INFINIBAND))
+    print(f"N = {ranks:3}, {nbytes:10,} bytes: by hand {ring_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f} ms, "
+          f"by zs.planning {by_plan.seconds * 1e3:7.4f}, replayed "
+          f"{replayed_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f}; "
+          f"{by_plan.latency_seconds / by_plan.seconds:4.0%} latency")
+
+# %% [markdown]
+# Question 1: on 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A
+# piece of 25 kB is all latency: even its full thousandfold in bytes would take only 1.6 times as long. That is why
+# everybody reduces in buckets.
+#
+# Question 2 is the *latency wall*. A ring's latency grows with N, what it transfers hardly does, so there is an N from
+# which on latency rules, $N = n/\alpha\beta$. Seen the other way, on N ranks it rules below $n = N\alpha\beta$ bytes.
+
+# %%
+figures.latency_wall(figures.latency_wall_data())
+
+# %% [markdown]
+# For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the
+# whole vector in each; *halving and doubling* sends as little as a ring, and in this model it never loses, as long as
+# N is a power of two. Real rings are better than the model: they cut chunks into smaller pieces that follow each other
+# like wagons, so that a link is busy while the next step begins.
+#
+# ## Buckets
+#
+# The engine's `bucket_nbytes` says how much one collective may take. Six layers of 64 x 64, on a small made-up machine
+# whose arithmetic and communication take about as long as each other:
+
+# %%
+WIRE = hardware.Link("made up", 5e9, 0.3e-6, "made up for a notebook", "2025-01-01")
+CHIP = hardware.Device("made up", 10**9, 10**9, 100e9, {"bf16": 1e12}, "made up for a notebook", "2025-01-01")
+MACHINE = timeline.Machine(CHIP, hardware.Network(WIRE), "bf16", efficiency=0.5)
+BF16 = zs.Policy("bf16")  # computes in bf16: gradients and what travels take 2 bytes per number
+MODEL = zs.models.MLP([64] * 7)
+
+
+def batch(index, rows=64):
+    """x and target (rows, 64): other samples on every rank."""
+    return tuple(np.random.default_rng(index).standard_normal((2, rows, 64)).astype(np.float32))
+
+
+def by_engine(rank, levers):
+    """Forward and backward at stage 2: this rank's shard of the summed gradient."""
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(), stage=2, policy=BF16, **levers)
+    with rank.trace.span("step"):
+        engine.backward(engine.forward(*batch(rank.index)))
+    return engine.states.gradient
+
+
+def on_the_clock(cluster):
+    """The last run's span "step", replayed on the made-up machine."""
+    return timeline.replay(recording.record(cluster.trace).inside("step"), MACHINE)
+
+
+def on_their_way(cluster):
+    """The most bytes of layers' gradients and of buffers at one moment, on rank 0."""
+    return cluster.memory[0].peak_nbytes_of(["unit_gradient", "communication_buffer"])
+
+
+for bucket_nbytes in (1_000, None, 20_000, 60_000):
+    cluster = zs.Cluster(4)
+    cluster.run(by_engine, {"bucket_nbytes": bucket_nbytes})
+    found = on_the_clock(cluster)
+    print(f"bucket {bucket_nbytes or 'a layer'!s:>7}: {len(cluster.trace[0].collectives()):2} reduce-scatters, "
+          f"{found.step_seconds * 1e6:5.1f} µs, of which waiting {found.exposed_seconds * 1e6:5.1f}; at most "
+          f"{on_their_way(cluster):7,} bytes on their way")
+
+# %% [markdown]
+# Fewer and larger messages wait less and hold more: a bucket's gradients have to be there together. With one bucket for
+# everything stage 2 holds the whole gradient after all, and twice: in the layers' arrays, and packed. Here the layers
+# are large enough by themselves; 1,000 bytes at a time would be a bad idea.
+#
+# ## Overlap by hand
+#
+# With `async_op=True` a collective returns at once, with a handle. Its `wait()` blocks until the result is there. In
+# between the program may do what it likes, but for two things: change what it handed over, or read what it has not got.
+# (Question 4: here it sees NaN in its `out=` until its own `wait`, on any schedule. On a GPU it sees whatever is there
+# by then: mostly the right thing, and rarely not.)
+#
+# So backward issues a layer's reduction, goes back through the next layer, and only then waits. One reduction is under
+# way at a time.
+
+# %%
+def by_hand(rank, overlap):
+    """Forward and backward at stage 2, its reductions waited for at once, or one layer later."""
+    layout = zs.layout_of(MODEL, rank.size)
+    gradient, whole = rank.memory.alloc(layout.shard_length(rank.index), BF16.compute_dtype, "gradient"), {}
+
+    def place(unit):
+        """Where the gradients of a unit's parameters are written."""
+        lies = layout.units[unit.name]
+        whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
+        whole[unit.name][...] = 0
+        return layout.unit_views(unit.name, whole[unit.name])
+
+    ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)
+    weights = {name: rank.memory.hold(first.astype(BF16.compute_dtype), "parameter", name)
+               for name, first in zs.models.first_weights(MODEL).items()}
+    span, kept, under_way = rank.trace.span, [], []
+    with span("step"):
+        x, target = ctx.cast(batch(rank.index)[0]), batch(rank.index)[1]
+        for unit in MODEL.units:
+            with span("forward"), span(unit.name):
+                x, of_unit = unit.forward(ctx, weights, x)
+                kept.append(of_unit)
+        with span("loss"):
+            dy = MODEL.loss.backward(ctx, MODEL.loss.forward(ctx, x, target)[1], 1.0)
+        for unit in reversed(MODEL.units):
+            with span("backward"), span(unit.name):
+                dy = unit.backward(ctx, weights, kept.pop(), dy)[0]
+                while under_way:  # the reduction of the layer before
+                    under_way.pop().wait()
+                lies = layout.units[unit.name]
+                own = gradient[layout.owned(rank.index, lies.start, lies.stop)]
+                found = rank.reduce_scatter(whole.pop(unit.name), out=own, async_op=overlap, purpose="gradients")
+                under_way += [found] if overlap else []
+        while under_way:
+            under_way.pop().wait()
+    return gradient
+
+
+runs = {}
+for title, overlap in (("Waiting", False), ("Overlapped", True)):
+    cluster = zs.Cluster(4)
+    cluster.run(by_hand, overlap)
+    runs[title], found = cluster.trace, on_the_clock(cluster)
+    print(f"{title:10}: {found.step_seconds * 1e6:.1f} µs, of which waiting {found.exposed_seconds * 1e6:.1f}; at most "
+          f"{on_their_way(cluster):,} bytes on their way")
+figures.timeline(figures.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage 2", runs, MACHINE))
+
+# %% [markdown]
+# Question 3: **3.0 µs are left of 12.9.** They are the reduction of the first layer, after which nothing is left to
+# compute, and the end of the one before it. The price is in the lower curves: two layers' gradients live at a time, and
+# the ring's buffers beside activations. And overlap hides at most as much as there is arithmetic to hide behind: look
+# at N = 8 in the proof below, where a reduction takes longer than the backward of a layer.
+#
+# ## Prefetch
+#
+# Stage 3 has to have a layer's weights before it can compute with them. With `prefetch=1` the engine issues the gather
+# of the next layer's while this one computes, with `prefetch=2` the next two's:
+
+# %%
+levers = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
+for way in figures.timeline_data(stage=3, levers=levers).replays:
+    print(f"{way.title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
+          f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
+
+# %% [markdown]
+# **One ahead saves 204 µs, and two ahead save nothing more**, they only hold more. Gathers and reductions go through
+# the same link one after the other; once it is busy all the time in which there is something to send, earlier requests
+# just wait longer. What is left is the first gather, before which there is nothing to compute, the last reduction, and
+# at the end a few bytes by which the ranks agree that no gradient has overflowed. (This is the larger model of notebook
+# 8's timeline.)
+#
+# ## Try it
+#
+# * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
+# * Print `own` right after the reduction has been issued.
+# * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
+# * `figures.timeline(figures.timeline_data(stage=1, levers={"Stage 1": {"overlap": True}}))`: what overlaps there?
+# * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
+#
+# ## Proof
+#
+# By hand and by the engine, overlapped: the same bits, the same order of arithmetic, issues and waits, and so the same
+# time on the clock, to the last digit, and the same bytes on their way. Waiting or overlapped, in buckets or not: the
+# same bits. And the program waits less.
+
+# %%
+def order(trace):
+    """What a rank did, in its order: arithmetic with its operations, issues, waits, and what was sent."""
+    return [(type(row).__name__, getattr(row, "flops", None), getattr(row, "sent_nbytes", None))
+            for row in trace.rows if type(row).__name__ in ("Compute", "Issue", "Wait", "Collective")]
+
+
+for ranks in (1, 2, 3, 4, 5, 8):
+    hand, package, waiting = zs.Cluster(ranks), zs.Cluster(ranks), zs.Cluster(ranks)
+    results = [hand.run(by_hand, True), package.run(by_engine, {"overlap": True}), waiting.run(by_hand, False),
+               zs.Cluster(ranks).run(by_engine, {}), zs.Cluster(ranks).run(by_engine, {"bucket_nbytes": 20_000})]
+    for mine, *others in zip(*results, strict=True):
+        assert all(mine.tobytes() == other.tobytes() for other in others), ranks
+    assert [order(trace) for trace in hand.trace] == [order(trace) for trace in package.trace]
+    clocks = [on_the_clock(cluster) for cluster in (hand, package, waiting)]
+    assert clocks[0].step_seconds == clocks[1].step_seconds
+    assert clocks[0].exposed_seconds == clocks[1].exposed_seconds
+    assert clocks[0].exposed_seconds < clocks[2].exposed_seconds or ranks == 1
+    assert on_their_way(hand) == on_their_way(package)
+    print(f"N = {ranks}: the same bits and the same order; waiting {clocks[2].exposed_seconds * 1e6:6.1f} µs, "
+          f"overlapped {clocks[0].exposed_seconds * 1e6:6.1f}")

@@ -1,0 +1,145 @@
+"""Nothing that the project has is missing from the documentation's site, and no page of it says what is not so."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer.main
+from zerosim_site import pages
+from zerosim_site.notebook_pages import notebook_page
+from zerosim_site.page import Page
+
+import zerosim
+from tests.architecture.source import ROOT
+from tests.documentation.reader import imported_by_readers, is_described, notebook_files, public, resolved
+from zerosim.cli import app
+from zerosim.lessons.figures import FIGURES
+
+PACKAGES = ["zerosim", "zerosim.ranks", "zerosim.zero", "zerosim.models", "zerosim.optim", "zerosim.planning",
+            "zerosim.lessons.puzzles", "zerosim.lessons.figures"]
+DIRECTIVE = re.compile(r"^::: ([\w.]+)\n((?:    .*\n?)*)", re.M)
+MEMBER = re.compile(r"^ {8}- (\w+)$", re.M)
+ANCHOR = re.compile(r"^## .*\{ #([\w.]+) ", re.M)
+
+
+def undrawn(text: str) -> str:
+    """Formulas stay as they are written."""
+    return text
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[str, Page]:
+    """The pages by their place."""
+    return {page.uri: page for page in pages.finished(undrawn)}
+
+
+@pytest.fixture(scope="module")
+def documented(site) -> set[str]:
+    """Every name that the reference describes."""
+    found = set()
+    for page in site.values():
+        if page.section == "Reference":
+            found |= set(ANCHOR.findall(page.text))
+            for name, options in DIRECTIVE.findall(page.text):
+                found |= {name, *(f"{name}.{member}" for member in MEMBER.findall(options))}
+    return found
+
+
+def in_navigation(nav) -> list[str]:
+    """The pages that a navigation leads to."""
+    return [nav] if isinstance(nav, str) else [uri for part in (nav.values() if isinstance(nav, dict) else nav)
+                                               for uri in in_navigation(part)]
+
+
+def test_every_page_stands_in_the_navigation_once(site):
+    assert Counter(in_navigation(pages.navigation(list(site.values())))) == Counter(list(site))
+
+
+def test_every_notebook_has_a_page_and_its_copies_lie_beside_it(site):
+    assert len(notebook_files()) >= 7
+    for path in notebook_files():
+        assert site[f"notebooks/{path.stem}.md"].section == "Notebooks"
+        assert {f"notebooks/{path.name}", f"notebooks/{path.stem}.py"} <= pages.copies().keys()
+
+
+def test_notebooks_with_numbers_stand_in_their_order_and_before_the_others(site):
+    everywhere = in_navigation(pages.navigation(list(site.values())))
+    listed = [Path(uri).stem for uri in everywhere if uri.startswith("notebooks/")]
+    numbered = [stem for stem in listed if stem[0].isdigit()]
+    assert listed[0] == "index"
+    assert listed[1:len(numbered) + 1] == sorted(numbered)
+
+
+def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site):
+    text = site["notebooks/04_rings.md"].text
+    assert "```python\nimport numpy as np" in text
+    assert 'rank 0: [2050.0, 2048.0, 2048.0]\n' in text
+    drawn = re.findall(r"\]\((04_rings_files/[^)]+\.svg)\)", text)
+    assert drawn
+    assert {f"notebooks/{name}" for name in drawn} <= pages.drawn().keys()
+
+
+def test_every_committed_figure_and_every_figure_of_the_table_is_in_the_gallery(site):
+    committed = {path.stem for path in (ROOT / "figures").glob("*.svg") if not path.stem.endswith("-dark")}
+    gallery = site["figures/index.md"].text
+    assert committed >= FIGURES.keys()
+    for name in committed:
+        assert f"]({name}.svg#only-light)" in gallery
+        assert f"]({name}-dark.svg#only-dark)" in gallery
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_stands_in_the_reference(package, documented):
+    missing = [name for name, value in public(package) if not is_described(name, value, documented)]
+    assert missing == []
+
+
+def test_every_name_of_zs_stands_in_the_table_of_the_reference(site):
+    table = site["reference/index.md"].text
+    assert [name for name, _ in public("zerosim") if f"[`zs.{name}`](" not in table] == []
+    assert f"[`zs.{zerosim.__all__[0]}`](" in table
+
+
+def test_what_readers_import_from_a_floor_stands_in_the_reference(documented):
+    wanted = imported_by_readers()
+    assert ("zerosim.numerics.loss_scale", "Dynamic") in wanted
+    values = {(module, name): resolved(f"{module}.{name}") for module, name in wanted}
+    assert [key for key, value in values.items() if not is_described(key[1], value, documented)] == []
+
+
+def test_every_command_and_every_option_is_in_the_reference_of_commands(site):
+    text, group = site["commands.md"].text, typer.main.get_command(app)
+    assert len(group.commands) >= 12
+    for name, command in group.commands.items():
+        _, _, told = text.partition(f"\n## {name} ")
+        told = told.partition("\n## ")[0]
+        assert told, name
+        for parameter in command.params:
+            for option in parameter.opts if parameter.param_type_name == "option" else ():
+                assert f"`{option}`" in told or f"`{option} " in told, (name, option)
+
+
+def test_every_section_of_the_readme_is_on_the_site(site):
+    for title in re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M):
+        assert any(re.search(rf"^##? {re.escape(title)}$", page.text, re.M) for page in site.values()
+                   if page.source == "README.md"), title
+
+
+def test_the_first_screen_shows_the_memory_figure_and_a_ring_light_and_dark(site):
+    for name in ("memory.svg", "memory-dark.svg", "ring.gif", "ring-dark.gif"):
+        assert f"](figures/{name}#only-" in site["index.md"].text
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("execution_count", None, "was not executed"),
+    ("outputs", [{"output_type": "error", "ename": "ValueError", "evalue": "no"}], "failed with ValueError"),
+])
+def test_a_notebook_that_was_not_run_or_that_failed_is_refused(tmp_path, field, value, said):
+    notebook = json.loads(notebook_files()[0].read_text(encoding="utf-8"))
+    next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")[field] = value
+    copy = tmp_path / "00_broken.ipynb"
+    copy.write_text(json.dumps(notebook), encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        notebook_page(copy, undrawn)

@@ -1,0 +1,57 @@
+"""Docstrings of plain prose say the same when Markdown has drawn them."""
+
+import doctest
+import inspect
+
+import pytest
+from zerosim_site import page, prose
+from zerosim_site.page import lists_apart
+from zerosim_site.prose import as_markdown
+
+
+@pytest.mark.parametrize("module", [page, prose], ids=lambda module: module.__name__)
+def test_the_examples_of_the_sites_own_code_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize(("text", "markdown"), [
+    ("a*b*c, x[i][j] and 2 < 3", r"a\*b\*c, x\[i\]\[j\] and 2 &lt; 3"),
+    ("it says *what* and ``code[0] * 2``", "it says *what* and ``code[0] * 2``"),
+    ("Σ|x|, *args and **options", r"Σ|x|, \*args and \*\*options"),
+    ("# is no heading", r"\# is no heading"),
+    ("costs $5 and ~3", r"costs \$5 and \~3"),
+    ("takes\n- one\n- two", "takes\n\n- one\n- two"),
+])
+def test_signs_stay_signs(text, markdown):
+    assert as_markdown(text) == markdown
+
+
+def test_a_doctest_becomes_a_block_and_the_prose_before_it_stays():
+    assert as_markdown("So:\n\n>>> 1 + 1\n2\n>>> [3]\n[3]\n\nAnd on.") == (
+        "So:\n\n```pycon\n>>> 1 + 1\n2\n>>> [3]\n[3]\n```\n\nAnd on.")
+
+
+def test_a_table_of_columns_becomes_a_block():
+    table = "torch      grows on the W-th step\ndeepspeed  grows on the W+1-th"
+    assert as_markdown(table) == f"```text\n{table}\n```"
+
+
+def test_an_indented_picture_becomes_a_block():
+    assert as_markdown("It is\n\n    a -> b\n      -> c\n\nso.") == "It is\n\n```text\na -> b\n  -> c\n```\n\nso."
+
+
+def test_a_wrapped_line_that_begins_with_a_sign_is_no_list():
+    assert lists_apart("the value of a\n  - b") == "the value of a\n  - b"
+
+
+def test_no_docstring_of_the_reference_loses_a_letter():
+    import zerosim
+
+    docstrings = [inspect.getdoc(value) or "" for name in zerosim.__all__ if callable(value := getattr(zerosim, name))]
+    assert len(docstrings) > 20
+    for text in docstrings:
+        letters = [sign for sign in text if sign.isalnum()]
+        drawn = as_markdown(text).replace("&lt;", "<").replace("```pycon", "").replace("```text", "")
+        assert [sign for sign in drawn if sign.isalnum()] == letters

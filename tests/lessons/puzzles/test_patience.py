@@ -1,0 +1,95 @@
+"""An answer that never ends is refused; Ctrl-C stays Ctrl-C, and an answer that ends is never struck afterwards."""
+
+import _thread
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.lessons.puzzles.answers import refusal
+from zerosim.lessons import puzzles
+from zerosim.lessons.puzzles import patience
+from zerosim.lessons.puzzles.puzzle import Refused
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(patience, "SECONDS", 0.2)
+
+
+def turning(rank, x):
+    while True:
+        pass
+
+
+def calling(rank, x):
+    while True:
+        rank.exchange(x, (rank.index + 1) % rank.size, x.copy(), (rank.index - 1) % rank.size)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answer", [turning, calling])
+def test_an_answer_that_never_ends_is_refused(answer):
+    assert refusal("ring", answer) == ("On N=1 (n=5) it has not ended after 0.2 seconds; "
+                                       "look for a loop that never ends.")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_course_answer_that_never_ends_is_refused():
+    def get_ddp(*args):
+        while True:
+            pass
+
+    score = puzzles.adapters.grade_ddp(get_ddp)
+    assert "On N=1 it has not ended after 0.2 seconds" in str(score)
+
+
+def test_ctrl_c_is_not_taken_for_the_end_of_patience():
+    def answer(rank, x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        puzzles.check("ring", answer)
+
+
+def test_who_ends_in_the_last_moment_is_not_struck_afterwards():
+    for attempt in range(40):
+        try:
+            with patience.limited("here", 0.001 + 0.0001 * (attempt % 5)):
+                time.sleep(0.0008 + 0.0001 * (attempt % 7))
+        except Refused:
+            pass
+        time.sleep(0.001)  # a KeyboardInterrupt that came late would come here
+
+
+def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
+    def never():
+        raise AssertionError("the main thread has been interrupted")
+
+    monkeypatch.setattr(_thread, "interrupt_main", never)
+    ended = []
+
+    def watched():
+        with patience.limited("here", 0.01):
+            time.sleep(0.05)
+        ended.append(True)
+
+    thread = threading.Thread(target=watched)
+    thread.start()
+    thread.join()
+    assert ended == [True]
+
+
+def test_a_right_answer_is_not_disturbed():
+    assert np.isfinite(patience.SECONDS)
+    assert puzzles.check("mean", puzzles.spoilers.SOLUTIONS["mean"]).passed

@@ -1,0 +1,160 @@
+"""The notebooks on numbers and on mixed precision: what their prose says is so, and their proofs notice mistakes."""
+
+import re
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.architecture.source import ROOT
+from tests.notebooks.cells import Shown, executed
+
+NUMBERS = ROOT / "notebooks/02_numbers_and_lost_updates.py"
+SCALING = ROOT / "notebooks/03_mixed_precision_and_loss_scaling.py"
+QUICK = {NUMBERS: [("(1, 2, 3, 4, 5, 8)", "(1, 3)"), ("keep_master, 240)", "keep_master, 2)")],
+         SCALING: [("(1, 2, 3, 5)", "(3,)")]}
+
+
+def run(path, *changes: tuple[str, str]) -> list[Shown]:
+    """A notebook without its pictures and on fewer ranks, with its text changed."""
+    text = re.sub(r"^figures\..*$", "None", path.read_text(encoding="utf-8"), flags=re.M)
+    for old, new in [*QUICK[path], *changes]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return list(executed(text))
+
+
+def printed(found: list[Shown]) -> str:
+    """Everything that the cells printed."""
+    return "".join(cell.printed for cell in found)
+
+
+# -- 2: numbers and lost updates ----------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def numbers():
+    return printed(run(NUMBERS))
+
+
+def test_the_numbers_that_the_second_notebook_prints_are_those_of_numpy(numbers):
+    assert f"2.1 becomes {float(np.float16(2.1)):.10g} in fp16" in numbers
+    for value, fp16 in ((2049, 2048), (2051, 2052), (70000, "inf"), ("4e-08", 5.960464478e-08), ("2e-08", 0)):
+        assert f"{value} becomes {fp16} in fp16" in numbers
+    assert "fp16    5 bits   10 bits        65504      6.104e-05     5.96e-08        2^-10" in numbers
+    assert "bf16    8 bits    7 bits" in numbers
+
+
+def test_sixteen_bits_do_not_move_in_a_thousand_steps_and_fp32_comes_near(numbers):
+    assert "1. fp32: 1 and a thousand times 0.0001 make 1.100017" in numbers
+    for name in ("fp16", "bf16"):
+        assert f"1. {name}: 1 and a thousand times 0.0001 make 1\n" in numbers
+    assert "2. fp16: 1 + 0.0003 = 1, 1 - 0.0003 = 0.999512" in numbers
+    assert float(1 - np.float16(0.999512)) == pytest.approx(0.000488, rel=1e-3)
+
+
+def test_fp32_keeps_the_popular_update_below_a_quarter_alone():
+    weights = np.float32([0.2, 0.24999, 0.25, 0.26, 0.4999, 0.5, 1])
+    kept = [list(weights + np.float32(update) != weights) for update in (1e-8, -1e-8)]
+    assert kept == [[True, True, False, False, False, False, False], [True, True, True, False, False, False, False]]
+
+
+def test_without_a_master_the_weights_stand_still_in_bf16_sooner_than_in_fp16():
+    rows = re.findall(r"(fp16|bf16), (with|no  ) master: loss [\d.]+ at first, ([\d.e-]+) at the end; the last step "
+                      r"moved +(\d+)%", NUMBERS.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    losses = {(name, master.strip()): float(loss) for name, master, loss, _ in rows}
+    moved = {(name, master.strip()): int(share) for name, master, _, share in rows}
+    assert len(rows) == 4
+    for name in ("fp16", "bf16"):
+        assert moved[name, "no"] < 50 < 100 == moved[name, "with"]
+        assert losses[name, "no"] > 10 * losses[name, "with"]
+    assert losses["bf16", "no"] > 10 * losses["fp16", "no"]
+    assert moved["bf16", "no"] < moved["fp16", "no"]
+
+
+@pytest.mark.parametrize("change", [
+    ("(kept % 2 == 1)", "(kept % 2 == 0)"), ("(rest > half)", "(rest >= half)"),
+    (" + np.maximum(0, fmt.min_exponent - exponent)", ""),
+    ("rounded > fmt.largest, np.inf, rounded", "False, 0, rounded"), ("(total / np.float32(rank.size))", "total"),
+    ("            master = round_by_hand(master, name)\n        losses", "            pass\n        losses")],
+    ids=["ties to odd", "ties away from 0", "no subnormal numbers", "no overflow", "no mean", "a master after all"])
+def test_the_proof_of_the_second_notebook_notices(change):
+    with pytest.raises(AssertionError):
+        run(NUMBERS, change)
+
+
+# -- 3: mixed precision and loss scaling --------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def scaling():
+    return printed(run(SCALING))
+
+
+def test_small_gradients_become_what_the_third_notebook_says(scaling):
+    for g, fp16 in ((1e-3, 0.001000404358), (1e-6, 1.013278961e-06), (5e-8, 5.960464478e-08), (2e-8, 0)):
+        assert float(np.float16(g)) == pytest.approx(fp16, rel=1e-9)
+        assert re.search(rf"{g:.0e} +{fp16:.10g} ", scaling)
+        assert float(np.float32(np.float16(1024 * g)) / 1024) == pytest.approx(g, rel=1.3e-3)
+    assert abs(1.013278961e-06 / 1e-6 - 1) > 0.01
+
+
+def test_it_is_rank_2_alone_in_step_5_and_the_sum_alone_in_step_6(scaling):
+    assert re.search(r"step +5: S = 2\^16, own gradients overflow on ranks \[2\] +all skip", scaling)
+    assert re.search(r"step +6: S = 2\^15, own gradients overflow on ranks \[\] +all skip", scaling)
+    assert re.search(r"step +7: S = 2\^14, .* all update, from here on\nstep 23: S = 2\^15", scaling)
+
+
+def test_scaling_lifts_gradients_out_of_underflow_until_they_overflow(scaling):
+    fates = {int(e): tuple(map(int, rest)) for e, *rest in re.findall(
+        r"S = 2\^(\d+) *: of 1344 gradients +(\d+) are lost, +(\d+) have fewer bits, +(\d+) are inf", scaling)}
+    assert sum(fates[0]) > 1344 * 0.9
+    assert fates[24] == (0, 0, 0)
+    assert fates[32][2] > 1000
+    assert "fp16, S = 2^-16: largest input 5.67e+04, largest outputs of the layers 5.24e+04 inf inf" in scaling
+    assert scaling.count("gradients not finite") == 2
+    assert "Adam: 100% of the weights are the same" in scaling
+
+
+def test_mixed_precision_rests_in_as_many_bytes_as_fp32():
+    def held(rank, policy):
+        engine = zs.Engine(rank, zs.models.MLP([8, 8], bias=False), zs.optim.Adam(), policy=policy)
+        return sum(rank.memory.now_nbytes_by_kind.values()), engine
+
+    assert [zs.Cluster(1).run(held, zs.Policy(name))[0][0] for name in ("fp32", "fp16")] == [16 * 64] * 2
+
+
+@pytest.mark.parametrize("change", [
+    ("scale, good = scale / 2, 0", "scale, good = scale / 4, 0"), ("if good == WINDOW:", "if good == WINDOW + 1:"),
+    ("taken, good = taken + 1, good + 1", "taken, good = step + 1, good + 1"),
+    ("np.float32(scale * rank.size)", "np.float32(rank.size)"), ("np.float32(scale * rank.size)", "np.float32(scale)")],
+    ids=["shrinks too far", "grows too late", "counts skipped steps", "not divided by S", "no mean"])
+def test_the_proof_of_the_third_notebook_notices(change):
+    with pytest.raises(AssertionError):
+        run(SCALING, change)
+
+
+def test_a_rank_that_decides_for_itself_is_caught_in_another_call_than_the_others():
+    vote = ('rank.all_reduce(np.array([bad], np.float32), op="max", purpose="control")[0]', "bad")
+    with pytest.raises(zs.MismatchError, match=r"ranks \[0, 1\] are in all_gather.*; rank 2 is in reduce_scatter"):
+        run(SCALING, vote)
+
+
+def test_with_a_low_first_scale_no_step_is_skipped():
+    with pytest.raises(AssertionError, match="nobody"):
+        run(SCALING, ("FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24", "FIRST_SCALE, WINDOW, STEPS = 2.0**10, 4, 24"),
+            ("before = None\n", "assert any(skip for _, skip, _ in ranks[0]), 'nobody'\nbefore = None\n"))
+
+
+def test_who_forgets_to_divide_by_the_scale_has_huge_moments_and_almost_the_same_weights():
+    text = SCALING.read_text(encoding="utf-8")
+    start, end = text.index("MODEL = "), text.index("cluster = zs.Cluster(3)")
+    code = "\n".join(line for line in text[:end].split("\n") if not line.startswith(("#", "figures.")))
+    assert start < end
+    found = []
+    for source in (code, code.replace("np.float32(scale * rank.size)", "np.float32(rank.size)")):
+        namespace = {}
+        exec(source, namespace)
+        found.append(zs.Cluster(3).run(namespace["train_by_hand"])[0][1])
+    right, wrong = found
+    assert np.abs(wrong["m"]).max() > 10_000 * np.abs(right["m"]).max()
+    assert np.abs(wrong["master"] - right["master"]).max() < 0.001 < 1 < np.abs(right["master"]).max()
+    assert wrong["master"].tobytes() != right["master"].tobytes()
