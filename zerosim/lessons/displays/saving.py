@@ -1,6 +1,5 @@
 """A cluster's last run as a file, in the one form that recordings have."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,18 +49,6 @@ def require_place(path: str | Path) -> None:
 
 
 def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording beside its place, and moves it there when it is whole."""
-    path = Path(path)
+    """Writes a recording; ValueError for a path that cannot be written."""
     require_place(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_recording(recording, unfinished)
-        unfinished.replace(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace(str(unfinished), str(path))) from None
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return save_recording(recording, path)
