@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from zerosim.lessons.comparing import Comparison
 from zerosim.lessons.figures.drawing import SUFFIXES, Drawing
 from zerosim.lessons.figures.parts import heading, within_limits
-from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, RESTING_KINDS, Style, rank_color
+from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, Style, rank_color
 from zerosim.numerics.units import counted
+from zerosim.ranks.memory import RESTING_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from zerosim.lessons.figures.style import KIND_COLORS, RESTING_KINDS, Style
+from zerosim.lessons.figures.style import KIND_COLORS, Style
 from zerosim.numerics.units import BYTES
+from zerosim.ranks.memory import RESTING_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
