@@ -1,4 +1,4 @@
-"""Measured steps of every optimizer whose state may be cut anywhere: the ledger is pencil's, in all formats of state."""
+"""Measured steps of optimizers whose state may be cut anywhere: the ledger is pencil's, in all formats of state."""
 
 from fractions import Fraction
 
