@@ -70,7 +70,7 @@ def load(place: str) -> Program:
     return program
 
 
-def _raise(error: BaseException, rank: Rank, /, **given: Any) -> NoReturn:
+def _raise(error: BaseException, rank: Rank, /, *args: Any, **given: Any) -> NoReturn:
     raise error
 
 

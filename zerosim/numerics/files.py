@@ -6,20 +6,22 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file so that all of it is there, or what was there before; raises OSError where it cannot be written.
+    """Writes a file so that all of it is there, or what was there before; of a link, the file to which it points.
 
-    What is no file, a pipe or a device, is written to as it is.
+    What is there and is no file, as a pipe or a device, is never replaced, but written into. Raises OSError for a
+    folder, and for what cannot be written.
     """
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # a file moved to the place of /dev/null would be the end of it
+    if path.exists() and not path.is_file():
         path.write_bytes(content)
         return path
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
+    place = path.resolve()
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
     try:
         unfinished.write_bytes(content)
-        unfinished.replace(path)
+        unfinished.replace(place)
     finally:
-        if path.parent.is_dir():
+        if place.parent.is_dir():
             unfinished.unlink(missing_ok=True)
     return path

@@ -5,6 +5,7 @@ Legend: N ranks; offsets and lengths count elements.
 
 
 from zerosim.models.units import Model
+from zerosim.numerics.checks import is_count
 from zerosim.numerics.names import did_you_mean
 from zerosim.zero.layout import Entry, Layout, Region, UnitShapes
 
@@ -76,8 +77,8 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
     if str(name) not in LAYOUTS:
         raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
                          f"{did_you_mean(name, LAYOUTS)}")
-    if ranks < 1 or not shapes:
-        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks} ranks")
+    if not is_count(ranks) or ranks < 1 or not shapes:
+        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} ranks")
     return LAYOUTS[name](shapes, ranks)
 
 
