@@ -131,8 +131,12 @@ def test_a_ring_of_a_representative_has_all_ranks():
 
 
 def test_rings_that_cannot_be_drawn_are_refused_in_words():
-    with pytest.raises(ValueError, match="has run nothing yet, so its ring has carried nothing; call run"):
-        zs.Cluster(2).show_ring()
+    failed = zs.Cluster(2)
+    with pytest.raises(ZeroDivisionError):
+        failed.run(lambda rank: (rank.barrier(), 1 / rank.index))
+    for never in (zs.Cluster(2), failed):
+        with pytest.raises(ValueError, match="has run nothing to its end yet, so its ring has carried nothing; call"):
+            never.show_ring()
     cluster = zs.Cluster(33)
     cluster.run(lambda rank: rank.barrier())
     with pytest.raises(ValueError, match=r"a page holds a ring of 32 ranks, found 33; cluster\.trace\.sent_nbytes"):

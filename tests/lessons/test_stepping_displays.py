@@ -216,3 +216,16 @@ def test_the_real_slider_shows_the_step_that_it_is_moved_to():
     for place in (6, 2, 1):
         number.value = place
         assert places.sub("", page.value) == places.sub("", expected[place - 1])
+
+
+def test_in_a_split_group_the_table_names_ranks_of_the_whole_cluster():
+    def program(rank):
+        rank.split(rank.index % 2).all_reduce(np.ones(6))
+
+    pairs = set()
+    for step in zs.step_through(program, ranks=5):
+        table = re.search(r"<caption>What moved</caption>.*?</table>", html(step), re.S)[0]
+        _, source, destination, *_ = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table.partition("<tbody>")[2])
+        if step.call.operation == "all_reduce":
+            pairs.add((int(source), int(destination)))
+    assert pairs == {(0, 2), (2, 4), (4, 0), (1, 3), (3, 1)}
