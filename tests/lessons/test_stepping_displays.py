@@ -59,6 +59,18 @@ def test_a_drawn_step_shows_the_hops_values_and_whose_chunk_moved():
         assert moved == {(source, step.hop.chunks[0]), (destination, step.hop.chunks[0])}
 
 
+@pytest.mark.parametrize("program", [lambda rank: rank.all_reduce(np.arange(6.0) + rank.index),
+                                     lambda rank: rank.all_gather(np.array([rank.index]))])
+def test_what_moves_is_marked_once_where_it_is_written_else_in_what_was_brought(program):
+    for step in zs.step_through(program, ranks=3):
+        for row in step_sheet_data(step).rows:
+            marked = [chunk.number for chunk in (*row.x, *row.out) if chunk.moved]
+            assert len(marked) == len(set(marked))
+            written = {chunk.number for chunk in row.out if chunk.text != BLANK}
+            assert all(chunk.number in written for chunk in row.out if chunk.moved)
+            assert not any(chunk.number in written for chunk in row.x if chunk.moved)
+
+
 def test_what_is_not_written_yet_is_blank_and_what_is_written_is_not():
     steps = list(zs.step_through(lambda rank: rank.all_gather(np.array([rank.index + 1.0, 5.0])), ranks=3))
     blanks = [[sum(chunk.text == BLANK for chunk in row.out) for row in step_sheet_data(step).rows] for step in steps]
@@ -193,6 +205,13 @@ def test_a_run_of_too_many_steps_is_refused_and_left(played):
     with pytest.raises(ValueError, match='step by="collective", or through a shorter program'):
         zs.step_through(long, cluster=cluster).slider()
     assert cluster.run(lambda rank: rank.index)[2] == 2
+
+
+def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(played, monkeypatch):
+    monkeypatch.setattr(sys.modules["zerosim.lessons.displays.slider"], "MOST_STEPS", 4)
+    zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), ranks=2).slider()  # 4 hops
+    with pytest.raises(ValueError, match="at most 4 steps"):
+        zs.step_through(lambda rank: (rank.all_reduce(np.ones(2)), rank.broadcast(np.ones(1))), ranks=2).slider()
 
 
 def test_without_ipywidgets_the_slider_says_what_to_install_and_takes_no_step(monkeypatch):
