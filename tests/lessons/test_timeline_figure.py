@@ -134,4 +134,4 @@ def test_a_step_in_which_nothing_takes_time_is_refused_and_one_that_holds_nothin
         timeline_of("nothing", {"idle": cluster.trace})
     cluster.run(step, 1_000_000)
     assert _peak(timeline_of("arithmetic", {"busy": cluster.trace}).replays[0]) == 0
-    assert "at most 0" in timeline(timeline_of("arithmetic", {"busy": cluster.trace})).description
+    assert "At most 0 bytes are held." in timeline(timeline_of("arithmetic", {"busy": cluster.trace})).description
