@@ -8,7 +8,7 @@ from zerosim.lessons.figures import format_losses_data, latency_wall_data, publi
 @pytest.mark.parametrize("said", [{"ranks": 1}, {"worlds": (1, 2)}, {"worlds": ()}, {"sizes": ()}],
                          ids=str)
 def test_a_latency_wall_needs_messages(said):
-    with pytest.raises(ValueError, match="a latency wall takes lengths of vectors and worlds of 2 ranks at least, foun"):
+    with pytest.raises(ValueError, match="a latency wall takes lengths of vectors and worlds of 2 ranks at least"):
         latency_wall_data(**said)
 
 
