@@ -124,7 +124,7 @@ def test_one_rank_that_stands_for_all_is_saved_as_all(tmp_path):
 
 
 def test_a_cluster_that_ran_nothing_and_a_path_that_cannot_be_written_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="this cluster has run nothing yet, and so has nothing to save; call run"):
+    with pytest.raises(ValueError, match="this cluster has run nothing to its end yet, and so has nothing to save; "):
         zs.Cluster(2).save(tmp_path / "run.json")
     cluster = zs.Cluster(2)
     cluster.run(lambda rank: rank.barrier())

@@ -9,8 +9,11 @@ MODEL = zs.models.MLP([3, 4, 2])
 X, TARGET = np.float32([[1, -2, 3], [-4, 0.5, 0.25]]), np.float32([[1, 2], [3, -4]])
 
 
-def one_pass(weights, policy=zs.Policy("fp32"), x=X, **said):
-    return zs.models.one_pass(MODEL, weights, policy, x, TARGET, **said)
+FP32 = zs.Policy("fp32")
+
+
+def one_pass(weights, policy=FP32):
+    return zs.models.one_pass(MODEL, weights, policy, X, TARGET)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])

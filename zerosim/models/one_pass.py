@@ -64,8 +64,8 @@ def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
     if wrong := sorted(weights.keys() ^ model.shapes.keys()):
-        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing or "
-                         f"not of this model: {', '.join(wrong[:5])}")
+        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
+                         f"or not of this model: {', '.join(wrong[:5])}")
     for name, shape in model.shapes.items():
         if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
             raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "

@@ -78,7 +78,8 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
         raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
                          f"{did_you_mean(name, LAYOUTS)}")
     if not is_count(ranks) or ranks < 1 or not shapes:
-        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} ranks")
+        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} "
+                         "ranks")
     return LAYOUTS[name](shapes, ranks)
 
 

@@ -15,7 +15,8 @@ def recording_of(cluster: Any) -> Recording:
     Raises ValueError before the first run, and for a rank whose others are in other processes.
     """
     if not cluster.runs:
-        raise ValueError("this cluster has run nothing yet, and so has nothing to save; call run(program) first")
+        raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
+                         "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
     if len(traces) == ranks:
         return record(traces)
