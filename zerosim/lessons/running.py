@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine, isfunction, isgenerator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from zerosim.numerics.fingerprint import sha256
 from zerosim.ranks.cluster import Cluster, Program
 from zerosim.ranks.processes.cluster import ProcessCluster
 from zerosim.ranks.rank import Rank
+
+LOADED: dict[str, ModuleType] = {}  # what load() has made of files, by name: the next file of that name replaces it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,12 @@ def load(place: str) -> Program:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     known = sys.modules.get(file.stem)
-    if file.stem in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(file)):
+    ours = known is None or known is LOADED.get(file.stem) or getattr(known, "__file__", None) == str(file)
+    if file.stem in sys.stdlib_module_names or not ours:
         raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which "
                          "other code imports by that name; rename the file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[file.stem] = LOADED[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script
     try:
         spec.loader.exec_module(module)
@@ -66,7 +70,7 @@ def load(place: str) -> Program:
     return program
 
 
-def _raise(error: BaseException, rank: Rank, /, **given: Any) -> NoReturn:
+def _raise(error: BaseException, rank: Rank, /, *args: Any, **given: Any) -> NoReturn:
     raise error
 
 

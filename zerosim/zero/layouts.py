@@ -6,6 +6,7 @@ Legend: N ranks; offsets and lengths count elements.
 from difflib import get_close_matches
 
 from zerosim.models.units import Model
+from zerosim.numerics.checks import is_count
 from zerosim.zero.layout import Entry, Layout, Region, UnitShapes
 
 
@@ -77,8 +78,9 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
         near = get_close_matches(str(name), LAYOUTS, 1)
         raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
                          + (f"; did you mean {near[0]!r}?" if near else ""))
-    if ranks < 1 or not shapes:
-        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks} ranks")
+    if not is_count(ranks) or ranks < 1 or not shapes:
+        raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} "
+                         "ranks")
     return LAYOUTS[name](shapes, ranks)
 
 

@@ -78,3 +78,18 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(arguments, said):
     assert done.exit_code == WRONG
     assert said in done.output
     assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys\n\n\ndef mean(rank, x):\n    sys.exit(0)\n",
+     "On N=1 (n=1) rank 0 raised SystemExit in line 5 of mean: 0."),
+    ("import sys\n\nsys.exit(0)\n", "On N=1 (n=1) rank 0 raised SystemExit in line 3 of <module>: 0."),
+    ("def mean(rank, x)\n    return x\n",
+     "On N=1 (n=1) rank 0 raised SyntaxError: expected ':' (answered.py, line 1)."),
+    ("import nothing_of_the_kind\n", "rank 0 raised ModuleNotFoundError in line 1 of <module>: No module named ")])
+def test_a_file_that_exits_or_cannot_be_run_has_not_passed(text, said, tmp_path):
+    file = tmp_path / "answered.py"
+    file.write_text(text)
+    done = ask("mean", "--check", f"{file}:mean")
+    assert done.exit_code == NOT_PASSED, done.output
+    assert said in done.stdout

@@ -1,10 +1,10 @@
 """A cluster's last run as a file, in the one form that recordings have."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from zerosim.lessons.figures.drawing import made_whole
 from zerosim.planning.recording import TraceLike, record
 from zerosim.planning.recording import save as save_recording
 from zerosim.planning.recording.tables import Recording
@@ -16,7 +16,8 @@ def recording_of(cluster: Any) -> Recording:
     Raises ValueError before the first run, and for a rank whose others are in other processes.
     """
     if not cluster.runs:
-        raise ValueError("this cluster has run nothing yet, and so has nothing to save; call run(program) first")
+        raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
+                         "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
     if len(traces) == ranks:
         return record(traces)
@@ -50,18 +51,18 @@ def require_place(path: str | Path) -> None:
 
 
 def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording beside its place, and moves it there when it is whole."""
+    """Writes a recording so that all of it is there, or nothing; into a pipe or a device as it comes."""
     path = Path(path)
     require_place(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+
+    def into(place: Path) -> None:
+        try:
+            save_recording(recording, place)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(place), str(path))) from None
+
     try:
-        save_recording(recording, unfinished)
-        unfinished.replace(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace(str(unfinished), str(path))) from None
+        return made_whole(path, into)
     except OSError as error:
         raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
                          "written") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path

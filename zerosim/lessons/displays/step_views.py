@@ -23,7 +23,7 @@ MOST_VALUES = 12  # of an array in a table
 def step_view(step: Step) -> View:
     """The message or the collective, the arrays of every rank, and what each holds."""
     what = "a message that the program sent itself" if step.call is None else str(step.call)
-    arrays = Table("Every rank, as it is now", ("rank", "brought", "result so far", ">bytes sent so far",
+    arrays = Table("Every rank, as it is now", ("rank", "brought", "result so far", ">sent by calls that ended (bytes)",
                                                 ">bytes held", "its program waits at"),
                    tuple((str(now.rank), values_text(now.x), values_text(now.out), f"{now.sent_nbytes:,}",
                           f"{now.now_nbytes:,}", now.where) for now in step.ranks))

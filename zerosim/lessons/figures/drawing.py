@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,13 +75,26 @@ class Drawing:
 
 def write_whole(path: Path, content: bytes) -> Path:
     """Writes a file so that all of it is there, or nothing; raises OSError where it cannot be written."""
+    return made_whole(path, lambda place: place.write_bytes(content))
+
+
+def made_whole(path: Path, write: Callable[[Path], object]) -> Path:
+    """Has a file written beside its place, and moves it there when it is whole; of a link, to where it points.
+
+    What is there and is no file, as a pipe or a device, is never replaced, but written into. Raises OSError for a
+    folder, and what ``write`` raises.
+    """
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
+    if path.exists() and not path.is_file():
+        write(path)
+        return path
+    place = path.resolve()
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        write(unfinished)
+        unfinished.replace(place)
     finally:
-        if path.parent.is_dir():
+        if place.parent.is_dir():
             unfinished.unlink(missing_ok=True)
     return path
