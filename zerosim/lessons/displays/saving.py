@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerosim.lessons.figures.drawing import made_whole
 from zerosim.planning.recording import TraceLike, record
 from zerosim.planning.recording import save as save_recording
 from zerosim.planning.recording.tables import Recording
@@ -51,18 +50,6 @@ def require_place(path: str | Path) -> None:
 
 
 def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording so that all of it is there, or nothing; into a pipe or a device as it comes."""
-    path = Path(path)
+    """Writes a recording; ValueError for a path that cannot be written."""
     require_place(path)
-
-    def into(place: Path) -> None:
-        try:
-            save_recording(recording, place)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(place), str(path))) from None
-
-    try:
-        return made_whole(path, into)
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    return save_recording(recording, path)
