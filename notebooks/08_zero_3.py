@@ -116,6 +116,7 @@ class ByHand:
         whole = np.zeros(lies.stop - lies.start, BF16.compute_dtype)
         places[unit] = self.layout.unit_views(unit.name, whole)
         dy, _ = unit.backward(ctx, w, kept, dy)
+        del places[unit]  # or the whole gradients of all units would stay
         self.rank.reduce_scatter(whole, out=self.gradient[self.owned(unit)], purpose="gradients")
         return dy
 
@@ -187,12 +188,12 @@ for recompute in ("none", "block", "segment(2)", "segment(4)", "segment(8)"):
 # while a segment goes back, everything that it keeps is there at once.
 #
 # (In an MLP of linear layers a unit keeps hardly more than its input, so `block` saves little here. A transformer's
-# block keeps fourteen times as much as its input, and more.)
+# block keeps fourteen times as much as its input, and more: notebook 10.)
 #
 # ## Try it
 #
-# * `zs.Cluster(4, debug=True)` fills freed memory with NaN. Run `train_by_hand` on it, and let
-#   `ByHand.step` call `self.backward` after the `with` block has ended. What do the masters say?
+# * `zs.Cluster(4, debug=True).run(train_by_hand, 1)` fills freed memory with NaN. Let `ByHand.step` call
+#   `self.backward` after the `with` block has ended. What do the masters say? And without `debug`?
 # * `keep_gathered="all"` keeps units whole from forward to backward. Count the bytes sent, then those held.
 # * The worked example of notebook 1 at stage 3, with `segment(2)`, number by number: `zerosim replay --stage 3 --hops`.
 #

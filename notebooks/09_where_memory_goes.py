@@ -176,7 +176,8 @@ from zerosim.lessons.measured import measured_row
 question = zs.planning.question("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
                                 optimizer=ADAM)
 for line in measured_row(question, 3, "none"):
-    print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
+    if line.name.endswith("at rest") or line.name in ("activations and their gradients", "gathered units", "peak"):
+        print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
 
 # %% [markdown]
 # Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it
