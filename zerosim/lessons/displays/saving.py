@@ -2,37 +2,35 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from zerosim.planning.recording import TraceLike, record
 from zerosim.planning.recording import save as save_recording
 from zerosim.planning.recording.tables import Recording
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.processes.cluster import ProcessCluster
 
 
-def recording_of(cluster: Any) -> Recording:
-    """What the last run of a cluster did; of one rank that stands for all N, the program of all N.
-
-    Raises ValueError before the first run, and for a rank whose others are in other processes.
+def recording_of(cluster: Cluster) -> Recording:
+    """What the last run of a cluster did; of one rank that stands for all N, the program of all N. Where each rank is a
+    process of its own, every process calls it. Raises ValueError before the first run.
     """
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
                          "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
-    if len(traces) == ranks:
-        return record(traces)
-    if getattr(cluster, "representative", None) is not None:
+    if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
-    gather = getattr(cluster, "gather", None)
-    assert gather is not None, "the other ranks' traces are in other processes"
-    return record([trace for of_process in gather(list(traces)) for trace in of_process])
+    if isinstance(cluster, ProcessCluster):
+        return record([trace for of_process in cluster.gather(list(traces)) for trace in of_process])
+    return record(traces)
 
 
-def save(cluster: Any, path: str | Path) -> Path:
+def save(cluster: Cluster, path: str | Path) -> Path:
     """Writes what the last run did to a JSON file: all of it, or nothing. Under MPI every process calls it, and rank 0
     writes. Raises ValueError as `recording_of` does, and for a path that cannot be written.
     """
     recording, path = recording_of(cluster), Path(path)
-    if len(cluster.ranks) < cluster.ranks[0].size and cluster.ranks[0].index and not hasattr(cluster, "representative"):
+    if isinstance(cluster, ProcessCluster) and cluster.ranks[0].index:
         return path
     return write(recording, path)
 
