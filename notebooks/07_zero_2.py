@@ -141,14 +141,11 @@ for stage in (0, 1, 2):
 # its own local gradient, and its chunk of the sum. The smaller the units are beside the model, the nearer stage 2 comes
 # to P/N.
 #
-# In the picture: stage 2 on a clock, on a made-up machine. Below what rank 0 does is what it holds, by kind: unit
-# gradients are the thin band that comes with each layer of backward and goes with its reduction. (With *overlap*,
-# the second part, a reduction runs while the layer before it is already computing; then two of them live at a time.
-# Notebook 11 is about that, and about the machine's speeds.)
+# In the picture: the gradients that a rank holds in the course of a step, on the clock of a made-up machine. In stage 2
+# each hatched band is one layer's gradient: it comes with that layer's backward and goes with its reduction.
 
 # %%
-levers = {"No overlap": {}, "Reductions overlap": {"overlap": True}}
-figures.timeline(figures.timeline_data(stage=2, levers=levers))
+figures.liveness(figures.liveness_data())
 
 # %% [markdown]
 # ## Micro-batches: the price

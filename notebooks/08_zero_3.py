@@ -160,11 +160,13 @@ for stage in (0, 1, 2, 3):
 # layer at a time** is whole on a rank: 544 bytes.
 #
 # With many layers the gathers also are many small messages, each of which takes its time to begin. The usual answer is
-# to ask for the next layer's weights while this one computes (*prefetch*): the third part of the picture, on a made-up
-# machine. Two layers' weights are whole then, and the program waits about a quarter as long.
+# to communicate while computing (*overlap*), and above all to ask for the next layer's weights while this one computes
+# (*prefetch*): the second part of the picture, on the clock of a made-up machine (notebook 11). Two layers' weights are
+# whole then, and the program waits about a quarter as long.
 
 # %%
-figures.timeline(figures.timeline_data(stage=3))
+levers = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
+figures.timeline(figures.timeline_data(stage=3, levers=levers))
 
 # %% [markdown]
 # ## Recomputation
