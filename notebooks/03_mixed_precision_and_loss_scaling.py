@@ -207,7 +207,7 @@ for name in ("fp16", "bf16"):
 # %% [markdown]
 # ## Does it matter?
 #
-# The same training in five ways, with the small gradients of the second cell:
+# The same training in five ways, with the small gradients from above:
 
 # %%
 figures.format_losses(figures.format_losses_data(steps=100))

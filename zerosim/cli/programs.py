@@ -85,7 +85,11 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
     by_mpi = any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
-    launched = by_mpi or job_of(os.environ) is not None
+    job = job_of(os.environ)
+    launched = by_mpi or job is not None
+    if backend == "auto" and not by_mpi and job is not None and job.ranks > 1:
+        raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
+                         "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
     here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({} if launched else {"nccl": zs.NCCLCluster})
     if found in here:
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
