@@ -14,7 +14,8 @@ import zerosim as zs
 from tests.architecture.source import ROOT
 from zerosim.lessons.displays import VIEWS, html, view
 from zerosim.lessons.displays.as_html import as_html, table_html
-from zerosim.lessons.displays.views import MOST_ROWS, Bars, Table, View
+from zerosim.lessons.displays.as_text import as_text
+from zerosim.lessons.displays.views import MOST_ROWS, Bars, Line, Strip, Table, View
 from zerosim.planning.plan import Plan
 from zerosim.ranks.memory import KINDS
 from zerosim.zero.layouts import lay_out
@@ -23,8 +24,8 @@ from zerosim.zero.layouts import lay_out
 def program(rank, stage=3):
     """A step of an MLP whose layers the ranks do not divide."""
     data = np.random.default_rng(rank.index)
-    engine = zs.Engine(rank, zs.models.MLP([5, 7, 3]), zs.optim.Adam(), stage=stage, policy=zs.Policy("bf16"))
-    engine.step([(data.normal(size=(4, 5)), data.normal(size=(4, 3)))])
+    engine = zs.Engine(rank, zs.models.MLP([4, 7, 4]), zs.optim.Adam(), stage=stage, policy=zs.Policy("bf16"))
+    engine.step([(data.normal(size=(4, 4)), data.normal(size=(4, 4)))])
     return engine
 
 
@@ -138,7 +139,7 @@ def test_traces_show_what_was_sent_by_purpose_and_by_operation(cluster):
 @pytest.mark.parametrize("layout", ["per_unit", "contiguous", "whole_matrices"])
 def test_a_layout_shows_every_element_once_in_the_color_of_its_owner(layout):
     def made(rank):
-        return zs.Engine(rank, zs.models.MLP([5, 7, 3]), zs.optim.Adam(), stage=2, layout=layout).layout
+        return zs.Engine(rank, zs.models.MLP([4, 7, 4]), zs.optim.Adam(), stage=2, layout=layout).layout
 
     found = zs.Cluster(3).run(made)[0]
     strip = view(found).parts[0]
@@ -150,8 +151,49 @@ def test_a_layout_shows_every_element_once_in_the_color_of_its_owner(layout):
         rank, low, high = map(int, re.findall(r"\d+", cell.findtext("title")))
         owned[rank] += high - low
     assert owned == [found.shard_length(rank) for rank in range(3)]
+    assert (found.length > found.valid_length) == (layout != "whole_matrices")  # there is padding to show
     hatched = [rect for rect in page(html(found)).iter("rect") if "url(#" in rect.get("fill")]
     assert len(hatched) == sum(line.valid < line.bounds[-1] for line in strip.lines)
+
+
+def test_spans_sum_up_by_their_first_two_names_what_was_computed_and_sent():
+    def program(rank):
+        with rank.trace.span("step"):
+            for name, flops in (("forward", 10), ("backward", 200)):
+                with rank.trace.span(name):
+                    for unit in ("layer0", "layer1"):
+                        with rank.trace.span(unit):
+                            rank.trace.compute(flops=flops)
+                    rank.all_reduce(np.ones(3 if name == "forward" else 6))
+        rank.trace.compute(flops=7)
+
+    cluster = zs.Cluster(3)
+    cluster.run(program)
+    assert rows(html(cluster.trace[1]), "By span, the stretches of the program that it named") == [
+        ["step/forward", "20", "32"], ["step/backward", "400", "64"], ["(outside)", "7", "0"]]
+
+
+HALF = Bars("half", (("three", {"parameter": 2, "gradient": 1}), ("one", {"gradient": 1})),
+            {"parameter": "#112233", "gradient": "#445566"}, limit_nbytes=4)
+
+
+def test_bars_are_as_long_as_their_bytes_beside_the_capacity_in_html_and_in_text():
+    tree = page(as_html(View("", "", (HALF,))))
+    widths = {rect.findtext("title"): float(rect.get("width")) for rect in tree.iter("rect") if len(rect)}
+    assert widths == {"three: parameter 2 bytes": 250, "three: gradient 1 bytes": 125, "one: gradient 1 bytes": 125}
+    assert [float(line.get("x1")) for line in tree.iter("line") if line.get("stroke-dasharray")] == [620]
+    text = printed(as_text(View("", "", (HALF,)))).splitlines()
+    assert [line.count("█") for line in text if line.strip().startswith(("three", "one"))] == [30, 10]
+    assert "  The capacity is 4 bytes." in text
+
+
+def test_padding_is_shown_from_its_first_element_on():
+    strip = Strip("cut", (Line("all", (0, 2, 4), 3),))
+    tree = page(as_html(View("", "", (strip,))))
+    (hatched,) = [rect for rect in tree.iter("rect") if "url(#" in rect.get("fill")]
+    assert (float(hatched.get("x")), float(hatched.get("width"))) == (120 + 375, 125)
+    (line,) = [line for line in printed(as_text(View("", "", (strip,)))).splitlines() if line.strip().startswith("all")]
+    assert line.split()[-1] == "0" * 20 + "1" * 10 + "░" * 10
 
 
 def test_a_layout_of_very_many_ranks_is_shown_at_once_and_small():
@@ -174,7 +216,7 @@ def test_an_engine_shows_its_stage_by_name_or_by_its_placements():
 
 def test_an_engine_of_several_kin_shows_a_cut_of_each():
     def grouped(rank):
-        return zs.Engine(rank, zs.models.MLP([5, 7, 3]), zs.optim.Adam(), stage=1,
+        return zs.Engine(rank, zs.models.MLP([4, 7, 4]), zs.optim.Adam(), stage=1,
                          groups=[zs.Group("*.bias", compute="fp32")], policy=zs.Policy("bf16"))
 
     engine = zs.Cluster(2).run(grouped)[0]

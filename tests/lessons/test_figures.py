@@ -26,8 +26,8 @@ from zerosim.lessons.figures import (
     memory,
     memory_data,
 )
-from zerosim.lessons.figures.style import KIND_COLORS, RANK_COLORS, RESTING_KINDS, ink_on, luminance, rank_color
-from zerosim.ranks.memory import KINDS
+from zerosim.lessons.figures.style import KIND_COLORS, RANK_COLORS, ink_on, luminance, rank_color
+from zerosim.ranks.memory import KINDS, RESTING_KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)

@@ -68,3 +68,11 @@ def test_what_is_missing_is_said_before_anything_is_started(file, monkeypatch):
         launched(f"{file}:mean", 3)
     with pytest.raises(ValueError, match="0 processes were asked for; take one at least"):
         launched(f"{file}:mean", 0)
+
+
+def test_the_next_file_of_a_name_replaces_the_one_before(tmp_path):
+    for number in (1, 2):
+        file = tmp_path / str(number) / "homework_of_many.py"
+        file.parent.mkdir()
+        file.write_text(f"def answer(rank):\n    return {number}\n")
+        assert load(f"{file}:answer")(None) == number

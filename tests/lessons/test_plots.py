@@ -91,6 +91,7 @@ def test_what_leaves_a_rank_on_the_ring_is_what_its_trace_sent(ranks):
     assert left == cluster.trace.sent_nbytes()
     assert data.collectives == len(cluster.trace[0].collectives())
     assert set(data.links) <= {(rank, (rank + 1) % ranks) for rank in range(ranks)}
+    assert data.around == data.links  # the link from the last rank to the first too
 
 
 def test_messages_groups_and_other_algorithms_are_on_the_ring_between_the_right_ranks():
@@ -131,8 +132,12 @@ def test_a_ring_of_a_representative_has_all_ranks():
 
 
 def test_rings_that_cannot_be_drawn_are_refused_in_words():
-    with pytest.raises(ValueError, match="has run nothing yet, so its ring has carried nothing; call run"):
-        zs.Cluster(2).show_ring()
+    failed = zs.Cluster(2)
+    with pytest.raises(ZeroDivisionError):
+        failed.run(lambda rank: (rank.barrier(), 1 / rank.index))
+    for never in (zs.Cluster(2), failed):
+        with pytest.raises(ValueError, match="has run nothing to its end yet, so its ring has carried nothing; call"):
+            never.show_ring()
     cluster = zs.Cluster(33)
     cluster.run(lambda rank: rank.barrier())
     with pytest.raises(ValueError, match=r"a page holds a ring of 32 ranks, found 33; cluster\.trace\.sent_nbytes"):
@@ -209,8 +214,24 @@ def test_the_order_of_a_trace_has_every_collective_once_and_sums_to_what_was_sen
         for purpose, curve in data.by_purpose(place).items():
             assert curve[-1] == trace.sent_nbytes(purpose)
             assert curve == sorted(curve)
-    sent = cluster.trace.sent_nbytes()
-    assert sent[data.busiest] == max(sent)
+
+
+def test_the_busiest_rank_is_that_which_sends_most_in_all_and_not_at_once():
+    def program(rank):
+        for _ in range(3 if rank.index == 2 else 1):
+            if rank.index == 2:
+                rank.send(np.zeros(2), 1)
+            elif rank.index == 0:
+                rank.send(np.zeros(4), 1)
+            else:
+                rank.recv(np.empty(4), 0)
+                for _ in range(3):
+                    rank.recv(np.empty(2), 2)
+
+    cluster = zs.Cluster(3)
+    cluster.run(program)
+    assert cluster.trace.sent_nbytes() == [32, 0, 48]
+    assert trace_order_data(cluster.trace).busiest == 2
 
 
 def test_a_trace_alone_is_not_said_to_be_rank_0s():

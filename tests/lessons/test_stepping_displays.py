@@ -59,6 +59,18 @@ def test_a_drawn_step_shows_the_hops_values_and_whose_chunk_moved():
         assert moved == {(source, step.hop.chunks[0]), (destination, step.hop.chunks[0])}
 
 
+@pytest.mark.parametrize("program", [lambda rank: rank.all_reduce(np.arange(6.0) + rank.index),
+                                     lambda rank: rank.all_gather(np.array([rank.index]))])
+def test_what_moves_is_marked_once_where_it_is_written_else_in_what_was_brought(program):
+    for step in zs.step_through(program, ranks=3):
+        for row in step_sheet_data(step).rows:
+            marked = [chunk.number for chunk in (*row.x, *row.out) if chunk.moved]
+            assert len(marked) == len(set(marked))
+            written = {chunk.number for chunk in row.out if chunk.text != BLANK}
+            assert all(chunk.number in written for chunk in row.out if chunk.moved)
+            assert not any(chunk.number in written for chunk in row.x if chunk.moved)
+
+
 def test_what_is_not_written_yet_is_blank_and_what_is_written_is_not():
     steps = list(zs.step_through(lambda rank: rank.all_gather(np.array([rank.index + 1.0, 5.0])), ranks=3))
     blanks = [[sum(chunk.text == BLANK for chunk in row.out) for row in step_sheet_data(step).rows] for step in steps]
@@ -195,6 +207,13 @@ def test_a_run_of_too_many_steps_is_refused_and_left(played):
     assert cluster.run(lambda rank: rank.index)[2] == 2
 
 
+def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(played, monkeypatch):
+    monkeypatch.setattr(sys.modules["zerosim.lessons.displays.slider"], "MOST_STEPS", 4)
+    zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), ranks=2).slider()  # 4 hops
+    with pytest.raises(ValueError, match="at most 4 steps"):
+        zs.step_through(lambda rank: (rank.all_reduce(np.ones(2)), rank.broadcast(np.ones(1))), ranks=2).slider()
+
+
 def test_without_ipywidgets_the_slider_says_what_to_install_and_takes_no_step(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     steps = zs.step_through(reduced, ranks=3)
@@ -216,3 +235,16 @@ def test_the_real_slider_shows_the_step_that_it_is_moved_to():
     for place in (6, 2, 1):
         number.value = place
         assert places.sub("", page.value) == places.sub("", expected[place - 1])
+
+
+def test_in_a_split_group_the_table_names_ranks_of_the_whole_cluster():
+    def program(rank):
+        rank.split(rank.index % 2).all_reduce(np.ones(6))
+
+    pairs = set()
+    for step in zs.step_through(program, ranks=5):
+        table = re.search(r"<caption>What moved</caption>.*?</table>", html(step), re.S)[0]
+        _, source, destination, *_ = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table.partition("<tbody>")[2])
+        if step.call.operation == "all_reduce":
+            pairs.add((int(source), int(destination)))
+    assert pairs == {(0, 2), (2, 4), (4, 0), (1, 3), (3, 1)}

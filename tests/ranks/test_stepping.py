@@ -186,3 +186,10 @@ def test_messages_that_a_program_sends_itself_are_events_without_a_call() -> Non
     assert {(source, destination) for _, source, destination, _, _ in seen} == {(0, 1), (1, 2), (2, 0)}
     assert sorted(value for *_, value in seen) == [10.0, 20.0, 30.0, 30.0, 40.0, 50.0]
     assert list(steps.cluster.runs[-1].results) == [60.0] * 3
+
+
+def test_a_cluster_of_another_number_of_ranks_than_asked_for_is_refused():
+    with pytest.raises(ValueError, match="asked for ranks=5 on a cluster of 3; leave one of the two out"):
+        zs.step_through(lambda rank: rank.barrier(), ranks=5, cluster=zs.Cluster(3))
+    assert len(zs.step_through(lambda rank: rank.barrier(), ranks=3, cluster=zs.Cluster(3)).cluster.ranks) == 3
+    assert len(zs.step_through(lambda rank: rank.barrier()).cluster.ranks) == 2

@@ -138,3 +138,46 @@ def test_redistribute_writes_no_other_format_or_shape_than_it_has():
 def test_a_stage_is_made_of_placements():
     with pytest.raises(ValueError, match=r"'replicated' is no placement; take zs.Placement"):
         zs.Stage("replicated", PARTIAL, SHARDED)
+
+
+# -- by hand --
+
+HAND = zs.models.MLP([3, 4, 2])
+
+
+@pytest.mark.parametrize("name", ["per_unit", "contiguous", "whole_matrices"])
+@pytest.mark.parametrize("ranks", [1, 3, 5, 40])
+def test_values_laid_out_by_hand_come_back_as_views_and_the_shards_make_up_the_vector(ranks, name):
+    layout = zs.layout_of(HAND, ranks, name)
+    values = {key: value + 1 for key, value in zs.models.first_weights(HAND).items()}
+    vector = layout.flattened(values)
+    assert all(np.array_equal(view, values[key]) for key, view in layout.views(vector).items())
+    shards = [layout.shard(rank, vector) for rank in range(ranks)]
+    assert [len(shard) for shard in shards] == [layout.shard_length(rank) for rank in range(ranks)]
+    rest = [list(shard) for shard in shards]
+    for region in layout.regions:
+        for rank in range(ranks):
+            length = region.bounds[rank + 1] - region.bounds[rank]
+            own, rest[rank] = rest[rank][:length], rest[rank][length:]
+            assert own == vector[region.bounds[rank]:region.bounds[rank + 1]].tolist()
+    assert not any(rest)
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda layout, vector: layout.flattened(dict.fromkeys(layout.by_name, 1.0)),
+     r"layer0.weight has the shape \(3, 4\), found values of shape \(\); nothing is broadcast"),
+    (lambda layout, vector: layout.flattened({key: view.reshape(-1) for key, view in layout.views(vector).items()}),
+     r"layer0.weight has the shape \(3, 4\), found values of shape \(12,\)"),
+    (lambda layout, vector: layout.shard(-1, vector), "this layout has the ranks 0 to 2, found -1"),
+    (lambda layout, vector: layout.shard(3, vector), "this layout has the ranks 0 to 2, found 3"),
+    (lambda layout, vector: layout.shard(1.0, vector), "this layout has the ranks 0 to 2, found 1.0"),
+    (lambda layout, vector: layout.shard(2, vector[:-3]),
+     r"the layout's vector has 30 elements, padding included, found shape \(27,\)"),
+    (lambda layout, vector: layout.views(np.zeros(31)), r"has 30 elements, padding included, found shape \(31,\)"),
+    (lambda layout, vector: layout.views(vector[None]), r"found shape \(1, 30\)"),
+    (lambda layout, vector: zs.layout_of(HAND, 2.5), "found 2 units and 2.5 ranks"),
+    (lambda layout, vector: zs.layout_of(HAND, True), "found 2 units and True ranks")])
+def test_what_does_not_fit_a_layout_is_refused_and_nothing_is_cut_short_or_broadcast(call, said):
+    layout = zs.layout_of(HAND, 3)
+    with pytest.raises(ValueError, match=said):
+        call(layout, layout.flattened(zs.models.first_weights(HAND)))

@@ -109,7 +109,11 @@ def _grade(file: str, as_json: bool) -> None:
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
-    names = [name for name in GRADERS if name in defined_in(Path(file).read_text(encoding="utf-8"))]
+    try:
+        there = defined_in(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be graded: {error}") from None
+    names = [name for name in GRADERS if name in there]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
     with busy("grading on 1 to 8 ranks"):
@@ -123,13 +127,22 @@ def _grade(file: str, as_json: bool) -> None:
 
 
 def defined_in(text: str) -> set[str]:
-    """The names of the functions and variables at the top of a Python text."""
+    """The names that stand at the top of a Python text: functions, classes, variables, and what is imported by name.
+
+    Raises ValueError for what is no Python.
+    """
     import ast
 
+    try:
+        body = ast.parse(text).body
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno} is not Python: {error.msg}") from None
     found = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return found

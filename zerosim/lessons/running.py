@@ -18,6 +18,8 @@ from zerosim.ranks.cluster import Cluster, Program
 from zerosim.ranks.processes.cluster import ProcessCluster
 from zerosim.ranks.rank import Rank
 
+LOADED = "__loaded_by_zerosim__"  # an attribute of modules that `load` has made
+
 
 @dataclass(frozen=True, slots=True)
 class RanPart:
@@ -37,7 +39,7 @@ def load(place: str) -> Program:
     does, also where it happens in one process of many.
 
     Raises ValueError where there is no such file or function, where the file has the name of a module that Python knows
-    already, and where the text has no colon.
+    already (one that was loaded here before may be replaced), and where the text has no colon.
     """
     path, colon, name = place.rpartition(":")
     if not colon or not path or not name:
@@ -49,10 +51,12 @@ def load(place: str) -> Program:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     known = sys.modules.get(file.stem)
-    if file.stem in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(file)):
+    is_ours = getattr(known, "__file__", None) == str(file) or hasattr(known, LOADED)
+    if file.stem in sys.stdlib_module_names or (known and not is_ours):
         raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which "
                          "other code imports by that name; rename the file")
     module = importlib.util.module_from_spec(spec)
+    setattr(module, LOADED, True)  # the next file of the same name, another student's say, may take its place
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script
     try:
@@ -66,7 +70,7 @@ def load(place: str) -> Program:
     return program
 
 
-def _raise(error: BaseException, rank: Rank, /, **given: Any) -> NoReturn:
+def _raise(error: BaseException, rank: Rank, /, *args: Any, **given: Any) -> NoReturn:
     raise error
 
 

@@ -35,7 +35,9 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Arra
     """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
 
     The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
+    Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
     """
+    _check(model, weights, policy)
     ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
     own = [_cast(ctx, unit, weights) for unit in model.units]
     y = x if model.units[0].integer_inputs else ctx.cast(x)
@@ -56,6 +58,19 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Arra
                 ctx.kernels.add_rounded(gradients[name], gradient, gradient)
             gradients[name] = gradient
     return Pass(loss, largest, output_gradient, gradients)
+
+
+def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
+    if wrong := sorted(weights.keys() ^ model.shapes.keys()):
+        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
+                         f"or not of this model: {', '.join(wrong[:5])}")
+    for name, shape in model.shapes.items():
+        if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
+            raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "
+                             f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
+                             "shows the form of all")
 
 
 def first_weights(model: Model) -> dict[str, Array]:

@@ -26,6 +26,7 @@ class RankNow:
     ``x`` and ``out`` are copies of what it brought to the collective under way (of an asynchronous one or a mean, of
     what was captured), flat, and of where the result appears: between two hops, what is not written yet is NaN (0xA5 in
     integers). ``place`` is its index in the collective's group. All three are None for a rank that takes no part.
+    ``sent_nbytes`` is of the calls that have ended: what the one under way has sent is not in it yet.
     ``where`` says in which line of which file its program waits.
     """
 

@@ -130,12 +130,13 @@ class Steps(Iterator[Step], Shown):
         return f"<Steps by {self.by} of {len(self.cluster.ranks)} ranks, {self.taken} taken>"
 
 
-def step_through(program: Program, *args: Any, ranks: int = 2, cluster: Cluster | None = None,
+def step_through(program: Program, *args: Any, ranks: int | None = None, cluster: Cluster | None = None,
                  by: Watch = "hop") -> Steps:
     """Runs ``program(rank, *args)`` and stops after every message, and every hop of every collective.
 
     With ``by="collective"`` it stops after each collective instead, when its result is there and no rank has gone on.
-    Raises ValueError for another ``by``.
+    It takes a cluster of ``ranks`` ranks, 2 where nothing is said, or the one that it is given. Raises ValueError for
+    another ``by``, and for a cluster of another number of ranks than ``ranks``.
 
     >>> import numpy as np
     >>> with step_through(lambda rank: rank.all_reduce(np.full(2, rank.index)), ranks=2) as steps:
@@ -152,4 +153,7 @@ def step_through(program: Program, *args: Any, ranks: int = 2, cluster: Cluster 
     if by not in get_args(Watch):
         raise ValueError(f"step_through walks by={by!r}? It stops after each {' or each '.join(get_args(Watch))}; "
                          "pass one of them")
-    return Steps(cluster or Cluster(ranks), program, args, by)
+    if cluster is not None and ranks not in (None, cluster.ranks[0].size):
+        raise ValueError(f"step_through was asked for ranks={ranks!r} on a cluster of {cluster.ranks[0].size}; leave "
+                         "one of the two out")
+    return Steps(cluster or Cluster(2 if ranks is None else ranks), program, args, by)

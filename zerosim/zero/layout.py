@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from zerosim.numerics.checks import is_count
 from zerosim.ranks.cuts import Cut
 from zerosim.shown import Shown
 
@@ -104,14 +105,15 @@ class Layout(Shown):
                 for entry in self.unit_entries(unit)}
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """The parameters by name, as views of the flat vector (n,)."""
+        """The parameters by name, as views of the flat vector (n,). Raises ValueError for another shape."""
+        self._check_whole(vector)
         return {name: view for unit, lies in self.units.items()
                 for name, view in self.unit_views(unit, vector[lies]).items()}
 
     def flattened(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """The flat vector (n,), fp32, of values by parameter's name, each in its own shape; padding is 0.
 
-        Raises ValueError where a parameter is missing, or there is another.
+        Raises ValueError where a parameter is missing, or there is another, and for values of another shape.
         """
         if values.keys() != self.by_name.keys():
             wrong = sorted(values.keys() ^ self.by_name.keys())
@@ -119,12 +121,26 @@ class Layout(Shown):
                              f"missing or not of this layout: {', '.join(wrong[:5])}")
         vector = np.zeros(self.length, np.float32)
         for name, view in self.views(vector).items():
+            if np.shape(values[name]) != view.shape:
+                raise ValueError(f"{name} has the shape {view.shape}, found values of shape {np.shape(values[name])}; "
+                                 "nothing is broadcast")
             view[...] = values[name]
         return vector
 
     def shard(self, rank: int, vector: np.ndarray) -> np.ndarray:
-        """What the rank owns of the flat vector (n,): a copy (s,), its chunks of all regions one after the other."""
+        """What the rank owns of the flat vector (n,): a copy (s,), its chunks of all regions one after the other.
+
+        Raises ValueError for a rank that there is not, and for a vector of another shape.
+        """
+        if not is_count(rank) or not 0 <= rank < self.ranks:
+            raise ValueError(f"this layout has the ranks 0 to {self.ranks - 1}, found {rank!r}")
+        self._check_whole(vector)
         return np.concatenate([vector[region.bounds[rank]:region.bounds[rank + 1]] for region in self.regions])
+
+    def _check_whole(self, vector: np.ndarray) -> None:
+        if np.shape(vector) != (self.length,):
+            raise ValueError(f"the layout's vector has {self.length} elements, padding included, found shape "
+                             f"{np.shape(vector)}; layout.flattened(values) makes one")
 
     def cut(self, low: int, high: int) -> Cut:
         """The owners' boundaries inside [low, high), counted from ``low``: N+1 of them.

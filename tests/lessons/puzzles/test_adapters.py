@@ -164,3 +164,25 @@ def test_a_file_that_cannot_be_graded_is_one_line_and_exit_code_2(arguments, sai
     done = ask(*arguments)
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize("grade", adapters.GRADERS.values())
+def test_a_function_that_exits_is_refused_and_ends_nothing(grade):
+    def leaves(*given):
+        raise SystemExit(0)
+
+    assert grade(leaves).sentence.startswith("On N=1 rank 0 raised SystemExit in line ")
+
+
+def test_an_imported_function_is_graded_and_no_python_is_one_line(tmp_path):
+    file = tmp_path / "handed_in.py"
+    file.write_text("from zerosim.lessons.puzzles.spoilers.course import ShardedOptimizer as get_sharded_optimizer\n")
+    done = ask("--grade", str(file))
+    assert (done.exit_code, "get_sharded_optimizer: passed" in done.stdout) == (0, True), done.output
+    file.write_text("def get_ddp(rank, module)\n    return module\n")
+    done = ask("--grade", str(file))
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "handed_in.py cannot be graded: line 1 is not Python: expected ':'" in done.output
+    file.write_text("class get_ddp: pass\nraise RuntimeError('at import')\n")
+    done = ask("--grade", str(file))
+    assert (done.exit_code, "rank 0 raised RuntimeError in line 2 of <module>: at import." in done.stdout) == (1, True)

@@ -49,6 +49,18 @@ def test_a_check_runs_a_function_of_a_file_and_ends_with_a_code_for_scripts(answ
     assert done.exit_code == code
 
 
+def test_files_of_one_name_in_several_folders_are_each_checked_by_what_stands_in_them(tmp_path):
+    said = {}
+    for student, body in (("ada", "rank.all_reduce(x) / rank.size"), ("bob", "x"), ("eve", "rank.all_reduce(x)")):
+        file = tmp_path / student / "homework.py"
+        file.parent.mkdir()
+        file.write_text(f"def mean(rank, x):\n    return {body}\n")
+        said[student] = ask("mean", "--check", f"{file}:mean").stdout
+    assert "returned its own number" in said["bob"]
+    assert "returned the sum, and not the mean" in said["eve"]
+    assert "passed" in said["ada"]
+
+
 def test_a_stub_from_the_command_line_can_be_checked_as_it_is(tmp_path):
     file = tmp_path / "begun.py"
     file.write_text(ask("zero3", "--stub").stdout)
@@ -78,3 +90,18 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(arguments, said):
     assert done.exit_code == WRONG
     assert said in done.output
     assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys\n\n\ndef mean(rank, x):\n    sys.exit(0)\n",
+     "On N=1 (n=1) rank 0 raised SystemExit in line 5 of mean: 0."),
+    ("import sys\n\nsys.exit(0)\n", "On N=1 (n=1) rank 0 raised SystemExit in line 3 of <module>: 0."),
+    ("def mean(rank, x)\n    return x\n",
+     "On N=1 (n=1) rank 0 raised SyntaxError: expected ':' (answered.py, line 1)."),
+    ("import nothing_of_the_kind\n", "rank 0 raised ModuleNotFoundError in line 1 of <module>: No module named ")])
+def test_a_file_that_exits_or_cannot_be_run_has_not_passed(text, said, tmp_path):
+    file = tmp_path / "answered.py"
+    file.write_text(text)
+    done = ask("mean", "--check", f"{file}:mean")
+    assert done.exit_code == NOT_PASSED, done.output
+    assert said in done.stdout

@@ -36,7 +36,8 @@ def plot(thing: Any, *, dark: bool = False) -> "Figure":
 def show_ring(cluster: Cluster, *, dark: bool = False) -> "Figure":
     """Who sent how much to whom in the last run; ValueError before the first."""
     if not cluster.runs:
-        raise ValueError("this cluster has run nothing yet, so its ring has carried nothing; call run(program) first")
+        raise ValueError("this cluster has run nothing to its end yet, so its ring has carried nothing; "
+                         "call run(program) first")
     size, here = cluster.ranks[0].size, len(cluster.ranks)
     if here < size and getattr(cluster, "representative", None) is None:
         raise ValueError(f"a ring of {size} ranks is drawn from all their traces, and this process has that of rank "

@@ -1,6 +1,5 @@
 """A cluster's last run as a file, in the one form that recordings have."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ def recording_of(cluster: Any) -> Recording:
     Raises ValueError before the first run, and for a rank whose others are in other processes.
     """
     if not cluster.runs:
-        raise ValueError("this cluster has run nothing yet, and so has nothing to save; call run(program) first")
+        raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
+                         "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
     if len(traces) == ranks:
         return record(traces)
@@ -50,18 +50,6 @@ def require_place(path: str | Path) -> None:
 
 
 def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording beside its place, and moves it there when it is whole."""
-    path = Path(path)
+    """Writes a recording; ValueError for a path that cannot be written."""
     require_place(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_recording(recording, unfinished)
-        unfinished.replace(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace(str(unfinished), str(path))) from None
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return save_recording(recording, path)

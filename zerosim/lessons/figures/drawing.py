@@ -1,14 +1,13 @@
 """A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time."""
 
-import errno
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from zerosim.lessons.figures.style import Style
+from zerosim.numerics.files import write_whole
 
 if TYPE_CHECKING:
     from zerosim.lessons.figures.picture import Picture
@@ -70,17 +69,3 @@ class Drawing:
 
     def __repr__(self) -> str:
         return f"{self.title}. {self.description}"
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file so that all of it is there, or nothing; raises OSError where it cannot be written."""
-    if not path.name or path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        if path.parent.is_dir():
-            unfinished.unlink(missing_ok=True)
-    return path

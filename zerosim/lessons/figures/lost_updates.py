@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.lessons.cures import Task, path
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.ledger import within_limits
+from zerosim.lessons.figures.parts import within_limits
 from zerosim.lessons.figures.style import FORMAT_COLORS, LIGHT, Style
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels

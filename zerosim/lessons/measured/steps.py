@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.lessons.measured.kinds import RESTING, BytesByKind
+from zerosim.lessons.measured.kinds import BytesByKind
 from zerosim.models.mlp import MLP
 from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.planning import closed_forms as pencil
+from zerosim.planning.dialects import dialect_of
+from zerosim.planning.optimizer_state import normed_tensors, per_parameter_nbytes, state_nbytes
 from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
@@ -51,17 +54,17 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
                   layout: str = "per_unit") -> MeasuredStep:
     """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads the ledgers.
 
-    What rests is asserted to equal the closed forms to the byte, on every rank.
+    What rests is asserted to equal the closed forms to the byte, on every rank. Raises ValueError for an optimizer
+    whose state is no number of bytes for each parameter, as Muon's.
     """
-    cluster, model = Cluster(ranks), MLP(widths)
+    cluster, model, found = Cluster(ranks), MLP(widths), bytes_per_parameter(pencil.STAGES[stage], optimizer, policy)
     engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
     assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
     resting = tuple(cluster.memory.now_nbytes_by_kind)
-    job = pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
-                     policy=policy, slots=len(optimizer.slots((1,))))
-    assert list(resting) == pencil.resting_nbytes(job), "the ledger differs from the closed forms"
+    job = _job(model, optimizer, ranks, stage, policy, layout)
+    assert list(resting) == _predicted(job, optimizer), "the ledger differs from the closed forms"
     return MeasuredStep(stage, ranks, model.parameter_count, resting,
-                        tuple(cluster.memory.peak_nbytes_by_kind), *bytes_per_parameter(job))
+                        tuple(cluster.memory.peak_nbytes_by_kind), *found)
 
 
 def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy, sample: tuple[int, int, int],
@@ -75,18 +78,30 @@ def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: 
     return engine
 
 
-def bytes_per_parameter(job: pencil.Job) -> tuple[Fraction, Fraction]:
+def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> pencil.Job:
+    """The step on paper; the optimizer's state is added by `_predicted`, whatever its formats are."""
+    tensors = sum(len(unit.shapes) for unit in model.units)
+    return pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
+                      policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
+
+
+def _predicted(job: pencil.Job, optimizer: Optimizer) -> list[BytesByKind]:
+    """What each rank rests at by the closed forms, empty kinds left out."""
+    held, itemsize = job.held(job.states.optimizer_sharded), job.policy.state_dtype.itemsize
+    state = state_nbytes(optimizer, (held,), itemsize)
+    return [found | ({"optimizer_state": state} if state else {}) for found in pencil.resting_nbytes(job)]
+
+
+def bytes_per_parameter(states: pencil.States, optimizer: Optimizer, policy: Policy) -> tuple[Fraction, Fraction]:
     """(replicated, shared): what every rank holds of each parameter, and what all ranks hold of it together.
 
-    Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3.
+    Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError for
+    an optimizer whose state is no number of bytes for each parameter.
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
-    states = job.states
-    sharded = {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded,
-               "master": states.optimizer_sharded, "optimizer_state": states.optimizer_sharded}
-    one = pencil.resting_nbytes(pencil.Job((1,), 1, states, policy=job.policy, slots=job.slots))[0]
-    shared = sum(nbytes for kind, nbytes in one.items() if sharded[kind])
-    return Fraction(sum(one.values()) - shared), Fraction(shared)
+    state = per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
+    replicated, shared = dialect_of(policy).per_parameter(states, state)
+    return Fraction(replicated), Fraction(shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +119,15 @@ def measured_bytes(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, s
                    policy: Policy) -> MeasuredBytes:
     """Trains an MLP of these widths for one step on N ranks on arrays without data, of any size, and reads rank 0.
 
-    What rests and what was sent is asserted to equal the closed forms to the byte.
+    What rests and what was sent is asserted to equal the closed forms to the byte. Raises ValueError for an optimizer
+    whose state is no number of bytes for each parameter, as Muon's.
     """
+    per_parameter_nbytes(optimizer)
     cluster, model = NullCluster(ranks, representative=0), MLP(widths)
     resting = cluster.run(_null_mlp_step, model, optimizer, stage, policy, (widths[0], widths[-1]))[0]
-    job = pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], policy=policy,
-                     slots=len(optimizer.slots((1,))))
+    job = _job(model, optimizer, ranks, stage, policy, "per_unit")
     sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in pencil.sent_nbytes(job)}
-    predicted = {kind: nbytes for kind, nbytes in pencil.resting_nbytes(job)[0].items() if nbytes}
-    assert resting == predicted, "the ledger differs from the closed forms"
+    assert resting == _predicted(job, optimizer)[0], "the ledger differs from the closed forms"
     assert sent == {purpose: nbytes[0] for purpose, nbytes in pencil.sent_nbytes(job).items()}, "so does the trace"
     return MeasuredBytes(stage, ranks, model.parameter_count, resting, sent)
 
@@ -123,4 +138,4 @@ def _null_mlp_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, pol
     engine = Engine(rank, model, optimizer, stage=stage, policy=policy)
     x, target = (rank.xp.zeros((1, width), "float32") for width in sample)
     engine.step([(x, target)])
-    return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING}
+    return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING_KINDS}

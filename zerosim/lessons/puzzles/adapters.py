@@ -87,11 +87,11 @@ def _run(ranks: int, program: Callable[..., Any], *args: Any) -> tuple[Sequence[
     with limited(f"N={ranks}"):
         try:
             return cluster.run(program, *args), cluster
-        except Hole:
+        except (Hole, KeyboardInterrupt):
             raise
         except Refused as error:
             raise Refused(f"On N={ranks} {error}") from error
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too must not end the grading, as if all were well
             raise Refused(explained(f"N={ranks}", error)) from error
 
 
@@ -108,6 +108,14 @@ def _made(factory: Answer, name: str, methods: Sequence[str], *args: Any) -> Any
     return found
 
 
+def _refuse_silence(ranks: int, cluster: Cluster, copies: int) -> None:
+    """So many copies of P values have to reach, or come together from, each of the N-1 other ranks."""
+    sent, least = sum(cluster.trace.sent_nbytes()), copies * (ranks - 1) * 4 * sum(LENGTHS)
+    if sent < least:
+        raise Refused(f"On N={ranks} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one "
+                      "rank knows of another's data must come in a message, and be updated by its owner alone")
+
+
 # -- data parallel ----------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +129,7 @@ def _ddp_on(factory: Answer, ranks: int) -> Measured:
         for step, (loss, own, mean) in enumerate(steps):
             alike.check_gradients(ranks, rank, f"in step {step}", mean, expected.gradients[step], own)
             alike.check_loss(ranks, rank, step, loss, expected.losses[step][rank])
+    _refuse_silence(ranks, cluster, 1 + 2 * STEPS)
     broadcasts = targets.in_sequence(*(targets.tree("broadcast", length, ranks) for length in LENGTHS))
     at = expected.target
     return _measured(cluster, Target(at.peak_nbytes, at.sent_nbytes + broadcasts.most_nbytes,
@@ -136,7 +145,11 @@ def _ddp_program(rank: Rank, factory: Answer) -> Any:
     for step in range(STEPS):
         x, target = (lent(rank, one) for one in reference.batch(rank.index, step))
         own = _own_gradients(rank.index, step, module.parameters)
+        before = {name: w.copy() for name, w in module.parameters.items()}
         loss, mean = alike.pair(ddp.forward_backward(x, target), "forward_backward")
+        if any((module.parameters[name] != w).any() for name, w in before.items()):
+            raise Refused("forward_backward changed module.parameters; return the mean gradients, with which the "
+                          "grader makes the update")
         steps.append((loss, own, alike.copied(mean, "the mean gradients", module.shapes)))
         for name, w in module.parameters.items():
             OPTIMIZER.update(context, w.reshape(-1), mean[name].reshape(-1), state[name], step + 1)
@@ -170,6 +183,7 @@ def _sharded_on(factory: Answer, ranks: int) -> Measured:
             before = expected[step - 1] if step else reference.first_values()
             alike.check_update(ranks, rank, f"after step {step}", parameters, expected[step], before)
     _refuse_states(ranks, [held for _, held in found])
+    _refuse_silence(ranks, cluster, STEPS)
     wire = targets.in_sequence(*(targets.ring("all_gather", length, ranks) for length in LENGTHS))
     shards = sum(-(-length // ranks) for length in LENGTHS)
     return _measured(cluster, Target(8 * sum(LENGTHS) + 8 * shards, STEPS * wire.most_nbytes, STEPS * wire.steps))
@@ -216,6 +230,7 @@ def _fsdp_on(factory: Answer, ranks: int) -> Measured:
         if steps[-1][-1] > rest:
             raise Refused(f"On N={ranks} rank {rank} holds {steps[-1][-1]:,} bytes after a step where {rest:,} are "
                           "enough: between steps only shards of weights and state may stay")
+    _refuse_silence(ranks, cluster, 2 * STEPS - 1)  # all know the first values
     measured, most = _measured(cluster, expected.target), expected.target.peak_nbytes + 2 * 4 * LARGEST
     if measured.peak_nbytes > most:
         raise Refused(f"On N={ranks} a rank holds {measured.peak_nbytes:,} bytes at its fullest where {most:,} are "

@@ -74,7 +74,9 @@ def check_update(ranks: int, rank: int, when: str, found: Arrays, expected: Arra
     if place is None:
         return
     left = sum(int((found[name] != expected[name]).sum()) for name in found)
-    if all(((found[name] == expected[name]) | (found[name] == before[name])).all() for name in found):
+    if all((found[name] == before[name]).all() for name in found):
+        known = "has all parameters as they were before; nothing was updated"
+    elif all(((found[name] == expected[name]) | (found[name] == before[name])).all() for name in found):
         known = f"has {left} parameters as they were before; what other ranks updated did not arrive"
     elif _close(found, expected):
         known = ("has parameters that are right but for their rounding; is the mean missing, which Adam hides, or do "

@@ -109,9 +109,9 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
         try:
             with np.errstate(all="ignore"):  # inf and NaN are part of some cases
                 found = list(cluster.run(program))
-        except Hole:
+        except (Hole, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too must not end the check, as if all were well
             raise Refused(explained(case.where, error)) from error
     if changed:
         rank, name = changed[0]

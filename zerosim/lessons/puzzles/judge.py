@@ -17,11 +17,21 @@ CLOSE = 1e-4  # of the largest element: what another order of fp32 additions may
 def complaint(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple[int, str] | None:
     """The first rank whose result is wrong, and what is wrong with it; None where all are right."""
     for rank, value in enumerate(found):
+        if _is_endless(value):
+            return rank, "returned a list that contains itself"
         text = _difference(value, case.expected[rank], _bounds(case, rank), names)
         if text:
             known = next((mistake.what for mistake in case.mistakes if _is(found, mistake.results, case)), None)
             return rank, f"{known or 'returned what is wrong'}: {text}"
     return None
+
+
+def _is_endless(value: Any) -> bool:
+    try:
+        _structure(value)
+    except RecursionError:
+        return True
+    return False
 
 
 def _bounds(case: Case, rank: int) -> Any:
