@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.lessons.browser import browser, dom_of, screenshot
 from zerosim.cli import app
-from zerosim.lessons.figures.ring_traffic import ring_traffic_data
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report import data as report_parts
 from zerosim.lessons.report import machine_of, page, report_data, save_report
@@ -390,21 +389,3 @@ def test_in_a_browser_the_page_shows_something(saved, tmp_path):
     picture = Image.open(screenshot(saved[2], tmp_path / "page.png", 1000, 1400)).convert("RGB")
     colors = {color for _, color in picture.getcolors(1_000_000)}
     assert {(0, 114, 178), (213, 94, 0), (0, 158, 115)} <= colors  # what sends parameters, gradients; what computes
-
-
-def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
-    def program(rank):
-        rank.split(rank.index % 2).all_reduce(np.ones(5))
-        if rank.index == 4:
-            rank.send(np.ones(3), 1)
-        elif rank.index == 1:
-            rank.recv(np.empty(3), 4)
-
-    cluster = zs.Cluster(5)
-    cluster.run(program)
-    found = report_data(record(cluster.trace), MACHINE, "split")
-    assert found.links == ring_traffic_data(cluster.trace, 5).links
-    assert found.links[4, 1] == 24
-    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
-    assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
-            ] == cluster.trace.sent_nbytes()

@@ -121,3 +121,17 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_is_refused()
         timeline_of("a program", {"Mine": cluster.trace})
     with pytest.raises(ValueError, match="a timeline was asked for of no runs"):
         timeline_of("nothing", {})
+
+
+def test_a_step_in_which_nothing_takes_time_is_refused_and_one_that_holds_nothing_is_drawn():
+    def step(rank, flops):
+        with rank.trace.span("step"), rank.trace.span("forward"):
+            rank.trace.compute(flops=flops)
+
+    cluster = zs.Cluster(3)
+    cluster.run(step, 0)
+    with pytest.raises(ValueError, match="'idle' does nothing in its step that takes time, so there is nothing to dra"):
+        timeline_of("nothing", {"idle": cluster.trace})
+    cluster.run(step, 1_000_000)
+    assert _peak(timeline_of("arithmetic", {"busy": cluster.trace}).replays[0]) == 0
+    assert "At most 0 bytes are held." in timeline(timeline_of("arithmetic", {"busy": cluster.trace})).description

@@ -44,7 +44,11 @@ class FormatLosses:
 
 def format_losses_data(steps: int = 160, unit: float = SMALL_UNIT, names: Sequence[str] = tuple(POLICIES),
                        window: int = BATCHES) -> FormatLosses:
-    """Trains with each of POLICIES that is named."""
+    """Trains with each of POLICIES that is named, ``window`` being 1 to ``steps`` steps; ValueError otherwise."""
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown or not names or not 1 <= window <= steps:
+        raise ValueError(f"losses of formats take names of {', '.join(POLICIES)}, and means of 1 to {steps} steps; "
+                         f"found {', '.join(map(repr, unknown)) or len(names)} and {window}")
     return FormatLosses(unit, window, MappingProxyType({name: format_run(POLICIES[name], steps, unit=unit)
                                                         for name in names}))
 

@@ -63,8 +63,12 @@ def latency_wall_data(wire: Link | None = None, ranks: int = 64, nbytes: int = B
                       most_run: int = 256) -> LatencyWall:
     """Prices all-reduces by formula, and replays runs of them, of at most ``most_run`` ranks; N is a power of two.
 
-    ``wire`` None is InfiniBand NDR.
+    ``wire`` None is InfiniBand NDR. Raises ValueError for no sizes or worlds, and for a world of one rank, which sends
+    nothing.
     """
+    if not sizes or not worlds or min(ranks, *worlds) < 2:
+        raise ValueError(f"a latency wall takes lengths of vectors and worlds of 2 ranks at least, found {len(sizes)} "
+                         f"lengths, N = {ranks}, and the worlds {', '.join(map(str, worlds)) or 'none'}")
     wire = wire or link("infiniband-ndr")
     network = Network(wire)
     ring = curve("all_reduce", "ring", ranks, network)

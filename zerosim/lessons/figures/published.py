@@ -52,8 +52,11 @@ class PublishedData:
 
 
 def published_data(subjects: Sequence[str] = SUBJECTS) -> PublishedData:
-    """Runs, without data, what settles the published numbers of these subjects."""
+    """Runs, without data, what settles the published numbers of these subjects; ValueError where no run settles any."""
     found = list(settled(*subjects))
+    if not found:
+        raise ValueError(f"no run settles a published number about {', '.join(subjects)}; those that runs settle are "
+                         f"about {', '.join(SUBJECTS)}")
     agreeing = {subject: tuple(one.row.stated / one.ledger for one in found
                                if one.row.closes and one.row.subject == subject) for subject in subjects}
     differing = [one for one in found if not one.row.closes]

@@ -75,12 +75,16 @@ def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) 
     """The timelines of any runs, by title: their traces, replayed, of what each did in its span "step".
 
     In it there are spans of phases (forward, loss, backward, update), in these maybe spans of units. Raises ValueError
-    where a run has no such span, and for arithmetic or collectives that belong to no phase or purpose in the picture.
+    where a run has no such span, or does nothing in it that takes time, and for arithmetic or collectives that belong
+    to no phase or purpose in the picture.
     """
     if not runs:
         raise ValueError("a timeline was asked for of no runs; give it the traces of one at least, by title")
     found = tuple(replayed(title, replay(record(traces).inside(STEP), machine)) for title, traces in runs.items())
     for one in found:
+        if not any(one.bars.values()):
+            raise ValueError(f"{one.title!r} does nothing in its step that takes time, so there is nothing to draw; "
+                             "put what it computes and sends into the span")
         for what_it_is in (bar[0] for bars in one.bars.values() for bar in bars):
             if what_it_is not in PHASES and what_it_is not in PURPOSES:
                 raise ValueError(f"{one.title!r} has bars of {what_it_is!r}, which have no color here; put arithmetic "
@@ -140,7 +144,7 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
             (streams,), (held,) = inner.subplots(squeeze=False)
             _streams(streams, replayed, style)
             _held(held, replayed, data.kinds, style)
-            held.set_ylim(0, 1.08 * max(map(_peak, data.replays)) / 1e6)
+            held.set_ylim(0, 1.08 * max(1, *map(_peak, data.replays)) / 1e6)
             held.set_yticks([tick for tick in held.get_yticks() if tick <= held.get_ylim()[1]])
             for axes in (streams, held):
                 axes.set_xlim(0, max(r.step_microseconds for r in data.replays))
@@ -192,7 +196,7 @@ def _held(axes: "Axes", replayed: Replayed, kinds: Sequence[str], style: Style) 
 
 def _peak(replayed: Replayed) -> int:
     """The most bytes held at any instant."""
-    return max(map(sum, zip(*replayed.nbytes.values(), strict=True)))
+    return max(map(sum, zip(*replayed.nbytes.values(), strict=True)), default=0)
 
 
 def _color(what: str) -> str:
