@@ -160,11 +160,13 @@ for stage in (0, 1, 2, 3):
 # layer at a time** is whole on a rank: 544 bytes.
 #
 # With many layers the gathers also are many small messages, each of which takes its time to begin. The usual answer is
-# to ask for the next layer's weights while this one computes (*prefetch*): the third part of the picture, on a made-up
-# machine. Two layers' weights are whole then, and the program waits about a quarter as long.
+# to communicate while computing (*overlap*), and above all to ask for the next layer's weights while this one computes
+# (*prefetch*): the second part of the picture, on the clock of a made-up machine (notebook 11). Two layers' weights are
+# whole then, and the program waits about a quarter as long.
 
 # %%
-figures.timeline(figures.timeline_data(stage=3))
+levers = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
+figures.timeline(figures.timeline_data(stage=3, levers=levers))
 
 # %% [markdown]
 # ## Recomputation
@@ -204,10 +206,11 @@ for recompute in ("none", "block", "segment(2)", "segment(4)", "segment(8)"):
 
 # %%
 for ranks in (1, 2, 3, 4, 5, 8):
+    unsharded = zs.Cluster(ranks).run(train_by_engine, 0, "none")
     for run_again in (1, 2, 3, 8):
         hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
         results = zip(hand.run(train_by_hand, run_again), package.run(train_by_engine, 3, f"segment({run_again})"),
-                      zs.Cluster(ranks).run(train_by_engine, 0, "none"), strict=True)
+                      unsharded, strict=True)
         for index, (mine, (theirs, *_), (stage_0, *_)) in enumerate(results):
             layout = zs.layout_of(MODEL, ranks)
             for name, array in mine.items():

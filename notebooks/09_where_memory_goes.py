@@ -24,7 +24,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
 
 WIDTH, LAYERS = 16, 8
 MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight linear layers of 16 x 16 weights and 16 biases, ReLU between
@@ -158,12 +157,6 @@ for rows in (1, 4, 64):
 # And question 2: weights at rest shrink with N, and so do the ring's buffers, whose chunks are $u/N$ long. Gathered
 # weights do not, they are a whole layer; activations do not either.
 #
-# One kind by itself, on the clock of a made-up machine: gradients, in stage 1, which keeps them whole, and in stage 2.
-
-# %%
-figures.liveness(figures.liveness_data())
-
-# %% [markdown]
 # ## A real model
 #
 # Nothing of this needs numbers in the arrays. `zs.plan` reckons for models of any length, and the engine can run one

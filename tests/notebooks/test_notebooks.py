@@ -74,6 +74,7 @@ def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
             image = displayed_in(outputs)["text/html"]
             skip_if_drawn_elsewhere(b64decode(image.rpartition("base64,")[2].partition('"')[0]).decode())
             assert image == cell.displayed._repr_html_()
+            pictures += 1
     assert pictures >= 1, "a notebook has a picture"
 
 
