@@ -1,16 +1,18 @@
-"""A cluster's last run as a file, in the one form that recordings have."""
+"""A cluster's last run as a file, in the one form that recordings have.
+
+Recordings are pencil's: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from zerosim.planning.recording import TraceLike, record
 from zerosim.planning.recording import save as save_recording
 from zerosim.planning.recording.tables import Recording
-from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.processes.cluster import ProcessCluster
 
 
-def recording_of(cluster: Cluster) -> Recording:
+def recording_of(cluster: Any) -> Recording:
     """What the last run of a cluster did; of one rank that stands for all N, the program of all N. Where each rank is a
     process of its own, every process calls it. Raises ValueError before the first run.
     """
@@ -20,17 +22,22 @@ def recording_of(cluster: Cluster) -> Recording:
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
     if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
-    if isinstance(cluster, ProcessCluster):
+    if _is_one_of_many(cluster):
         return record([trace for of_process in cluster.gather(list(traces)) for trace in of_process])
     return record(traces)
 
 
-def save(cluster: Cluster, path: str | Path) -> Path:
+def _is_one_of_many(cluster: Any) -> bool:
+    """Whether the other ranks are in other processes."""
+    return cluster.representative is None and len(cluster.ranks) < cluster.ranks[0].size
+
+
+def save(cluster: Any, path: str | Path) -> Path:
     """Writes what the last run did to a JSON file: all of it, or nothing. Under MPI every process calls it, and rank 0
     writes. Raises ValueError as `recording_of` does, and for a path that cannot be written.
     """
     recording, path = recording_of(cluster), Path(path)
-    if isinstance(cluster, ProcessCluster) and cluster.ranks[0].index:
+    if _is_one_of_many(cluster) and cluster.ranks[0].index:
         return path
     return write(recording, path)
 
