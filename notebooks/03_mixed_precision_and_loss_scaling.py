@@ -25,7 +25,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.format_runs import network, samples
+from zerosim.lessons.precision.format_runs import network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]

@@ -26,7 +26,7 @@ import numpy as np
 import zerosim as zs
 from zerosim.lessons import figures
 from zerosim.lessons.measured import settled
-from zerosim.lessons.published_runs import blocks
+from zerosim.lessons.measured.published_runs import blocks
 from zerosim.planning.published import published
 
 # %% [markdown]

@@ -30,7 +30,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons.figures.ring_traffic import ring_traffic, ring_traffic_data
-from zerosim.lessons.launching import launched
+from zerosim.lessons.running.launching import launched
 from zerosim.numerics.fingerprint import sha256
 
 # %% [markdown]

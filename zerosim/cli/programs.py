@@ -48,7 +48,7 @@ def run(
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
     from zerosim.lessons.displays.saving import require_place
-    from zerosim.lessons.running import load, settings
+    from zerosim.lessons.running.program import load, settings
 
     if save is not None:
         require_place(save)
@@ -101,9 +101,9 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
     from zerosim.doctor import blas_libraries
-    from zerosim.lessons.running import run as run_program
-    from zerosim.lessons.running_text import as_json as plain
-    from zerosim.lessons.running_text import print_run
+    from zerosim.lessons.running.program import run as run_program
+    from zerosim.lessons.running.text import as_json as plain
+    from zerosim.lessons.running.text import print_run
     from zerosim.ranks.processes.notes import raised_elsewhere
 
     try:

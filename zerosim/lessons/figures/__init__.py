@@ -30,7 +30,7 @@ from zerosim.lessons.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.lessons.figures.style import DARK, LIGHT, Style
 from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.lessons.figures.traffic import Traffic, traffic, traffic_data
-from zerosim.lessons.observed_step import observed_step
+from zerosim.lessons.precision.observed_step import observed_step
 from zerosim.numerics.names import did_you_mean
 from zerosim.planning.activations import Block
 

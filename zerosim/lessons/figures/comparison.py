@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from zerosim.lessons.comparing import Comparison
 from zerosim.lessons.figures.drawing import SUFFIXES, Drawing
 from zerosim.lessons.figures.parts import heading, within_limits
 from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, Style, rank_color
+from zerosim.lessons.training.comparing import Comparison
 from zerosim.numerics.units import counted
 from zerosim.ranks.memory import RESTING_KINDS
 

@@ -13,8 +13,8 @@ import numpy as np
 from zerosim.lessons.figures.drawing import Drawing
 from zerosim.lessons.figures.parts import heading, within_limits
 from zerosim.lessons.figures.style import FORMAT_COLORS, LIGHT, Style
-from zerosim.lessons.format_runs import POLICIES, SMALL_UNIT, FormatRun, format_run
-from zerosim.lessons.resting_formats import BATCHES
+from zerosim.lessons.precision.format_runs import POLICIES, SMALL_UNIT, FormatRun, format_run
+from zerosim.lessons.precision.resting_formats import BATCHES
 
 TITLE = "The same training in several formats"
 DASHES = (0, (5, 1.5))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zerosim.lessons.figures.drawing import Drawing
 from zerosim.lessons.figures.parts import heading, within_limits
 from zerosim.lessons.figures.style import BLUE, LIGHT, ORANGE, PURPLE, VERMILLION, Style
-from zerosim.lessons.format_runs import FormatRun, format_run
+from zerosim.lessons.precision.format_runs import FormatRun, format_run
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.lessons.training import Heard, Trained, require_engine, train
-from zerosim.lessons.training_options import Options
+from zerosim.lessons.training.options import Options
+from zerosim.lessons.training.run import Heard, Trained, require_engine, train
 from zerosim.models.text import Corpus
 from zerosim.numerics.names import did_you_mean
 from zerosim.ranks.errors import OutOfMemoryError
