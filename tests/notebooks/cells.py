@@ -44,9 +44,18 @@ def cells(text: str) -> list[Cell]:
     return found
 
 
-def executed(text: str) -> Iterator[Shown]:
-    """Runs the code cells in one namespace, and yields what each shows."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+def changed(text: Path, *changes: tuple[str, str]) -> str:
+    """A notebook's text, changed; what a change replaces must occur exactly once."""
+    found = text.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert found.count(old) == 1, f"{found.count(old)} times in {text.name}: {old}"
+        found = found.replace(old, new)
+    return found
+
+
+def executed(text: str, namespace: dict[str, Any] | None = None) -> Iterator[Shown]:
+    """Runs the code cells in one namespace (None: a new one), and yields what each shows."""
+    namespace = {"__name__": "__main__"} if namespace is None else namespace
     for number, cell in enumerate(cells(text)):
         if cell.kind == "code":
             yield _run(cell.source, f"cell {number}", namespace)
@@ -77,3 +86,40 @@ def displayed_in(outputs: list[dict[str, Any]]) -> dict[str, str]:
     """The value that a committed cell displays, by MIME type."""
     found = [one["data"] for one in outputs if one["output_type"] == "execute_result"]
     return {kind: "".join(value) for data in found for kind, value in data.items()}
+
+
+def needed_by_proof(text: str) -> tuple[ast.Module, str]:
+    """What a notebook's last cell needs of the other cells, and the last cell.
+
+    Kept are imports, definitions and assignments of names that are used there, or in anything kept, calls of methods of
+    such names, and loops that fill them (``name[key] = ...``). Other loops only show.
+    """
+    *before, proof = [cell.source for cell in cells(text) if cell.kind == "code"]
+    statements = [statement for cell in before for statement in ast.parse(cell).body]
+    used, known, kept = _names(ast.parse(proof)), set(), []
+    while used != known:
+        known = used
+        kept = [statement for statement in statements if _makes(statement) & known]
+        used = known.union(*map(_names, kept))
+    return ast.Module(kept, []), proof
+
+
+def _names(node: ast.AST, stored: bool = False) -> set[str]:
+    """The names in a piece of code, or only those that it binds."""
+    return {one.id for one in ast.walk(node)
+            if isinstance(one, ast.Name) and (not stored or isinstance(one.ctx, ast.Store))}
+
+
+def _makes(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds, or whose value it may change."""
+    match statement:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {(name.asname or name.name).partition(".")[0] for name in names}
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Assign() | ast.Try():
+            return _names(statement, stored=True)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return {name}
+    return {one.value.id for one in ast.walk(statement) if isinstance(one, ast.Subscript | ast.Attribute)
+            and isinstance(one.ctx, ast.Store) and isinstance(one.value, ast.Name)}

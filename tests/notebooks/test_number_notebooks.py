@@ -1,4 +1,4 @@
-"""The notebooks on numbers and on mixed precision: what their prose says is so, and their proofs notice mistakes."""
+"""The notebooks on numbers and on mixed precision: what their prose says is so."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from tests.notebooks.cells import Shown, executed
+from tests.notebooks.cells import Shown, changed, executed
 
 NUMBERS = ROOT / "notebooks/02_numbers_and_lost_updates.py"
 SCALING = ROOT / "notebooks/03_mixed_precision_and_loss_scaling.py"
@@ -17,11 +17,7 @@ QUICK = {NUMBERS: [("(1, 2, 3, 4, 5, 8)", "(1, 3)"), ("keep_master, 240)", "keep
 
 def run(path, *changes: tuple[str, str]) -> list[Shown]:
     """A notebook without its pictures and on fewer ranks, with its text changed."""
-    text = re.sub(r"^figures\..*$", "None", path.read_text(encoding="utf-8"), flags=re.M)
-    for old, new in [*QUICK[path], *changes]:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return list(executed(text))
+    return list(executed(re.sub(r"^figures\..*$", "None", changed(path, *QUICK[path], *changes), flags=re.M)))
 
 
 def printed(found: list[Shown]) -> str:
@@ -71,17 +67,6 @@ def test_without_a_master_the_weights_stand_still_in_bf16_sooner_than_in_fp16():
     assert moved["bf16", "no"] < moved["fp16", "no"]
 
 
-@pytest.mark.parametrize("change", [
-    ("(kept % 2 == 1)", "(kept % 2 == 0)"), ("(rest > half)", "(rest >= half)"),
-    (" + np.maximum(0, fmt.min_exponent - exponent)", ""),
-    ("rounded > fmt.largest, np.inf, rounded", "False, 0, rounded"), ("(total / np.float32(rank.size))", "total"),
-    ("            master = round_by_hand(master, name)\n        losses", "            pass\n        losses")],
-    ids=["ties to odd", "ties away from 0", "no subnormal numbers", "no overflow", "no mean", "a master after all"])
-def test_the_proof_of_the_second_notebook_notices(change):
-    with pytest.raises(AssertionError):
-        run(NUMBERS, change)
-
-
 # -- 3: mixed precision and loss scaling --------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -120,22 +105,6 @@ def test_mixed_precision_rests_in_as_many_bytes_as_fp32():
         return sum(rank.memory.now_nbytes_by_kind.values()), engine
 
     assert [zs.Cluster(1).run(held, zs.Policy(name))[0][0] for name in ("fp32", "fp16")] == [16 * 64] * 2
-
-
-@pytest.mark.parametrize("change", [
-    ("scale, good = scale / 2, 0", "scale, good = scale / 4, 0"), ("if good == WINDOW:", "if good == WINDOW + 1:"),
-    ("taken, good = taken + 1, good + 1", "taken, good = step + 1, good + 1"),
-    ("np.float32(scale * rank.size)", "np.float32(rank.size)"), ("np.float32(scale * rank.size)", "np.float32(scale)")],
-    ids=["shrinks too far", "grows too late", "counts skipped steps", "not divided by S", "no mean"])
-def test_the_proof_of_the_third_notebook_notices(change):
-    with pytest.raises(AssertionError):
-        run(SCALING, change)
-
-
-def test_a_rank_that_decides_for_itself_is_caught_in_another_call_than_the_others():
-    vote = ('rank.all_reduce(np.array([bad], np.float32), op="max", purpose="control")[0]', "bad")
-    with pytest.raises(zs.MismatchError, match=r"ranks \[0, 1\] are in all_gather.*; rank 2 is in reduce_scatter"):
-        run(SCALING, vote)
 
 
 def test_with_a_low_first_scale_no_step_is_skipped():
