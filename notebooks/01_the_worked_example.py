@@ -17,7 +17,8 @@
 # **The idea.** When two *ranks* (two GPUs, say) train one model, each sees other data, and the weights must move by
 # the mean of the ranks' gradients. Usually both ranks compute the same update, each for all weights. ZeRO's
 # observation: it is enough if rank 0 updates the first half of the weights and rank 1 the second half. Then each needs
-# only its own half of the mean gradient and of the optimizer's state, and the result is the same to the last bit.
+# only its own half of the mean gradient and of the optimizer's state, which is Adam's m and v, and the result is the
+# same to the last bit.
 #
 # A model of four weights is large enough to watch that:
 #
@@ -35,8 +36,9 @@ LEARNING_RATE = 0.1
 # %% [markdown]
 # ## Predict first
 #
-# Both ranks start with the same four weights in fp16, and each updates its own two with Adam (learning rate 0.1).
-# The mean gradients are $-5.5$, $-2.75$, $-2.75$ and $-5$.
+# A layer computes with weights of 16 bits (the format *fp16*). Adam updates a copy of 32 bits (*fp32*), the *master*,
+# and the 16-bit weights are rounded from it; why, is the subject of notebooks 2 and 3. Both ranks start with the same
+# four weights, and each updates its own two (learning rate 0.1). The mean gradients are $-5.5$, $-2.75$, $-2.75$, $-5$.
 #
 # 1. Which weight moves furthest in this first step?
 # 2. After the two local updates, before anything more is sent: which four weights are on rank 0, which on rank 1?
@@ -60,12 +62,13 @@ def gradient(weights, x, t):
     return half(0) + np.array([x1 * dh, x2 * dh, a * dy, dy], half)  # sums over a batch begin at 0, so none is -0
 
 
-for index, (x, t) in enumerate(SAMPLES):
-    print(f"rank {index}:", gradient(np.array(WEIGHTS, np.float16), x, t))
+found = [gradient(np.array(WEIGHTS, np.float16), x, t) for x, t in SAMPLES]
+print("rank 0:", found[0], " rank 1:", found[1], " their mean:", (found[0] + found[1]) / 2)
 
 # %% [markdown]
 # The step is plain code in which a rank says what it needs from the others. `reduce_scatter` adds up the ranks'
 # vectors and leaves each rank its own half of the sum; `all_gather` puts the halves together again on every rank.
+# A `Cluster` of two ranks runs it once for each; its *trace* lists what each rank did, and so what it sent.
 
 # %%
 def step_by_hand(rank):
@@ -103,7 +106,7 @@ print("bytes sent by each rank:", cluster.trace.sent_nbytes())
 # between the update and the all-gather **the two copies disagreed**: each rank had moved only what it owns. That
 # disagreement is not a mistake, it is what makes the all-gather necessary.
 #
-# One more thing to see. The texts print 2.1, but fp16 has no such number:
+# One more thing to see. NumPy prints 2.1, and so do texts about ZeRO, but fp16 has no such number:
 
 # %%
 for value in by_hand[0]["weights"]:
@@ -123,8 +126,9 @@ figures.ring(figures.ring_data(ranks=2, length=4, format="fp16"))
 # %% [markdown]
 # ## The same step by the package, in all four stages
 #
-# ZeRO's stages shard ever more: nothing (0), the optimizer's state (1), gradients too (2), the weights too (3).
-# `Engine` runs all of them. The layout `"contiguous"` cuts the whole vector of weights in two, as we did.
+# ZeRO's *stages* cut ever more into *shards*, one for each rank: nothing (0), master and optimizer's state (1),
+# gradients too (2), the weights too (3). `Engine` runs all of them. Its `policy` names the format that layers compute
+# in; the layout `"contiguous"` cuts the whole vector of weights in two, as we did.
 
 # %%
 def step_by_engine(rank, stage):
@@ -148,9 +152,10 @@ for stage in zs.STAGES:
     print(f"stage {stage}: rank 0 holds {sum(held.values())} bytes, {held}; sent by each rank: {sent}")
 
 # %% [markdown]
-# Read it downwards. At rest a rank holds 64 bytes, then 40, 36 and 32: sixteen bytes per weight when nothing is
-# sharded, eight when everything is shared by two. What is sent for gradients and weights stays at 8 bytes until stage
-# 3, which fetches the weights whenever it needs them: once to go forward, once to go back.
+# Read it downwards. *At rest*, between two steps, a rank holds 64 bytes, then 40, 36 and 32. That is sixteen bytes per
+# weight when nothing is sharded (2 for the fp16 weight, 2 for its gradient, 4 for the master, 8 for m and v), and eight
+# when everything is shared by two. What is sent stays at 8 bytes, 4 for gradients and 4 for weights, until stage 3,
+# which fetches the weights twice: to go forward, and to go back.
 #
 # ## Try it
 #

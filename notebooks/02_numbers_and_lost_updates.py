@@ -28,6 +28,9 @@ from zerosim.lessons import figures
 # %% [markdown]
 # ## Predict first
 #
+# Three formats: fp32 has 32 bits, *fp16* and *bf16* have 16. Just above 1 their numbers are 2⁻²³, 2⁻¹⁰ and 2⁻⁷ apart:
+# roughly 0.0000001, 0.001 and 0.008. Wherever a power of two is passed, the gap doubles.
+#
 # 1. A weight is 1. One adds 0.0001 to it, a thousand times; every sum is rounded. What is the weight in the end if it
 #    rests in fp32? In fp16? In bf16?
 # 2. A weight of 1 in fp16: one adds 0.0003, or one subtracts 0.0003. Which of the two is lost?
@@ -142,8 +145,8 @@ figures.lost_updates(figures.lost_updates_data())
 # ## A training, with and without
 #
 # A linear layer of 64 weights learns from other data on each rank, by gradient descent. The gradients rest in the
-# format; their sum over ranks (`all_reduce` gives it to every rank) is divided by N in fp32. `one_pass` runs one
-# forward and one backward pass.
+# format; their sum over ranks (`all_reduce` gives it to every rank) is divided by the number of ranks, in fp32.
+# `one_pass` runs one forward and one backward pass.
 
 # %%
 MODEL, WEIGHT, LEARNING_RATE = zs.models.MLP([16, 4], bias=False), "layer0.weight", 0.03

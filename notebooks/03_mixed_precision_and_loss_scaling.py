@@ -15,16 +15,17 @@
 # # 3. Mixed precision and loss scaling
 #
 # **The idea.** In *mixed precision* the layers compute in 16 bits, and the optimizer in 32. With fp16 one more thing is
-# needed: gradients are often so small that fp16 makes 0 of them. So the loss is multiplied by a *loss scale* S before
-# the backward pass. By the chain rule all gradients are then S times as large; in fp32, where there is room, they are
-# divided by S again. If S is too large, gradients become infinite; then **all ranks skip the step** and S shrinks.
+# needed: gradients are often so small that fp16 makes 0 of them (*underflow*). So the loss is multiplied by a *loss
+# scale* S before the backward pass. By the chain rule all gradients are then S times as large; in fp32, where there is
+# room, they are divided by S again. If S is too large, gradients become infinite (*overflow*); then **all ranks skip
+# the step** and S shrinks.
 
 # %%
 import numpy as np
 
 import zerosim as zs
 from zerosim.lessons import figures
-from zerosim.lessons.format_runs import network, samples
+from zerosim.lessons.precision.format_runs import network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]
@@ -91,8 +92,8 @@ figures.mixed_precision(figures.mixed_precision_data())
 
 # %% [markdown]
 # Count the colored boxes: 16 bytes per parameter rest between two steps. In fp32 without a master it would be
-# 4 + 4 + 8, just as many. **Mixed precision does not shrink what rests**; it halves activations and what is sent, and
-# hardware computes faster in 16 bits.
+# 4 + 4 + 8, just as many. **Mixed precision does not shrink what rests**; it halves what forward keeps for backward
+# (the *activations*) and what is sent, and hardware computes faster in 16 bits.
 #
 # ## The step by hand
 #
@@ -100,6 +101,9 @@ figures.mixed_precision(figures.mixed_precision_data())
 # chunk of the master. Then nobody sees all gradients, so **the ranks must vote**: one infinite number in one chunk, and
 # all of them skip. Skipped means: weights, moments and Adam's step count stay as they are, and S is halved. After
 # `WINDOW` good steps in a row S is doubled, to find out how far it can go.
+#
+# (`ADAM.update` changes its arrays in place; the context tells it with which of the package's loops, the *kernels*, to
+# compute. A `purpose` notes in the trace what the bytes were for.)
 
 # %%
 ADAM = zs.optim.Adam(lr=3e-4)
@@ -108,7 +112,7 @@ FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24
 
 def train_by_hand(rank):
     """What every step did, and this rank's weights (P,), master, m and v."""
-    shapes, chunk = MODEL.shapes, -(-P // rank.size)
+    shapes, chunk = MODEL.shapes, -(-P // rank.size)  # P/N, rounded up
     own = slice(chunk * rank.index, chunk * (rank.index + 1))
     master = np.concatenate([FIRST[name].ravel() for name in shapes])[own].copy()
     weights = rank.all_gather(master.astype(np.float16), length=P)
@@ -153,7 +157,8 @@ for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
 # and it is doubled.
 #
 # The same training for longer, under two rules that are in use. PyTorch's (`torch`) is the one that we have just
-# written. DeepSpeed's can be told to wait for a second overflow before it shrinks (its *hysteresis*):
+# written. That of DeepSpeed, a library for training on many GPUs, can be told to wait for a second overflow before it
+# shrinks (its *hysteresis*):
 
 # %%
 figures.loss_scale(figures.loss_scale_data(steps=80))
@@ -202,7 +207,7 @@ for name in ("fp16", "bf16"):
 # %% [markdown]
 # ## Does it matter?
 #
-# The same training in five ways, with the small gradients of the second cell:
+# The same training in five ways, with the small gradients from above:
 
 # %%
 figures.format_losses(figures.format_losses_data(steps=100))

@@ -16,7 +16,7 @@
 #
 # **The idea.** N *ranks* (N GPUs, say) have a gradient each, and every one of them needs the sum. No rank sees
 # another's memory; all it can do is to send a message to one rank while it receives one from another. If the ranks
-# stand in a circle and each talks to its neighbours only, then nobody is a bottleneck, and each rank sends less than
+# stand in a circle and each talks to its neighbors only, then nobody is a bottleneck, and each rank sends less than
 # twice the gradient's bytes, however many ranks there are.
 #
 # Three words first. An operation that all ranks call together is a *collective*. A **reduce-scatter** adds up the
@@ -144,7 +144,7 @@ for ranks in (2, 3, 4, 8, 64):
 # ## What travels
 #
 # A *naive* all-reduce sends everything to rank 0, which adds up and sends the sum back. Beside it the ring, for a
-# vector of 1 MB (millions of bytes, not of binary ones):
+# vector of 1 MB, a million bytes:
 
 # %%
 vector = np.zeros(250_000, np.float32)
@@ -175,7 +175,8 @@ for ranks in (2, 4, 8, 64):
 #   for whom? A real machine would wait for ever.
 # * `for call, hop, values in zs.step_through(three_ranks, ranks=3): print(hop, values)` walks through it message by
 #   message.
-# * In a shell: `zerosim cost --collective all_reduce --algorithm ring --nbytes 1e9 --ranks 64 --link nvlink4`.
+# * In a shell: `zerosim cost --collective all_reduce --algorithm ring --nbytes 1e9 --ranks 64 --link nvlink4` says how
+#   long that takes over NVLink, NVIDIA's wire between GPUs.
 #
 # ## Proof
 #
@@ -190,7 +191,7 @@ def both_ways(rank, length, dtype):
             "package": (rank.reduce_scatter, lambda s: rank.all_gather(s, length=length), rank.all_reduce),
             "by hand": (lambda x: reduce_scatter_by_hand(rank, x), lambda s: all_gather_by_hand(rank, s, length),
                         lambda x: all_reduce_by_hand(rank, x))}.items():
-        with rank.trace.span(how):
+        with rank.trace.span(how):  # a stretch of the trace, by name
             shard = scatter(x)
             found[how] = shard, gather(shard), reduce(x)
     sent = [rank.trace.sent_nbytes(span=how) for how in found]

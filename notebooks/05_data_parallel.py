@@ -50,8 +50,8 @@ def batch(index, step):
 # ## Data parallel by hand
 #
 # `one_pass` runs a model forward and back, without ranks. The rest is one line of communication: an *all-reduce*, which
-# gives every rank the sum over ranks (notebook 4). One vector travels for each layer, with the gradients of its weight
-# and its bias behind each other.
+# gives every rank the sum over ranks (notebook 4). One vector travels for each layer (a *unit* of the model), with the
+# gradients of its weight and its bias behind each other. An optimizer's `slots` name its arrays, here m and v.
 
 # %%
 def train_by_hand(rank, optimizer, average=True):
@@ -118,7 +118,7 @@ for optimizer in (zs.optim.SGD(lr=0.01), ADAM):
 # way); **Adam hardly notices**, since it divides by the gradient's own size. There the mistake sleeps until someone
 # clips gradients by their norm, adds weight decay to them, or compares two runs.
 #
-# Question 2 is about *where* one divides. In 16 bit it matters:
+# Question 2 is about *where* one divides. In 16 bits it matters:
 
 # %%
 def mean_of(rank, value, rule):
@@ -155,12 +155,12 @@ for ranks in (1, 2, 4):
 
 # %% [markdown]
 # **It does not shrink at all**: 16 bytes for each parameter on every rank, 4 each for weight, gradient and Adam's two
-# moments. (What is above 16 is *padding*: a vector is filled up to a length that N divides.) With 16-bit weights it is
-# 16 again: 2 for the weight, 2 for its gradient, 8 for the moments, and 4 for an fp32 *master* copy of the weight,
-# which is what Adam then updates.
+# moments. (What is above 16 is *padding*: a vector is filled up to a length that N divides.) With 16-bit weights and a
+# master it is 16 again, 2 + 2 + 4 + 8 (notebook 1).
 #
-# In the picture: what one rank holds, alone and among four. Stage 0 is this notebook; the other three are ZeRO's, and
-# the subject of the next ones.
+# In the picture: what one rank holds, alone and among four; at rest, and at its *peak*, the fullest moment of a step.
+# Hatched is what is there in passing; notebook 9 gives each of it a name. Stage 0 is this notebook; the other three are
+# ZeRO's, and the subject of the next ones.
 
 # %%
 figures.memory(figures.memory_data(worlds=(1, 4)))

@@ -51,8 +51,9 @@ def batch(index, step):
 # ## Who owns what
 #
 # All parameters lie one behind the other in one long vector, the *flat vector*. Each layer's stretch of it is filled up
-# (*padding*) to a length that N divides and cut in N equal chunks; chunk r belongs to rank r. Borders between weights
-# and biases do not matter: Adam looks at each number by itself.
+# (*padding*) to a length that N divides and cut in N equal chunks; chunk r belongs to rank r. (Notebook 1 cut the whole
+# vector at once.) What a rank owns of all layers together is its *shard*. Borders between weights and biases do not
+# matter: Adam looks at each number by itself.
 
 # %%
 print(zs.layout_of(MODEL, ranks=4))
@@ -65,7 +66,7 @@ print(zs.layout_of(MODEL, ranks=4))
 #
 # 1. reduce-scatter of the gradients: each owner has the sum for its own chunk, and nobody has more;
 # 2. the owner updates its chunk of the master weights;
-# 3. all-gather of the updated weights, in 16 bit.
+# 3. all-gather of the updated weights, in 16 bits.
 #
 # `rank.memory.alloc` makes an array and enters it in the rank's ledger, under a kind; so we can compare what is held.
 
@@ -137,7 +138,7 @@ for stage in (0, 1):
 # **Not one byte more is sent.** The all-reduce of stage 0 already consisted of these two halves; stage 1 puts the
 # update in between and lets the second half carry weights instead of gradients. It would be otherwise if one
 # all-reduced the gradients, then took one's slice, and then gathered the weights: half as much again, and some programs
-# do that.
+# do that. (Not counted here are the few bytes by which ranks agree that no gradient has overflowed, as in notebook 3.)
 #
 # Question 2, by the formula: 2 bytes of weight and 2 of gradient stay on every rank, and 12/N are its share of the
 # rest.
@@ -161,7 +162,8 @@ figures.memory(figures.memory_data(worlds=(4, 16)))
 #
 # * Take 3 ranks instead of 4 in the layout printed above. Which layers need padding, and who owns it?
 # * Leave out the last all-gather. Which assertion of the proof fails first, and would you have seen it in the loss?
-# * Replace Adam by `zs.optim.SGD(lr=0.01)` in the engine (`stage=1`). What does sharding save now, and why is it less?
+# * Replace Adam by `zs.optim.SGD(lr=0.01)` in `train_by_engine`. What does sharding save now, and why is it less? (The
+#   proof then fails: by hand it is still Adam.)
 # * Some optimizers need a whole matrix (`zs.optim.Muon(lr=0.01)`). What does the engine say to it at stage 1?
 #
 # ## Proof

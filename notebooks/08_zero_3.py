@@ -116,6 +116,7 @@ class ByHand:
         whole = np.zeros(lies.stop - lies.start, BF16.compute_dtype)
         places[unit] = self.layout.unit_views(unit.name, whole)
         dy, _ = unit.backward(ctx, w, kept, dy)
+        del places[unit]  # or the whole gradients of all units would stay
         self.rank.reduce_scatter(whole, out=self.gradient[self.owned(unit)], purpose="gradients")
         return dy
 
@@ -159,11 +160,13 @@ for stage in (0, 1, 2, 3):
 # layer at a time** is whole on a rank: 544 bytes.
 #
 # With many layers the gathers also are many small messages, each of which takes its time to begin. The usual answer is
-# to ask for the next layer's weights while this one computes (*prefetch*): the third part of the picture, on a made-up
-# machine. Two layers' weights are whole then, and the program waits about a quarter as long.
+# to communicate while computing (*overlap*), and above all to ask for the next layer's weights while this one computes
+# (*prefetch*): the second part of the picture, on the clock of a made-up machine (notebook 11). Two layers' weights are
+# whole then, and the program waits about a quarter as long.
 
 # %%
-figures.timeline(figures.timeline_data(stage=3))
+levers = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
+figures.timeline(figures.timeline_data(stage=3, levers=levers))
 
 # %% [markdown]
 # ## Recomputation
@@ -187,12 +190,12 @@ for recompute in ("none", "block", "segment(2)", "segment(4)", "segment(8)"):
 # while a segment goes back, everything that it keeps is there at once.
 #
 # (In an MLP of linear layers a unit keeps hardly more than its input, so `block` saves little here. A transformer's
-# block keeps fourteen times as much as its input, and more.)
+# block keeps fourteen times as much as its input, and more: notebook 10.)
 #
 # ## Try it
 #
-# * `zs.Cluster(4, debug=True)` fills freed memory with NaN. Run `train_by_hand` on it, and let
-#   `ByHand.step` call `self.backward` after the `with` block has ended. What do the masters say?
+# * `zs.Cluster(4, debug=True).run(train_by_hand, 1)` fills freed memory with NaN. Let `ByHand.step` call
+#   `self.backward` after the `with` block has ended. What do the masters say? And without `debug`?
 # * `keep_gathered="all"` keeps units whole from forward to backward. Count the bytes sent, then those held.
 # * The worked example of notebook 1 at stage 3, with `segment(2)`, number by number: `zerosim replay --stage 3 --hops`.
 #
@@ -203,10 +206,11 @@ for recompute in ("none", "block", "segment(2)", "segment(4)", "segment(8)"):
 
 # %%
 for ranks in (1, 2, 3, 4, 5, 8):
+    unsharded = zs.Cluster(ranks).run(train_by_engine, 0, "none")
     for run_again in (1, 2, 3, 8):
         hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
         results = zip(hand.run(train_by_hand, run_again), package.run(train_by_engine, 3, f"segment({run_again})"),
-                      zs.Cluster(ranks).run(train_by_engine, 0, "none"), strict=True)
+                      unsharded, strict=True)
         for index, (mine, (theirs, *_), (stage_0, *_)) in enumerate(results):
             layout = zs.layout_of(MODEL, ranks)
             for name, array in mine.items():

@@ -24,7 +24,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
 
 WIDTH, LAYERS = 16, 8
 MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight linear layers of 16 x 16 weights and 16 biases, ReLU between
@@ -158,12 +157,6 @@ for rows in (1, 4, 64):
 # And question 2: weights at rest shrink with N, and so do the ring's buffers, whose chunks are $u/N$ long. Gathered
 # weights do not, they are a whole layer; activations do not either.
 #
-# One kind by itself, on the clock of a made-up machine: gradients, in stage 1, which keeps them whole, and in stage 2.
-
-# %%
-figures.liveness(figures.liveness_data())
-
-# %% [markdown]
 # ## A real model
 #
 # Nothing of this needs numbers in the arrays. `zs.plan` reckons for models of any length, and the engine can run one
@@ -176,7 +169,8 @@ from zerosim.lessons.measured import measured_row
 question = zs.planning.question("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
                                 optimizer=ADAM)
 for line in measured_row(question, 3, "none"):
-    print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
+    if line.name.endswith("at rest") or line.name in ("activations and their gradients", "gathered units", "peak"):
+        print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
 
 # %% [markdown]
 # Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it

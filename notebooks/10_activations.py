@@ -42,7 +42,7 @@ def tokens(index):
 # ## Predict first
 #
 # A transformer's block is attention and then a feed-forward network four times as wide as the channels, each behind a
-# LayerNorm. Take a large one: 4,096 channels, 32 heads, 4 sequences of 2,048 tokens, in 16 bit.
+# LayerNorm. Take a large one: 4,096 channels, 32 heads, 4 sequences of 2,048 tokens, in 16 bits.
 #
 # 1. Which tensor is the largest that such a block keeps?
 # 2. We keep each block's input and nothing else, and run the block again in backward. Backward costs about twice as
@@ -227,7 +227,7 @@ print(f"best k by formula, √(n·input/inside): {activations.best_segment(activ
 #
 # * Keep in `by_hand` what the *first* forward kept, instead of running a second. Do the results change? What does?
 # * Let `by_hand` keep every second unit's input only. Compare with `segment(2)`.
-# * Make L in the first cell 256. Which policies now keep least, and at most?
+# * Make L in the first cell 256. Which policy now keeps least, and which holds least at its fullest?
 # * Dropout draws random numbers. Why can a block with dropout be run again at all? Try `vocabulary=50, dropout=0.1`:
 #   the policies still agree. In the proof N = 1 still agrees too, and N = 2 does not. What is missing in `by_hand`?
 #

@@ -37,9 +37,9 @@ print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, "
 # %% [markdown]
 # ## Predict first
 #
-# 1. 64 ranks on these links all-reduce 25 MB on a ring: in one piece, or as a thousand tensors of 25 kB, one after the
-#    other. How much longer does the second take?
-# 2. The same 25 MB on more and more ranks. From how many on is the ring mostly latency?
+# 1. 64 ranks on these links all-reduce 25.6 MB on a ring: in one piece, or as a thousand tensors of 25.6 kB, one after
+#    the other. How much longer does the second take?
+# 2. The same 25.6 MB on more and more ranks. From how many on is the ring mostly latency?
 # 3. Each layer's reduction runs beside the backward of the next. Suppose that arithmetic and communication take as long
 #    as each other. How much of the communication is left to wait for? What can never be hidden?
 # 4. A program reads a gradient after it has asked for its reduction and before that is done. What does it see?
@@ -73,7 +73,7 @@ for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_
 
 # %% [markdown]
 # Question 1: on 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A
-# piece of 25 kB is all latency: even its full thousandfold in bytes would take only 1.6 times as long. That is why
+# piece of 25.6 kB is all latency: even its full thousandfold in bytes would take only 1.6 times as long. That is why
 # everybody reduces in buckets.
 #
 # Question 2 is the *latency wall*. A ring's latency grows with N, what it transfers hardly does, so there is an N from

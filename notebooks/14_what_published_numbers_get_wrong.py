@@ -26,7 +26,7 @@ import numpy as np
 import zerosim as zs
 from zerosim.lessons import figures
 from zerosim.lessons.measured import settled
-from zerosim.lessons.published_runs import blocks
+from zerosim.lessons.measured.published_runs import blocks
 from zerosim.planning.published import published
 
 # %% [markdown]
@@ -51,7 +51,8 @@ from zerosim.planning.published import published
 figures.published(figures.published_data())
 
 # %% [markdown]
-# Most agree, among them the whole first table of ZeRO's paper. Of the others a few lines each.
+# Most agree, among them the whole first table of ZeRO's paper. Of the others a few lines each. (Ψ is the bytes of all
+# parameters in 16 bits, k the number of micro-batches; B, L, d and H are those of notebook 10.)
 #
 # ## Memory of the model's states
 
@@ -94,7 +95,7 @@ for algorithm in ("everyone", "ring"):
 # * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
 #   are 62.2 ms, of which 8 ranks need 7/8. (The same lesson calls PCIe's 64 GB/s "bidirectional", which are one way,
 #   and gives NVLink 600 GB/s elsewhere, which is the generation before.)
-# * "2Ψ" and "3Ψ" are limits for many ranks, Ψ being the bytes of all parameters; what is sent is (N-1)/N of it. On 2
+# * "2Ψ" and "3Ψ" are limits for many ranks; what is sent is (N-1)/N of it. On 2
 #   ranks that is half. One text gives the factor to the reduce-scatter and not to the all-gather; both have it.
 # * Stages 1 and 2 are "free" with one micro-batch. With k of them stage 2 sends (k+1)/2 times as much as stage 0.
 # * "Everyone sends to everyone" sends (N-1)Ψ, not 2Ψ(N-1)/N: four times as much on 8 ranks.

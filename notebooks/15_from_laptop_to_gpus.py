@@ -30,7 +30,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.lessons.figures.ring_traffic import ring_traffic, ring_traffic_data
-from zerosim.lessons.launching import launched
+from zerosim.lessons.running.launching import launched
 from zerosim.numerics.fingerprint import sha256
 
 # %% [markdown]
@@ -233,7 +233,8 @@ for name, found in worlds.items():
 #   `zerosim run program.py:train --ranks 8`.
 # * Let rank 1 leave out its last exchange in `ring_sum`. What does each of the three worlds do? Which of them says what
 #   is wrong?
-# * Take `left` and `right` the other way round in `ring_sum`. Is the result still the package's?
+# * Turn the ring of `ring_sum` round: swap `left` and `right`, and make each minus in the chunks' numbers a plus. From
+#   how many ranks on does the proof notice? Why not from three?
 # * Two computers, the same program, `zerosim run ... --json` on both: which function's fingerprints agree, `ring` or
 #   `train`?
 #

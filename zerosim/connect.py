@@ -1,12 +1,15 @@
 """This process as one rank among others that a launcher has started: the edge where a run meets its surroundings."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+from zerosim.ranks.errors import BackendError
 from zerosim.ranks.processes.cluster import PATIENCE_SECONDS, ProcessCluster
 from zerosim.ranks.processes.mail import Mail
 
 BACKENDS = ("mpi", "nccl")
+LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its kin, of torchrun
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
@@ -17,7 +20,8 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     -m mpi4py script.py``. With ``nccl`` each process has a GPU, the one of its local rank; there the launcher may also
     be torchrun, or any that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has
     several): then no MPI is needed, and rank 0 listens for notes at MASTER_PORT + 1. ``share_devices`` lets several
-    ranks have one GPU. Raises BackendError where the backend cannot be had, and ValueError for an unknown one.
+    ranks have one GPU. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
+    that a launcher has started, and ValueError for an unknown one.
     """
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
@@ -32,7 +36,21 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
         raise ValueError("share_devices=True is about GPUs, of which ranks over MPI have none; use backend='nccl'")
     from zerosim.ranks.mpi.cluster import MPICluster
 
-    return MPICluster(**options)
+    cluster = MPICluster(**options)
+    if cluster.ranks[0].size == 1:
+        _check_alone(os.environ)
+    return cluster
+
+
+def _check_alone(variables: Mapping[str, str]) -> None:
+    """Raises BackendError where a launcher has started several processes, and MPI knows this one alone: then each would
+    be a world of its own, without a word."""
+    for name in LAUNCHERS_COUNTS:
+        count = variables.get(name, "").strip()
+        if count.isdecimal() and int(count) > 1:
+            raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI "
+                                      "library knows this one alone; use the mpiexec that belongs to that library "
+                                      "(zerosim doctor names both), and zs.connect('nccl') under torchrun")
 
 
 def _mail() -> tuple[Mail, int]:

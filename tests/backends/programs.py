@@ -117,6 +117,20 @@ def under_way(rank: zs.Rank) -> list[Any]:
     return [on_host(passed), on_host(second), on_host(begun.wait())]
 
 
+def computing(rank: zs.Rank) -> tuple[int, int, int]:
+    """Bytes sent of an asynchronous all-reduce: at once, beside arithmetic alone (20 seconds at most), and in all."""
+    work = rank.all_reduce(vector(rank, 48_000, np.float32), async_op=True)
+    at_once, until = rank.trace.sent_nbytes(), time.monotonic() + 20
+    whole = 2 * (rank.size - 1) * 48_000 * 4 // rank.size
+    while rank.trace.sent_nbytes() < whole and time.monotonic() < until:
+        rank.trace.compute(flops=1)
+        time.sleep(1e-4)
+    beside = rank.trace.sent_nbytes()
+    rank.barrier()
+    work.wait()
+    return at_once, beside, rank.trace.sent_nbytes()
+
+
 def late_comer(rank: zs.Rank) -> list[Any]:
     """Rank 0 enters a collective only after it was told to, by a rank that has begun that collective already."""
     x, told = vector(rank, 3000, np.float32), on_rank(rank, np.zeros(1, np.int64))

@@ -20,8 +20,8 @@ from tests.backends.worlds import ROOT, Processes, launch, one_thread
 from zerosim import cli
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report import report_data
-from zerosim.lessons.running import RanPart
-from zerosim.lessons.running_text import print_run
+from zerosim.lessons.running.program import RanPart
+from zerosim.lessons.running.text import print_run
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))

@@ -97,3 +97,11 @@ def test_levers_change_no_bit(world: World, levers: dict) -> None:
 def with_levers(rank: zs.Rank, levers: dict):
     """GPT with levers pulled."""
     return programs.gpt(rank, 3, "bf16", **levers)
+
+
+def test_an_asynchronous_collective_goes_on_beside_arithmetic_alone(library: World) -> None:
+    """Every hop of a ring waits for the one before; all have left before the program asks for anything."""
+    for outcome in library.run(programs.computing):
+        at_once, beside, in_all = outcome.result
+        assert beside == in_all == 2 * (library.ranks - 1) * 48_000 * 4 // library.ranks
+        assert at_once <= beside

@@ -44,6 +44,12 @@ def test_a_notebook_that_is_named_uses_the_word():
     assert [(term, name) for term, name in named if not any(form in words[name] for form in forms(term))] == []
 
 
+def test_every_notebook_is_named_and_every_name_stands_in_an_entry():
+    named = [name for entry in ENTRIES.values() for name in MET.findall(entry)]
+    assert sorted(named) == sorted(MET.findall(TEXT)), "a link stands outside of every entry"
+    assert {path.name for path in notebook_files() if path.name[0].isdigit()} == set(named)
+
+
 @pytest.mark.parametrize("term", [
     "rank", "world", "collective", "reduce-scatter", "all-gather", "all-reduce", "ring", "hop", "shard", "placement",
     "layout", "padding", "flat vector", "master", "fp16", "bf16", "fp8", "ulp", "underflow", "loss scale", "skip",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
-from zerosim.lessons.resting_formats import batch
+from zerosim.lessons.precision.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
+from zerosim.lessons.precision.resting_formats import batch
 from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.numerics.loss_scale import Dynamic
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons import forward_overflow
-from zerosim.lessons.forward_overflow import (
+from zerosim.lessons.precision import forward_overflow
+from zerosim.lessons.precision.forward_overflow import (
     RANKS,
     SCALINGS,
     STEPS,

@@ -6,9 +6,9 @@ import pytest
 
 import zerosim as zs
 from tests.backends.worlds import Processes
-from zerosim.lessons import launching
-from zerosim.lessons.launching import launched
-from zerosim.lessons.running import load
+from zerosim.lessons.running import launching
+from zerosim.lessons.running.launching import launched
+from zerosim.lessons.running.program import load
 from zerosim.numerics.fingerprint import sha256
 
 REASON = Processes("MPI", 3).missing()

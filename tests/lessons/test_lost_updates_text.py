@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from zerosim.lessons.lost_updates import LostUpdates, Question, lost_updates
-from zerosim.lessons.lost_updates_text import print_lesson
+from zerosim.lessons.lost_updates.lesson import LostUpdates, Question, lost_updates
+from zerosim.lessons.lost_updates.text import print_lesson
 from zerosim.lessons.tables import fitted, percent, plain_table, rough, short
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import zerosim as zs
 from zerosim.cli import app
+from zerosim.lessons.costs.plan_text import print_plan
 from zerosim.lessons.measured import gpt_of, measured_row
-from zerosim.lessons.plan_text import print_plan
 from zerosim.planning import Transformer, model_of, model_shape
 from zerosim.planning.asking import question
 from zerosim.planning.plan import Question, plan

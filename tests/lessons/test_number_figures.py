@@ -5,7 +5,6 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons import cures
 from zerosim.lessons.figures import (
     DARK,
     LIGHT,
@@ -14,6 +13,7 @@ from zerosim.lessons.figures import (
     spacing,
     spacing_data,
 )
+from zerosim.lessons.lost_updates import cures
 from zerosim.numerics.kernels import NumpyKernels
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 import zerosim as zs
-from zerosim.lessons.forward_overflow import SCALINGS
-from zerosim.lessons.precision import SCALES, Precision, Question, Underflows, precision, underflows
-from zerosim.lessons.precision_text import histogram, print_lesson, scale_text
-from zerosim.lessons.scaler_traces import PATTERN, traces
+from zerosim.lessons.precision.forward_overflow import SCALINGS
+from zerosim.lessons.precision.lesson import SCALES, Precision, Question, Underflows, precision, underflows
+from zerosim.lessons.precision.scaler_traces import PATTERN, traces
+from zerosim.lessons.precision.text import histogram, print_lesson, scale_text
 from zerosim.models.one_pass import one_pass
 from zerosim.models.text import Corpus, shipped
 from zerosim.numerics.formats import format_of

@@ -20,8 +20,8 @@ from zerosim.lessons.figures import (
 )
 from zerosim.lessons.figures.format_losses import LOOKS
 from zerosim.lessons.figures.loss_scale import EVERYWHERE, IN_THE_SUM, MARKS, SOMEWHERE
-from zerosim.lessons.format_runs import POLICIES
-from zerosim.lessons.observed_step import Passed, observed_step
+from zerosim.lessons.precision.format_runs import POLICIES
+from zerosim.lessons.precision.observed_step import Passed, observed_step
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)
 

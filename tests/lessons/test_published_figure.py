@@ -6,7 +6,7 @@ import zerosim as zs
 from tests.lessons import seen
 from zerosim.lessons.figures import DARK, FIGURES, LIGHT, published, published_data
 from zerosim.lessons.measured import settled
-from zerosim.lessons.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
+from zerosim.lessons.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
 from zerosim.planning.published import published as published_rows
 
 SETTLED = list(settled())

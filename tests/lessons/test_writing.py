@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.figures.drawing import made_whole, write_whole
 from zerosim.lessons.report import save_report
+from zerosim.numerics.files import write_whole
+from zerosim.planning.recording import record, save
 
 
 @pytest.fixture
@@ -25,7 +26,8 @@ def report_of(cluster, path: Path) -> Path:
     return save_report(cluster.save(path.with_name("recorded.json")), path)
 
 
-WRITERS = {"a recording": lambda cluster, path: cluster.save(path), "a page": report_of,
+WRITERS = {"a run": lambda cluster, path: cluster.save(path), "a page": report_of,
+           "a recording": lambda cluster, path: save(record(cluster.trace), path),
            "bytes": lambda cluster, path: write_whole(path, b"word")}
 
 
@@ -56,15 +58,23 @@ def test_a_link_stays_and_the_file_to_which_it_points_is_written(writer, there, 
     assert [one.name for one in file.parent.iterdir()] == ["file"]
 
 
-def test_a_writer_that_fails_half_way_leaves_what_was_there_and_nothing_beside_it(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("before")
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
+    file = write_whole(tmp_path / "file", b"before")
 
-    def half(place: Path) -> None:
-        place.write_text("half")
-        raise RuntimeError("here")
+    def half(path: Path, content: bytes) -> None:
+        with path.open("wb") as place:
+            place.write(content[:2])
+        raise OSError(28, "No space left on device")
 
-    with pytest.raises(RuntimeError, match="here"):
-        made_whole(file, half)
-    assert file.read_text() == "before"
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(file, b"after")
+    assert file.read_bytes() == b"before"
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path, b"")
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "nowhere" / "run.json", b"")

@@ -74,6 +74,7 @@ def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
             image = displayed_in(outputs)["text/html"]
             skip_if_drawn_elsewhere(b64decode(image.rpartition("base64,")[2].partition('"')[0]).decode())
             assert image == cell.displayed._repr_html_()
+            pictures += 1
     assert pictures >= 1, "a notebook has a picture"
 
 
@@ -146,7 +147,7 @@ def test_at_a_small_learning_rate_one_weight_moves_in_fp16_as_the_reader_is_told
 
 
 def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch):
-    monkeypatch.setattr("zerosim.lessons.launching.LAUNCHERS", ("no-such-launcher",))
+    monkeypatch.setattr("zerosim.lessons.running.launching.LAUNCHERS", ("no-such-launcher",))
     text = ROOT / "notebooks/15_from_laptop_to_gpus.py"
     printed = [cell.printed for cell in executed(text.read_text(encoding="utf-8"))]
     assert any(found.startswith("processes over MPI cannot be had") for found in printed)

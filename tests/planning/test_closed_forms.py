@@ -233,8 +233,8 @@ def test_two_layouts_send_alike_in_sum_and_unlike_by_rank() -> None:
     ({"unit_lengths": (7.5e9,)}, "unit_lengths[0] must be a whole number, got 7500000000.0; "
                                  "write unit_lengths[0]=int(...)"),
     ({"unit_lengths": ()}, "unit_lengths is empty; a model has at least one unit, e.g. unit_lengths=(1000,)"),
-    ({"layout": "contigous"}, "no layout is called 'contigous'; the layouts are per_unit, contiguous. "
-                              "Did you mean 'contiguous'?"),
+    ({"layout": "contigous"}, "no layout is called 'contigous'; the layouts are per_unit, contiguous"
+                              "; did you mean 'contiguous'?"),
 ])
 def test_a_job_that_cannot_be_is_refused_with_the_reason(change: dict[str, object], text: str) -> None:
     arguments = {"unit_lengths": (2, 2), "ranks": 2, "states": STAGES[1], **change}

@@ -108,7 +108,7 @@ def test_owned_ranges_of_a_contiguous_layout_are_one_range_for_each_rank() -> No
     (lambda: padded_unit_lengths((), 2), "unit_lengths is empty; a model has at least one unit, "
                                          "e.g. unit_lengths=(1000,)"),
     (lambda: unit_cuts((4,), 2, "per-unit"),
-     "no layout is called 'per-unit'; the layouts are per_unit, contiguous. Did you mean 'per_unit'?"),
+     "no layout is called 'per-unit'; the layouts are per_unit, contiguous; did you mean 'per_unit'?"),
     (lambda: region_cuts((4,), 2, "striped"),
      "no layout is called 'striped'; the layouts are per_unit, contiguous"),
 ])

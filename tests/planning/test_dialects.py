@@ -125,7 +125,7 @@ def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:
     said = "no accounting dialect is called 'megatron'; there are zero-paper, fp32-accumulate, megatron-bf16, "
     with pytest.raises(ValueError, match=re.escape(said)):
         dialect_of("megatron")
-    with pytest.raises(ValueError, match=r"Did you mean 'zero-paper'\?$"):
+    with pytest.raises(ValueError, match=r"did you mean 'zero-paper'\?$"):
         dialect_of("zero_paper")
 
 

@@ -132,7 +132,7 @@ def test_a_number_alone_is_one_unit() -> None:
     ([1], "c holds a JSON list; a model's configuration is an object, with model_type and the model's sizes"),
     ({}, f"c has no model_type; it counts {', '.join(FAMILIES)}"),
     ({"model_type": "lama"}, "c has the model_type 'lama', which zerosim cannot count; it counts gpt2, opt, bloom, "
-     "llama, mistral, qwen2, qwen3, t5. Did you mean 'llama'?"),
+     "llama, mistral, qwen2, qwen3, t5; did you mean 'llama'?"),
     ({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None},
      "c lacks n_layer, n_positions, vocab_size; a configuration of gpt2 has n_embd, n_layer, n_head, n_positions, "
      "vocab_size"),
@@ -192,7 +192,7 @@ def test_a_blank_name_is_no_file_in_the_folder_where_one_stands(tmp_path: Path, 
 
 def test_a_name_that_is_no_preset_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no model is called 'lama-2-7b', and there is no such file; the presets are "
-                                         r"gpt2, .*\. Did you mean 'llama-2-7b'"):
+                                         r"gpt2, .*\; did you mean 'llama-2-7b'"):
         model_shape("lama-2-7b")
 
 

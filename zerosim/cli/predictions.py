@@ -56,15 +56,15 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """What a collective costs: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.lessons.collective_costs import Question, collective_cost, nbytes_of
-    from zerosim.lessons.collective_costs import as_json as plain
+    from zerosim.lessons.costs.collective import Question, collective_cost, nbytes_of
+    from zerosim.lessons.costs.collective import as_json as plain
 
     found = collective_cost(Question(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between, itemsize,
                                      hardware))
     if as_json:
         print_json(plain(found))
         return
-    from zerosim.lessons.collective_costs_text import print_answer
+    from zerosim.lessons.costs.collective_text import print_answer
 
     print_answer(console(), found)
 
@@ -80,7 +80,7 @@ def plan(
     measure: Measure = False, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
-    from zerosim.lessons.tuned_optimizers import optimizer_named
+    from zerosim.lessons.training.optimizers import optimizer_named
     from zerosim.planning import asking
     from zerosim.planning.plan import plan as plan_of
 
@@ -93,8 +93,8 @@ def plan(
 
 
 def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> None:
-    from zerosim.lessons.plan_text import as_json as plain
-    from zerosim.lessons.plan_text import print_explanation, print_measured, print_plan
+    from zerosim.lessons.costs.plan_text import as_json as plain
+    from zerosim.lessons.costs.plan_text import print_explanation, print_measured, print_plan
 
     measured = []
     if measure:

@@ -48,7 +48,7 @@ def run(
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
     from zerosim.lessons.displays.saving import require_place
-    from zerosim.lessons.running import load, settings
+    from zerosim.lessons.running.program import load, settings
 
     if save is not None:
         require_place(save)
@@ -85,7 +85,11 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
     by_mpi = any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
-    launched = by_mpi or job_of(os.environ) is not None
+    job = job_of(os.environ)
+    launched = by_mpi or job is not None
+    if backend == "auto" and not by_mpi and job is not None and job.ranks > 1:
+        raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
+                         "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
     here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({} if launched else {"nccl": zs.NCCLCluster})
     if found in here:
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
@@ -97,9 +101,9 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
     from zerosim.doctor import blas_libraries
-    from zerosim.lessons.running import run as run_program
-    from zerosim.lessons.running_text import as_json as plain
-    from zerosim.lessons.running_text import print_run
+    from zerosim.lessons.running.program import run as run_program
+    from zerosim.lessons.running.text import as_json as plain
+    from zerosim.lessons.running.text import print_run
     from zerosim.ranks.processes.notes import raised_elsewhere
 
     try:

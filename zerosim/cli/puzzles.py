@@ -87,7 +87,7 @@ def _print_all(as_json: bool) -> None:
 def _check(name: str, place: str, as_json: bool) -> None:
     from zerosim.lessons.puzzles.catalogue import puzzle_named
     from zerosim.lessons.puzzles.checker import check
-    from zerosim.lessons.running import load
+    from zerosim.lessons.running.program import load
 
     puzzle = puzzle_named(name)
     answer = load(place)
@@ -105,7 +105,7 @@ def _grade(file: str, as_json: bool) -> None:
     from pathlib import Path
 
     from zerosim.lessons.puzzles.adapters import GRADERS
-    from zerosim.lessons.running import load
+    from zerosim.lessons.running.program import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")

@@ -5,11 +5,11 @@ Legend: C channels, H heads, T tokens of the longest sequence, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from zerosim.models.checks import require_positive
 from zerosim.numerics.checks import is_number
+from zerosim.numerics.names import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def config_of(config: Any) -> GPTConfig:
     if isinstance(config, GPTConfig):
         return config
     if not isinstance(config, str) or config not in PRESETS:
-        near = get_close_matches(str(config), PRESETS, 1)
         raise ValueError(f"GPT was asked for {config!r}, which is no GPTConfig and no preset; the presets are "
-                         f"{', '.join(PRESETS)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{', '.join(PRESETS)}"
+                         f"{did_you_mean(config, PRESETS)}")
     return PRESETS[config]

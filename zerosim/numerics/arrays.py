@@ -124,6 +124,13 @@ def poison(array: Array) -> None:
         array.view(f"V{dtype.itemsize}").fill(np.void(b"\xa5" * dtype.itemsize))
 
 
+def is_poisoned(array: np.ndarray) -> bool:
+    """True where all of an array on the host is as `poison` leaves it: nothing was written to it."""
+    blank = np.empty_like(array)
+    poison(blank)
+    return blank.tobytes() == array.tobytes()
+
+
 def checksum(x: Array) -> Any:
     """A number that changes with the bytes of a contiguous array: CRC-32, or 0 where there are none to read.
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 import numpy as np
 
 from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.names import did_you_mean
 
 DIALECTS = ("torch", "deepspeed", "deepspeed-legacy")
 LARGEST = FORMATS["fp32"].largest  # S meets gradients in fp32
@@ -130,9 +130,8 @@ class Dynamic:
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown dialect and for settings that it does not have or that cannot be."""
         if self.dialect not in DIALECTS:
-            near = get_close_matches(str(self.dialect), DIALECTS, 1)
             raise ValueError(f"no dynamic loss scaler is called {self.dialect!r}; choose one of {', '.join(DIALECTS)}"
-                             + (f"; did you mean {near[0]!r}?" if near else ""))
+                             f"{did_you_mean(self.dialect, DIALECTS)}")
         require_scale("initial", self.initial)
         require_scale("smallest", self.smallest)
         for name in ("window", "hysteresis"):

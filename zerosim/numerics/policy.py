@@ -1,13 +1,13 @@
 """Precision policies as values: in which format a step computes, reduces, accumulates and rests."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
+from zerosim.numerics.names import did_you_mean
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
 MATMULS = (None, "fp8")
@@ -46,9 +46,8 @@ class Policy:
         for name in (self.compute, self.master, self.state, *optional):
             format_of(name)
         if self.average not in AVERAGES:
-            near = get_close_matches(str(self.average), AVERAGES, 1)
             raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
-                             + (f"; did you mean {near[0]!r}?" if near else ""))
+                             f"{did_you_mean(self.average, AVERAGES)}")
         if self.matmul not in MATMULS:
             raise ValueError(f"matmul={self.matmul!r} is no way to multiply; choose one of None, 'fp8'")
         rule = scaling_of(self.loss_scale)

@@ -8,8 +8,9 @@ pads only the end of the last unit, and rank r owns the r-th N-th of the whole v
 
 import operator
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import accumulate, pairwise
+
+from zerosim.numerics.names import did_you_mean
 
 Cut = tuple[int, ...]
 
@@ -137,6 +138,5 @@ def checked_layout(layout: str) -> str:
     """The layout's name; raises ValueError for an unknown one, and names those that exist."""
     if layout in LAYOUTS:
         return layout
-    nearest = get_close_matches(str(layout), LAYOUTS, n=1)
-    hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
-    raise ValueError(f"no layout is called {layout!r}; the layouts are {', '.join(LAYOUTS)}{hint}")
+    raise ValueError(f"no layout is called {layout!r}; the layouts are {', '.join(LAYOUTS)}"
+                     f"{did_you_mean(layout, LAYOUTS)}")

@@ -6,8 +6,8 @@ Legend: N ranks. What a dialect counts lies whole on every rank or is cut among 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from zerosim.numerics.names import did_you_mean
 from zerosim.numerics.policy import Policy
 from zerosim.planning.closed_forms import States
 from zerosim.planning.cuts import checked_count, padded_unit_lengths
@@ -95,10 +95,9 @@ def dialect_of(dialect: str | Dialect | Policy) -> Dialect:
                        master_is_parameter=dialect.compute_dtype == dialect.master_dtype,
                        state_itemsize=dialect.state_dtype.itemsize)
     if str(dialect) not in DIALECTS:
-        near = get_close_matches(str(dialect), DIALECTS, 1)
         raise ValueError(f"no accounting dialect is called {dialect!r}; there are {', '.join(DIALECTS)}, "
                          "and zerosim, the engine's own, which is that of a Policy"
-                         + (f". Did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(dialect, DIALECTS)}")
     return DIALECTS[dialect]
 
 

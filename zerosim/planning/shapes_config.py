@@ -8,10 +8,10 @@ transformer that they make. What may be left out is what the `transformers` libr
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from zerosim.numerics.names import did_you_mean
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.shapes import ModelShape, Transformer, model_of, pad_vocabulary
 from zerosim.planning.shapes_presets import PRESETS
@@ -45,7 +45,7 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
         return read_config(path, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
         raise ValueError(f"no model is called {text!r}, and there is no such file; the presets are {', '.join(PRESETS)}"
-                         f"{_nearest(text, PRESETS)}")
+                         f"{did_you_mean(text, PRESETS, most=3)}")
     return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
 
 
@@ -81,7 +81,8 @@ def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multip
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
-        raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}{_nearest(str(kind), FAMILIES)}")
+        raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}"
+                         f"{did_you_mean(kind, FAMILIES, most=3)}")
     family = FAMILIES[kind]
     said = _said(family, fields, name)
     if missing := [required for required in family.required if required not in said]:
@@ -116,11 +117,6 @@ def _checked(family: Family, said: Fields) -> dict[str, Any]:
             raise ValueError(f"{name} must be a whole number, got {value}")
         found[name] = checked_count(name, value, 1) if kind is int else value
     return found
-
-
-def _nearest(name: str, names: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, names, 3)
-    return f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _gpt2(of: Fields) -> Transformer:

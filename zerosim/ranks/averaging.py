@@ -4,12 +4,12 @@ Legend: N ranks. Every multiplication and division is computed in fp32 and round
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import numpy as np
 
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.names import did_you_mean
 from zerosim.numerics.rounding import round_to
 
 
@@ -73,6 +73,5 @@ def scaling(rule: str, ranks: int, dtype: np.dtype) -> Scaling:
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
             return Scaling(multiply_before=inverse)
-    near = get_close_matches(str(rule), AVERAGES, 1)
     raise ValueError(f"no averaging rule {rule!r}; choose one of {', '.join(AVERAGES)}"
-                     + (f"; did you mean {near[0]!r}?" if near else ""))
+                     f"{did_you_mean(rule, AVERAGES)}")

@@ -1,7 +1,6 @@
 """Checks of what a program hands to a collective; every text says what was asked, what was found and what to do."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, start
 from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.numerics.names import did_you_mean
 from zerosim.ranks.algorithms import ALGORITHMS, NATIVE, Algorithm
 from zerosim.ranks.averaging import AVERAGES
 from zerosim.ranks.call import OPS
@@ -130,9 +130,8 @@ def overlap(x: np.ndarray, out: np.ndarray, same: Same | None) -> bool:
 def purpose(name: str) -> str:
     """The purpose that a message is counted under, if there is such a one."""
     if name not in PURPOSES:
-        near = get_close_matches(str(name), PURPOSES, 1)
         raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(name, PURPOSES)}")
     return name
 
 

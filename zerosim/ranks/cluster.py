@@ -70,6 +70,8 @@ class Cluster(Shown):
     without end cannot be stopped.
     """
 
+    representative: int | None = None  # the one rank that runs and stands for all, where that is so
+
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1) -> None:
         if not is_count(ranks) or ranks < 1:

@@ -102,5 +102,8 @@ class Transport(Protocol):
     def join(self, parent: Group, key: Group) -> None:
         """The ranks of ``key``, all of the group ``parent``, have agreed to be a group of their own."""
 
+    def progress(self) -> bool:
+        """Lets what is under way go on; True if anything moved. Asked after each piece of a program's arithmetic."""
+
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is the rank's own running program."""

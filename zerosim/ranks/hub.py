@@ -59,6 +59,10 @@ class Hub:
         """Whose own collectives ``native`` asks for."""
         return self.carriage.library
 
+    def progress(self) -> bool:
+        """Nothing goes on while a rank runs: others take their turns when it waits."""
+        return False
+
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
         check_thread(self.thread, rank)

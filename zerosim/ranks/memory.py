@@ -22,6 +22,7 @@ from zerosim.shown import Plotted
 
 KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
          "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
+RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
 
 
 @dataclass(slots=True)

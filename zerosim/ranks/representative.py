@@ -37,6 +37,10 @@ class Representative:
         """After a failure: clears what the error's frames would keep in the ledger."""
         clear_frames(error, chain=False)
 
+    def progress(self) -> bool:
+        """Whatever was issued is done."""
+        return False
+
     def check_use(self, rank: int) -> None:
         """There is one program, and no other that could use its rank."""
 

@@ -10,7 +10,7 @@ from zerosim.ranks.call import Group
 from zerosim.ranks.entry import Transport
 from zerosim.ranks.errors import PendingWorkError, RankUseError
 from zerosim.ranks.memory import Memory
-from zerosim.ranks.trace import Trace
+from zerosim.ranks.trace import Trace, nothing_follows
 from zerosim.ranks.work import Work
 
 
@@ -34,7 +34,8 @@ class RankState:
 
     def begin(self, transport: Transport) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
-        self.transport, self.trace = transport, Trace(held_at_start=self.memory.now_nbytes_by_kind)
+        self.transport, self.trace = transport, Trace(
+            held_at_start=self.memory.now_nbytes_by_kind, after_compute=transport.progress)
         self.memory.trace = self.trace
         self.calls.clear()
         self.pending.clear()
@@ -42,7 +43,7 @@ class RankState:
 
     def end(self) -> None:
         """The run is over."""
-        self.transport = None
+        self.transport, self.trace.after_compute = None, nothing_follows
         self.pending.clear()
         self.doubts.clear()
 

@@ -4,7 +4,7 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -117,13 +117,21 @@ class SpanEnd:
 Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
 
 
+def nothing_follows() -> None:
+    """What is done after arithmetic where no messages are under way."""
+
+
 @dataclass(slots=True, repr=False)
 class Trace(Plotted):
-    """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began."""
+    """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began.
+
+    ``after_compute`` is called after each piece of arithmetic: it lets messages that are under way go on beside it.
+    """
 
     rows: list[Row] = field(default_factory=list)
     path: tuple[str, ...] = ()
     held_at_start: dict[str, int] = field(default_factory=dict)
+    after_compute: Callable[[], object] = nothing_follows
     _sent: Counter[str] = field(default_factory=Counter)
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:
@@ -134,6 +142,7 @@ class Trace(Plotted):
     def compute(self, *, flops: int = 0, nbytes: int = 0) -> None:
         """Notes arithmetic: floating-point operations, and bytes read and written."""
         self.rows.append(Compute(flops, nbytes, self.path))
+        self.after_compute()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

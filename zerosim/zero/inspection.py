@@ -4,10 +4,10 @@ Legend: N ranks; a parameter of shape (..., ).
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import numpy as np
 
+from zerosim.numerics.names import did_you_mean
 from zerosim.zero.layout import Entry
 from zerosim.zero.placements import SHARDED, Placement
 from zerosim.zero.states import States
@@ -22,9 +22,8 @@ def state(families: Sequence[States], name: str) -> dict[str, np.ndarray | None]
     known = {entry.name: states for states in families for entry in states.layout.entries}
     states = known.get(str(name))
     if states is None:
-        near = get_close_matches(str(name), known, 1)
         raise ValueError(f"the model has no parameter {name!r}; it has {', '.join(known)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(name, known)}")
     entry = states.layout.by_name[str(name)]
     found: dict[str, np.ndarray | None] = {
         "parameter": whole(states, states.parameter, states.stage.parameters, entry),

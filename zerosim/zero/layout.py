@@ -253,7 +253,7 @@ class Layout(Shown):
 
 def describe(layout: Layout, low: int, high: int) -> str:
     """``name[a:b]`` of every parameter in [low, high), and its padding."""
-    parts = [f"{e.name}[{max(low, e.low) - e.low}:{min(high, e.high) - e.low}]" for e in layout.entries
-             if max(low, e.low) < min(high, e.high)]
-    valid = sum(max(0, min(high, e.high) - max(low, e.low)) for e in layout.entries)
+    inside = list(layout.entries_in(low, high))
+    parts = [f"{entry.name}[{start - entry.low}:{stop - entry.low}]" for entry, start, stop in inside]
+    valid = sum(stop - start for _, start, stop in inside)
     return ", ".join(parts + [f"{high - low - valid} padding"] * (high - low > valid))

@@ -3,10 +3,10 @@
 Legend: N ranks; offsets and lengths count elements.
 """
 
-from difflib import get_close_matches
 
 from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count
+from zerosim.numerics.names import did_you_mean
 from zerosim.zero.layout import Entry, Layout, Region, UnitShapes
 
 
@@ -75,9 +75,8 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
     Raises ValueError for an unknown name, for no units, and for fewer than one rank.
     """
     if str(name) not in LAYOUTS:
-        near = get_close_matches(str(name), LAYOUTS, 1)
         raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(name, LAYOUTS)}")
     if not is_count(ranks) or ranks < 1 or not shapes:
         raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} "
                          "ranks")

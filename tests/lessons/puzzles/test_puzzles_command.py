@@ -49,6 +49,18 @@ def test_a_check_runs_a_function_of_a_file_and_ends_with_a_code_for_scripts(answ
     assert done.exit_code == code
 
 
+def test_files_of_one_name_in_several_folders_are_each_checked_by_what_stands_in_them(tmp_path):
+    said = {}
+    for student, body in (("ada", "rank.all_reduce(x) / rank.size"), ("bob", "x"), ("eve", "rank.all_reduce(x)")):
+        file = tmp_path / student / "homework.py"
+        file.parent.mkdir()
+        file.write_text(f"def mean(rank, x):\n    return {body}\n")
+        said[student] = ask("mean", "--check", f"{file}:mean").stdout
+    assert "returned its own number" in said["bob"]
+    assert "returned the sum, and not the mean" in said["eve"]
+    assert "passed" in said["ada"]
+
+
 def test_a_stub_from_the_command_line_can_be_checked_as_it_is(tmp_path):
     file = tmp_path / "begun.py"
     file.write_text(ask("zero3", "--stub").stdout)

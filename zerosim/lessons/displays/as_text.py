@@ -1,5 +1,6 @@
 """A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -61,7 +62,7 @@ def _strip(strip: Strip) -> Iterator[RenderableType]:
         cells = Text()
         for at in range(columns):
             element = at * line.bounds[-1] / columns
-            owner = max(rank for rank, low in enumerate(line.bounds[:-1]) if low <= element)
+            owner = bisect_right(line.bounds, element, hi=len(line.bounds) - 1) - 1
             color = rank_color(owner)
             cells.append(PADDING if element >= line.valid else str(owner % 10), f"{ink_on(color)} on {color}")
         rows.append((_literal(line.name), Text(f"{line.bounds[-1]:,}"), cells))

@@ -39,7 +39,7 @@ def show_ring(cluster: Cluster, *, dark: bool = False) -> "Figure":
         raise ValueError("this cluster has run nothing to its end yet, so its ring has carried nothing; "
                          "call run(program) first")
     size, here = cluster.ranks[0].size, len(cluster.ranks)
-    if here < size and getattr(cluster, "representative", None) is None:
+    if here < size and cluster.representative is None:
         raise ValueError(f"a ring of {size} ranks is drawn from all their traces, and this process has that of rank "
                          f"{cluster.ranks[0].index} alone; save() the run, and look at its report")
     data = ring_traffic_data(cluster.runs[-1].trace, size)

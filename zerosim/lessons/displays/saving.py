@@ -1,31 +1,35 @@
-"""A cluster's last run as a file, in the one form that recordings have."""
+"""A cluster's last run as a file, in the one form that recordings have.
+
+Recordings are pencil's: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerosim.lessons.figures.drawing import made_whole
 from zerosim.planning.recording import TraceLike, record
 from zerosim.planning.recording import save as save_recording
 from zerosim.planning.recording.tables import Recording
 
 
 def recording_of(cluster: Any) -> Recording:
-    """What the last run of a cluster did; of one rank that stands for all N, the program of all N.
-
-    Raises ValueError before the first run, and for a rank whose others are in other processes.
+    """What the last run of a cluster did; of one rank that stands for all N, the program of all N. Where each rank is a
+    process of its own, every process calls it. Raises ValueError before the first run.
     """
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
                          "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
-    if len(traces) == ranks:
-        return record(traces)
-    if getattr(cluster, "representative", None) is not None:
+    if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
-    gather = getattr(cluster, "gather", None)
-    assert gather is not None, "the other ranks' traces are in other processes"
-    return record([trace for of_process in gather(list(traces)) for trace in of_process])
+    if _is_one_of_many(cluster):
+        return record([trace for of_process in cluster.gather(list(traces)) for trace in of_process])
+    return record(traces)
+
+
+def _is_one_of_many(cluster: Any) -> bool:
+    """Whether the other ranks are in other processes."""
+    return cluster.representative is None and len(cluster.ranks) < cluster.ranks[0].size
 
 
 def save(cluster: Any, path: str | Path) -> Path:
@@ -33,7 +37,7 @@ def save(cluster: Any, path: str | Path) -> Path:
     writes. Raises ValueError as `recording_of` does, and for a path that cannot be written.
     """
     recording, path = recording_of(cluster), Path(path)
-    if len(cluster.ranks) < cluster.ranks[0].size and cluster.ranks[0].index and not hasattr(cluster, "representative"):
+    if _is_one_of_many(cluster) and cluster.ranks[0].index:
         return path
     return write(recording, path)
 
@@ -51,18 +55,6 @@ def require_place(path: str | Path) -> None:
 
 
 def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording so that all of it is there, or nothing; into a pipe or a device as it comes."""
-    path = Path(path)
+    """Writes a recording; ValueError for a path that cannot be written."""
     require_place(path)
-
-    def into(place: Path) -> None:
-        try:
-            save_recording(recording, place)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(place), str(path))) from None
-
-    try:
-        return made_whole(path, into)
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    return save_recording(recording, path)

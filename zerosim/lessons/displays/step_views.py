@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.lessons.displays.views import Table, View, memory_bars
 from zerosim.lessons.tables import short
-from zerosim.numerics.arrays import has_data, poison
+from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.ranks.call import Call
 from zerosim.ranks.stepping import Step, Steps
@@ -60,17 +60,10 @@ def values_text(array: np.ndarray | None) -> str:
         return f"{array.size:,} values without data"
     if not array.size:
         return "nothing"
-    if is_blank(array):
+    if is_poisoned(array):
         return "not written yet"
     shown = " ".join(short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
     return shown + (f" … ({array.size:,})" if array.size > MOST_VALUES else "")
-
-
-def is_blank(array: np.ndarray) -> bool:
-    """True where all of an array is what stands there before it is written: NaN, or 0xA5 in integers."""
-    blank = np.empty_like(array)
-    poison(blank)
-    return blank.tobytes() == array.tobytes()
 
 
 def steps_view(steps: Steps) -> View:

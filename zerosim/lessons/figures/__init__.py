@@ -6,7 +6,6 @@ their like turn it into a Drawing, and nothing else goes into the picture. ``dra
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,7 +30,8 @@ from zerosim.lessons.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.lessons.figures.style import DARK, LIGHT, Style
 from zerosim.lessons.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.lessons.figures.traffic import Traffic, traffic, traffic_data
-from zerosim.lessons.observed_step import observed_step
+from zerosim.lessons.precision.observed_step import observed_step
+from zerosim.numerics.names import did_you_mean
 from zerosim.planning.activations import Block
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
@@ -91,9 +91,8 @@ def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "
 
 def _check(name: str, format: str) -> None:
     if name not in FIGURES:
-        near = get_close_matches(name, FIGURES, 1)
         raise ValueError(f"no figure is called {name!r}; the figures are {', '.join(FIGURES)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(name, FIGURES)}")
     if format in animation.FORMATS and FIGURES[name].animate is None:
         moving = ", ".join(other for other, figure in FIGURES.items() if figure.animate)
         raise ValueError(f"the figure {name!r} does not move, so there is no {format} of it; those that do: {moving}")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.ledger import scale_of
+from zerosim.lessons.figures.parts import heading, scale_of, within_limits
 from zerosim.lessons.figures.style import BLUE, GREEN, LIGHT, ORANGE, PURPLE, SKY_BLUE, VERMILLION, Style
 from zerosim.lessons.measured import MeasuredActivations, measured_activations, measured_tensors
 from zerosim.planning.activations import EXAMPLE, Block
@@ -89,9 +89,8 @@ def activations(data: Activations, style: Style = LIGHT) -> Drawing:
         _policies(figure.add_subplot(above[1]), data, style)
         lines = figure.add_subplot(below[0])
         _lines(lines, data, style)
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.86 / height, f"Ledgers of runs without data: {data.block};\n{data.model}. "
-                    "Lines are by formula, marks from ledgers.", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"Ledgers of runs without data: {data.block};\n{data.model}. "
+                "Lines are by formula, marks from ledgers.", style, below=0.86)
         figure.legend(*lines.get_legend_handles_labels(), loc="lower center", ncols=7, columnspacing=1.5)
     return Drawing("activations", TITLE, _description(data), style, figure)
 
@@ -132,7 +131,7 @@ def _policies(axes: "Axes", data: Activations, style: Style) -> None:
 
 def _ticks(axes: "Axes") -> None:
     """Of horizontal bars: ticks in sight, and a grid."""
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
+    within_limits(axes)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
 

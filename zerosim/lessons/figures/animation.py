@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from zerosim.lessons.figures.drawing import Drawing, write_whole
+from zerosim.lessons.figures.drawing import Drawing
 from zerosim.lessons.figures.style import Style
+from zerosim.numerics.files import write_whole
 
 FORMATS = ("gif", "html")
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF

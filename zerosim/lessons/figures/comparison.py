@@ -10,10 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from zerosim.lessons.comparing import Comparison
 from zerosim.lessons.figures.drawing import SUFFIXES, Drawing
-from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, RESTING_KINDS, Style, rank_color
+from zerosim.lessons.figures.parts import heading, within_limits
+from zerosim.lessons.figures.style import DARK, KIND_COLORS, LIGHT, Style, rank_color
+from zerosim.lessons.training.comparing import Comparison
 from zerosim.numerics.units import counted
+from zerosim.ranks.memory import RESTING_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,10 +75,8 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
             box = panel.get_position()
             figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
                           bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
-        figure.text(0.015, 0.95, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
-        figure.text(0.015, 0.89, f"Measured: {data.what}. Bytes of the rank that holds or sends most; hatched: held "
-                    "only during a step.", ha="left", va="center",
-                    color=style.muted)
+        heading(figure, TITLE, f"Measured: {data.what}. Bytes of the rank that holds or sends most; hatched: held only "
+                "during a step.", style)
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
 
@@ -120,7 +120,7 @@ def _losses(axes: "Axes", data: ComparisonData, style: Style) -> None:
     axes.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, steps) if 1 <= tick <= steps])
     axes.set_ylabel("loss (nats per byte)")
     axes.grid(axis="y")
-    _ticks_in_view(axes)
+    within_limits(axes)
 
 
 def _bars(axes: "Axes", data: ComparisonData, stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
@@ -139,13 +139,7 @@ def _bars(axes: "Axes", data: ComparisonData, stacks: tuple[Mapping[str, float],
     axes.set_xlabel(data.over)
     axes.grid(axis="y")
     axes.set_ylim(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / MEGA)
-    _ticks_in_view(axes)
-
-
-def _ticks_in_view(axes: "Axes") -> None:
-    """Leaves out the ticks that Matplotlib has in reserve, beyond the axis, with labels that lie on other words."""
-    low, high = axes.get_ylim()
-    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
+    within_limits(axes)
 
 
 def _description(data: ComparisonData) -> str:

@@ -1,15 +1,13 @@
 """A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time."""
 
-import errno
 import io
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from zerosim.lessons.figures.style import Style
+from zerosim.numerics.files import write_whole
 
 if TYPE_CHECKING:
     from zerosim.lessons.figures.picture import Picture
@@ -71,30 +69,3 @@ class Drawing:
 
     def __repr__(self) -> str:
         return f"{self.title}. {self.description}"
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file so that all of it is there, or nothing; raises OSError where it cannot be written."""
-    return made_whole(path, lambda place: place.write_bytes(content))
-
-
-def made_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Has a file written beside its place, and moves it there when it is whole; of a link, to where it points.
-
-    What is there and is no file, as a pipe or a device, is never replaced, but written into. Raises OSError for a
-    folder, and what ``write`` raises.
-    """
-    if not path.name or path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
-        write(path)
-        return path
-    place = path.resolve()
-    unfinished = place.with_name(f".{place.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
-    try:
-        write(unfinished)
-        unfinished.replace(place)
-    finally:
-        if place.parent.is_dir():
-            unfinished.unlink(missing_ok=True)
-    return path

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.ledger import within_limits
+from zerosim.lessons.figures.parts import heading, within_limits
 from zerosim.lessons.figures.style import FORMAT_COLORS, LIGHT, Style
-from zerosim.lessons.format_runs import POLICIES, SMALL_UNIT, FormatRun, format_run
-from zerosim.lessons.resting_formats import BATCHES
+from zerosim.lessons.precision.format_runs import POLICIES, SMALL_UNIT, FormatRun, format_run
+from zerosim.lessons.precision.resting_formats import BATCHES
 
 TITLE = "The same training in several formats"
 DASHES = (0, (5, 1.5))
@@ -67,9 +67,8 @@ def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
         within_limits(axes)
         axes.grid()
         figure.legend(loc="lower center", ncols=2, handlelength=3.4, columnspacing=2.0)
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.88 / height, f"Adam on a small network. {_about(data.unit)}\nDashed: something "
-                    "is left out.", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"Adam on a small network. {_about(data.unit)}\nDashed: something "
+                "is left out.", style, below=0.88)
     return Drawing("format-losses", TITLE, _description(data), style, figure)
 
 

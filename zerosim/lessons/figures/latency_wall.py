@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.collective_run import all_reduce_traces
 from zerosim.lessons.figures.drawing import Drawing
+from zerosim.lessons.figures.parts import heading
 from zerosim.lessons.figures.style import BLUE, GREEN, LIGHT, ORANGE, VERMILLION, Style
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
@@ -121,11 +122,9 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
         worlds.set_xticks(data.by_ranks.values, [f"{ranks:,}" for ranks in data.by_ranks.values])
         worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", loc="left",
                          fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.86 / height, f"All-reduce over {data.link}. Lines by formula, marks from "
-                    "replayed runs. Dotted: the two parts of the\nring's time, latency 2(N-1)α and transfer "
-                    "2(N-1)/N·n/β; at the wall, dashed, they are equal.", va="center", linespacing=1.45,
-                    color=style.muted)
+        heading(figure, TITLE, f"All-reduce over {data.link}. Lines by formula, marks from "
+                "replayed runs. Dotted: the two parts of the\nring's time, latency 2(N-1)α and transfer "
+                "2(N-1)/N·n/β; at the wall, dashed, they are equal.", style, below=0.86)
         figure.legend(*sizes.get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0,
                       bbox_to_anchor=(0.5, 0.35 / height))
         figure.text(0.5, 0.24 / height, "In this model the ring never wins against halving and doubling. In practice "

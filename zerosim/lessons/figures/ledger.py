@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, RESTING_KINDS, Style
-from zerosim.numerics.units import BYTES
+from zerosim.lessons.figures.parts import heading, look, scale_of, within_limits
+from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, Style
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
 
@@ -155,26 +155,6 @@ def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:
     return Drawing("ledgers", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
 
 
-def scale_of(nbytes: int) -> tuple[float, str]:
-    """The unit that suits a largest value: (1e6, "MB")."""
-    return next((unit, name) for unit, name in BYTES if nbytes >= unit or unit == 1)
-
-
-def within_limits(axes: "Axes") -> None:
-    """Keeps the ticks that the axes show; Matplotlib makes one more at each end."""
-    from matplotlib.ticker import FixedFormatter, FuncFormatter
-
-    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        if not isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):  # those stand where they should
-            axis.set_ticks([tick for tick in axis.get_ticklocs() if min(limits) <= tick <= max(limits)])
-
-
-def look(kind: str, style: Style) -> dict[str, Any]:
-    """The color of a kind, and hatching where it lives only during a step."""
-    hatch = "" if kind in RESTING_KINDS else "////"
-    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": 0.0, "hatch": hatch}
-
-
 def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> "tuple[Any, Axes]":
     from matplotlib.patches import Patch
 
@@ -183,8 +163,7 @@ def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> "tup
     figure = style.figure(width, height)
     axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
                             1 - (2.05 + 0.27 * rows) / height))
-    figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
-    figure.text(0.2 / width, 1 - 0.76 / height, subtitle, va="center", color=style.muted)
+    heading(figure, title, subtitle, style, below=0.76)
     figure.legend([Patch(**look(kind, style)) for kind in kinds], [kind.replace("_", " ") for kind in kinds],
                   loc="lower center", ncols=4, columnspacing=1.6)
     return figure, axes

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, RESTING_KINDS, Style
+from zerosim.lessons.figures.parts import heading, look, within_limits
+from zerosim.lessons.figures.style import LIGHT, PHASE_COLORS, Style
 from zerosim.lessons.figures.timeline import MACHINE, Replayed, replayed
 from zerosim.lessons.figures.timeline_run import STEP, step_traces
 from zerosim.planning.recording import record
@@ -90,10 +91,9 @@ def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
         for axes, life in zip(panels, data.lives, strict=True):
             _panel(axes, life, top, style)
         panels[-1].set_xlabel("time since the step began (µs)")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.74 / height, f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only "
-                    "inside a step.", va="center", color=style.muted)
-        figure.legend([Patch(**_look(kind, style)) for kind in GRADIENT_KINDS],
+        heading(figure, TITLE, f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only "
+                "inside a step.", style)
+        figure.legend([Patch(**look(kind, style)) for kind in GRADIENT_KINDS],
                       [NAMES[kind] for kind in GRADIENT_KINDS], loc="lower center", ncols=3, columnspacing=1.6)
     return Drawing("liveness", TITLE, _description(data), style, figure)
 
@@ -106,24 +106,18 @@ def _panel(axes: "Axes", life: Life, top: float, style: Style) -> None:
     for kind, column in life.held.items():
         held = [column[at] for at in shown]
         high = [a + b for a, b in zip(low, [*held, held[-1]], strict=True)]
-        axes.fill_between(times, low, high, step="post", **_look(kind, style))
+        axes.fill_between(times, low, high, step="post", **look(kind, style))
         low = high
     for phase, start, end in life.phases:
         axes.broken_barh([(start, end - start)], (top * 0.93, top * 0.05), facecolor=PHASE_COLORS[phase])
         axes.text((start + end) / 2, top * 0.915, phase, ha="center", va="top", fontsize=11)
     axes.set_ylim(0, top)
     axes.set_xlim(0, life.step_microseconds)
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= life.step_microseconds])
-    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= top])
+    within_limits(axes)
     axes.grid(axis="y")
     axes.set_ylabel("gradients held\n(bytes per parameter)")
     axes.set_title(f"Stage {life.stage}: at most {max(life.totals):.3g}, {life.totals[-1]:.3g} at the end", loc="left",
                    fontweight="bold", fontsize=12)
-
-
-def _look(kind: str, style: Style) -> dict[str, Any]:
-    hatch = "" if kind in RESTING_KINDS else "////"
-    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": 0.0, "hatch": hatch}
 
 
 def _description(data: Liveness) -> str:

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.drawing import Drawing
+from zerosim.lessons.figures.parts import heading, within_limits
 from zerosim.lessons.figures.style import BLUE, LIGHT, ORANGE, PURPLE, VERMILLION, Style
-from zerosim.lessons.format_runs import FormatRun, format_run
+from zerosim.lessons.precision.format_runs import FormatRun, format_run
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 
@@ -59,10 +60,9 @@ def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
         for place, axes in enumerate(panels):
             _panel(axes, data, place)
         panels[-1].set_xlabel("step of the training (steps)")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.88 / height, f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is "
-                    "a step that all of them skipped, since a gradient was inf or NaN.\nThe window is how many good "
-                    f"steps it takes until S grows{_one_more(data)}.", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is "
+                "a step that all of them skipped, since a gradient was inf or NaN.\nThe window is how many good "
+                f"steps it takes until S grows{_one_more(data)}.", style, below=0.88)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend([lines[name] for name in _labels()], _labels(), loc="lower center", ncols=4, columnspacing=1.8)
     return Drawing("loss-scale", TITLE, _description(data), style, figure)
@@ -89,7 +89,7 @@ def _panel(axes: "Axes", data: LossScaleData, place: int) -> None:
     axes.set_yticks(sorted(powers)[::-2])
     axes.minorticks_off()
     axes.set_xlim(0, len(run.scales) + 1)
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= len(run.scales) + 1])
+    within_limits(axes)
     axes.grid()
     axes.set_ylabel("loss scale S\n(no unit)")
     axes.set_title(_heading(data, place), loc="left", fontweight="bold", fontsize=12)

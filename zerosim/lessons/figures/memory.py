@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, RESTING_KINDS, Style
+from zerosim.lessons.figures.parts import heading, look
+from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, Style
 from zerosim.lessons.measured import MeasuredStep, measured_step
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
@@ -93,9 +94,8 @@ def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
         for axes, ranks in zip(panels, data.worlds, strict=True):
             _panel(axes, data, ranks, style)
         panels[0].set_ylabel("held by one rank (bytes per parameter)")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.84 / height, f"Measured: {data.model}; {data.parameter_count:,} parameters.\n"
-                    "Hatched: held only during a step.", ha="left", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"Measured: {data.model}; {data.parameter_count:,} parameters.\n"
+                "Hatched: held only during a step.", style, below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
     return Drawing("memory", TITLE, _description(data), style, figure)
 
@@ -126,15 +126,9 @@ def _stack(axes: "Axes", x: float, held: Bytes, kinds: Sequence[str], style: Sty
     low = 0.0
     for kind in kinds:
         if held.get(kind):
-            axes.bar(x, held[kind], BAR_WIDTH, bottom=low, **_look(kind, style))
+            axes.bar(x, held[kind], BAR_WIDTH, bottom=low, **look(kind, style, 0.6))
             low += held[kind]
     return low
-
-
-def _look(kind: str, style: Style) -> dict[str, Any]:
-    """The color of a kind, and hatching where it lives only during a step."""
-    hatch = "" if kind in RESTING_KINDS else "////"
-    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": 0.6, "hatch": hatch}
 
 
 def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
@@ -142,7 +136,7 @@ def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
     from matplotlib.patches import Patch
 
     marker = Line2D([], [], color=style.ink, **MARKER)
-    return ([Patch(**_look(kind, style)) for kind in data.kinds] + [marker],
+    return ([Patch(**look(kind, style, 0.6)) for kind in data.kinds] + [marker],
             [kind.replace("_", " ") for kind in data.kinds] + ["formula for what rests"])
 
 

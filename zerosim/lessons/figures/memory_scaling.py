@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.drawing import Drawing
+from zerosim.lessons.figures.parts import heading
 from zerosim.lessons.figures.style import LIGHT, Style
 from zerosim.lessons.figures.traffic import STAGE_COLORS, STAGE_MARKS
 from zerosim.lessons.measured import measured_bytes
@@ -96,9 +97,8 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
             axes.set_xlabel(panel.what)
             axes.set_ylabel("held at rest by one rank (GB)")
             axes.grid(axis="y")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.74 / height, f"Measured: {data.model}, parameters, gradients and optimizer "
-                    f"state. Dashed: a device of {DEVICE_GIGABYTES} GB.", va="center", color=style.muted)
+        heading(figure, TITLE, f"Measured: {data.model}, parameters, gradients and optimizer "
+                f"state. Dashed: a device of {DEVICE_GIGABYTES} GB.", style)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0)
     return Drawing("memory-scaling", TITLE, _description(data), style, figure)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerosim.lessons.figures.drawing import Drawing
 from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, Style, ink_on
-from zerosim.lessons.observed_step import ObservedStep, Passed, observed_step
+from zerosim.lessons.precision.observed_step import ObservedStep, Passed, observed_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

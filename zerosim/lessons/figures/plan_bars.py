@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.lessons.figures.drawing import Drawing
+from zerosim.lessons.figures.parts import heading
 from zerosim.lessons.figures.style import BLUE, GRAY, GREEN, LIGHT, ORANGE, VERMILLION, Style
 from zerosim.numerics.units import counted
 from zerosim.planning.plan import Plan
@@ -81,8 +82,7 @@ def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel("held by one rank (GB)")
-        figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.74 / height, data.verdict, va="center", color=style.muted)
+        heading(figure, title, data.verdict, style)
         figure.legend(*_legend(data, style), loc="lower center", ncols=4, columnspacing=1.6)
     said = "; ".join(f"{name} {sum(held.values()) / 1e9:,.2f} GB" for name, held in data.bars.items())
     return Drawing("plan", title, f"{data.verdict} Stacked bars: {said}. The device has "

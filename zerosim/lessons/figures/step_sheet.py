@@ -12,7 +12,7 @@ import numpy as np
 from zerosim.lessons.figures.drawing import Drawing
 from zerosim.lessons.figures.style import LIGHT, Style, ink_on, rank_color
 from zerosim.lessons.tables import short
-from zerosim.numerics.arrays import has_data, poison
+from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.ranks.stepping import Step
 
@@ -109,9 +109,7 @@ def _text(values: np.ndarray) -> str:
         return "no data"
     if not len(values):
         return "nothing"
-    blank = np.empty_like(values)
-    poison(blank)
-    if blank.tobytes() == values.tobytes():
+    if is_poisoned(values):
         return BLANK
     shown = " ".join(f"{value:.4g}" if isinstance(value, float) else short(value)
                      for value in values[:MOST_VALUES].astype(object).tolist())

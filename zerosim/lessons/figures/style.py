@@ -33,7 +33,6 @@ KIND_COLORS: Mapping[str, str] = MappingProxyType({
     "workspace": "#C9C9C9",
     "input": "#8B5842",
 })
-RESTING_KINDS = ("parameter", "gradient", "master", "optimizer_state")
 RANK_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GRAY)
 
 # What a collective is for, and what a program computes, by the names of purposes and spans.

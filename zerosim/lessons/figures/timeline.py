@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, PURPOSE_COLORS, RESTING_KINDS, Style, ink_on
+from zerosim.lessons.figures.parts import heading, look
+from zerosim.lessons.figures.style import KIND_COLORS, LIGHT, PHASE_COLORS, PURPOSE_COLORS, Style, ink_on
 from zerosim.lessons.figures.timeline_run import LEVERS, STEP, step_traces
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.recording import record
@@ -150,9 +151,7 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
                 axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
                 axes.tick_params(axis="x", labelbottom=axes is held and number == len(data.replays) - 1)
         held.set_xlabel("time since the step began (µs)")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, ha="left", va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.84 / height, f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}.",
-                    ha="left", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}.", style, below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
     return Drawing("timeline", TITLE, _description(data), style, figure)
 
@@ -189,7 +188,7 @@ def _held(axes: "Axes", replayed: Replayed, kinds: Sequence[str], style: Style) 
         corners = [at for at in range(len(times)) if at in (0, len(times) - 1)
                    or (low[at], high[at]) != (low[at - 1], high[at - 1])]
         x, y1, y2 = ([column[at] for at in corners] for column in (times, low, high))
-        axes.fill_between(x, y1, y2, step="post", **_look(kind, style))
+        axes.fill_between(x, y1, y2, step="post", **look(kind, style))
         low = high
     axes.set_ylabel("held (MB)")
     axes.grid(axis="y")
@@ -204,12 +203,6 @@ def _color(what: str) -> str:
     return PHASES.get(what) or PURPOSES[what]
 
 
-def _look(kind: str, style: Style) -> dict[str, Any]:
-    """The color of a kind, and hatching where it lives only during a step."""
-    hatch = "" if kind in RESTING_KINDS else "////"
-    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": 0.0, "hatch": hatch}
-
-
 def _waiting(style: Style) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": style.muted, "linewidth": 0.5, "hatch": "\\\\\\\\"}
 
@@ -220,7 +213,7 @@ def _legend(data: TimelineData, style: Style) -> tuple[list[Any], list[str]]:
     whats = [what for what in (*PHASES, *PURPOSES)
              if any(bar[0] == what for r in data.replays for bars in r.bars.values() for bar in bars)]
     patches = [Patch(facecolor=_color(what)) for what in whats] + [Patch(**_waiting(style))]
-    return (patches + [Patch(**_look(kind, style)) for kind in data.kinds],
+    return (patches + [Patch(**look(kind, style)) for kind in data.kinds],
             [WORDS.get(what, what) for what in whats] + ["waiting"]
             + [f"held: {kind.replace('_', ' ')}" for kind in data.kinds])
 

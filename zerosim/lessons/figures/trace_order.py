@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from zerosim.lessons.figures.drawing import Drawing
-from zerosim.lessons.figures.ledger import scale_of, within_limits
+from zerosim.lessons.figures.parts import heading, scale_of, within_limits
 from zerosim.lessons.figures.style import GREEN, LIGHT, PHASE_COLORS, PURPOSE_COLORS, Style
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
 
@@ -98,9 +98,8 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             axes.set_xlim(0, max(1, *map(len, data.whats)))
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.74 / height, "Tall: a collective or a message; low: a stretch of "
-                    "arithmetic. Each is one event, however long it takes.", va="center", color=style.muted)
+        heading(figure, TITLE, "Tall: a collective or a message; low: a stretch of "
+                "arithmetic. Each is one event, however long it takes.", style)
         figure.legend(*_legend(data), loc="lower center", ncols=5, columnspacing=1.6)
     return Drawing("trace-order", TITLE, _description(data), style, figure)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.lessons.figures.drawing import Drawing
+from zerosim.lessons.figures.parts import heading
 from zerosim.lessons.figures.style import BLUE, GREEN, LIGHT, ORANGE, VERMILLION, Style
 from zerosim.lessons.measured import measured_bytes
 from zerosim.numerics.policy import Policy
@@ -64,10 +65,9 @@ def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
         axes.grid(axis="y")
         axes.set_xlabel("N (ranks)")
         axes.set_ylabel("sent by one rank in a step\n(bytes per parameter)")
-        figure.text(0.2 / width, 1 - 0.34 / height, TITLE, va="center", fontsize=17, fontweight="bold")
-        figure.text(0.2 / width, 1 - 0.86 / height, f"Measured: {data.model}, {data.parameter_count:,} parameters; "
-                    "Ψ is 2 bytes for each.\nStages 0, 1 and 2 send the same, 2Ψ(N - 1)/N; stage 3 "
-                    "gathers once more, 3Ψ(N - 1)/N.", va="center", linespacing=1.45, color=style.muted)
+        heading(figure, TITLE, f"Measured: {data.model}, {data.parameter_count:,} parameters; "
+                "Ψ is 2 bytes for each.\nStages 0, 1 and 2 send the same, 2Ψ(N - 1)/N; stage 3 "
+                "gathers once more, 3Ψ(N - 1)/N.", style, below=0.86)
         figure.legend(loc="lower center", ncols=4, columnspacing=2.0)
     return Drawing("traffic", TITLE, _description(data), style, figure)
 

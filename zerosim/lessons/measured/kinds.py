@@ -3,6 +3,5 @@
 from collections.abc import Mapping
 
 BytesByKind = Mapping[str, int]
-RESTING = ("parameter", "gradient", "master", "optimizer_state")
 FLOWING = ("activation", "checkpointed_input", "activation_gradient")
 GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "workspace")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zerosim.lessons.measured.kinds import BUFFERS, FLOWING, GRADIENTS, RESTING
+from zerosim.lessons.measured.kinds import BUFFERS, FLOWING, GRADIENTS
 from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import GPTConfig
 from zerosim.optim.base import Optimizer
@@ -11,6 +11,7 @@ from zerosim.planning.dialects import states_nbytes
 from zerosim.planning.plan import Question
 from zerosim.planning.plan_rows import activations_nbytes, job_of, passing_of
 from zerosim.planning.shapes import ModelShape
+from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
@@ -44,7 +45,7 @@ def measured_row(question: Question, stage: int, policy: str) -> list[Compared]:
     predicted = states_nbytes(question.model, question.ranks, pencil.STAGES[stage], question.policy,
                               optimizer=question.optimizer)
     lines = [Compared(f"{kind.replace('_', ' ')} at rest", predicted.get(kind, 0), resting.get(kind, 0))
-             for kind in RESTING]
+             for kind in RESTING_KINDS]
     found, at_rest = passing_of(question, stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", activations_nbytes(question, policy), FLOWING),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerosim.lessons.published_runs import measured_quantity
+from zerosim.lessons.measured.published_runs import measured_quantity
 from zerosim.planning.hardware import link
 from zerosim.planning.published import Published, published
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.lessons.measured.kinds import RESTING, BytesByKind
+from zerosim.lessons.measured.kinds import BytesByKind
 from zerosim.models.mlp import MLP
 from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
@@ -16,6 +16,7 @@ from zerosim.planning import closed_forms as pencil
 from zerosim.planning.dialects import dialect_of
 from zerosim.planning.optimizer_state import normed_tensors, per_parameter_nbytes, state_nbytes
 from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
@@ -137,4 +138,4 @@ def _null_mlp_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, pol
     engine = Engine(rank, model, optimizer, stage=stage, policy=policy)
     x, target = (rank.xp.zeros((1, width), "float32") for width in sample)
     engine.step([(x, target)])
-    return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING}
+    return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING_KINDS}

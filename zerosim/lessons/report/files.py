@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from zerosim.lessons.figures.drawing import write_whole
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report.data import report_data
 from zerosim.lessons.report.page import page
+from zerosim.numerics.files import write_whole
 from zerosim.planning.hardware import network_of, presets, read
 from zerosim.planning.recording import load
 from zerosim.planning.timeline import Machine

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
+
+from zerosim.numerics.names import did_you_mean
 
 LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of these and of counts are finite
 
@@ -36,5 +37,4 @@ def checked_text(where: str, key: str, value: Any) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` with the nearest of the known names, or nothing."""
-    near = get_close_matches(str(name).lower(), list(known), 3, 0.5)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return did_you_mean(str(name).lower(), known, most=3, likeness=0.5)

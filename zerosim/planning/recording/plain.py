@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.files import write_whole
 from zerosim.planning.recording.codes import CODES
 from zerosim.planning.recording.tables import Call, Message, Program, Recording, Shape, Transfer
 
@@ -67,14 +68,13 @@ def from_plain(plain: Any) -> Recording:
 
 
 def save(recording: Recording, path: str | Path) -> Path:
-    """Writes the recording to a JSON file; ValueError for a path that cannot be written."""
-    path = Path(path)
+    """Writes the recording to a JSON file: all of it, or nothing. ValueError for a path that cannot be written."""
+    path, text = Path(path), json.dumps(to_plain(recording), separators=(",", ":"))
     try:
-        path.write_text(json.dumps(to_plain(recording), separators=(",", ":")), encoding="utf-8")
+        return write_whole(path, text.encode("utf-8"))
     except OSError as error:
         raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
                          "written") from None
-    return path
 
 
 def load(path: str | Path) -> Recording:

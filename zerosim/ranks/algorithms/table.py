@@ -6,8 +6,8 @@ of itself. Its order of additions is the library's, so it promises a bound where
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from zerosim.numerics.names import did_you_mean
 from zerosim.ranks.algorithms import all_gather, all_reduce, reduce_scatter, rooted
 from zerosim.ranks.algorithms.all_gather import no_buffers
 from zerosim.ranks.algorithms.party import Buffer, Party, Steps
@@ -82,9 +82,8 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
         return _LIBRARYS_OWN
     rows = ALGORITHMS[operation]
     if str(name) not in rows:
-        near = get_close_matches(str(name), rows, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{operation} has no algorithm {name!r}; choose one of {', '.join(rows)}{hint}")
+        raise ValueError(f"{operation} has no algorithm {name!r}; choose one of {', '.join(rows)}"
+                         f"{did_you_mean(name, rows)}")
     row = rows[name]
     if row.power_of_two and ranks & (ranks - 1):
         others = ", ".join(other for other, r in rows.items() if not r.power_of_two)

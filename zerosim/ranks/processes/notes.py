@@ -15,7 +15,7 @@ from zerosim.ranks.explain import where_called
 
 ELSEWHERE = ", in another process:"  # stands in the note of an exception that came from there
 Peer = tuple[Group, int]  # a group, and a rank by its index in the whole cluster
-Halves = tuple[tuple[Peer, int], ...]
+OpenHalves = tuple[tuple[Peer, int], ...]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Issued:
             if peer is not None:
                 halves[entry.key, peer] = halves.get((entry.key, peer), 0) + 1
 
-    def open_halves(self, entry: Entry) -> tuple[Halves, Halves]:
+    def open_halves(self, entry: Entry) -> tuple[OpenHalves, OpenHalves]:
         """The open send and the open receive of the exchange issued last, each with the message's number."""
         if isinstance(entry, CollectiveEntry):
             return (), ()
@@ -57,8 +57,8 @@ class Waiting:
     issued: Issued
     call: Call | None
     calls: tuple[Call, ...]
-    sends: Halves = ()
-    receives: Halves = ()
+    sends: OpenHalves = ()
+    receives: OpenHalves = ()
 
     @classmethod
     def of(cls, entry: Entry, issued: Issued, calls: Iterable[Call]) -> "Waiting":

@@ -77,7 +77,7 @@ class ProcessTransport:
     def check_use(self, rank: int) -> None:
         """Raises RankUseError in another thread; otherwise lets everything under way go on."""
         check_thread(self.thread, rank)
-        self._turn()
+        self.progress()
 
     def issue(self, rank: int, entry: Entry) -> None:
         """Takes an entry, and sends what can leave at once."""
@@ -90,7 +90,7 @@ class ProcessTransport:
         # Who sends to this rank first may wait for what it sends, debug mode or not.
         if self.agreement is None or (isinstance(entry, ExchangeEntry) and not self.carrier.in_order):
             self.courses[entry] = self.carrier.begin(entry)
-        self._turn()
+        self.progress()
 
     def join(self, parent: Group, key: Group) -> None:
         """The carrier makes a group of its own, for which a library blocks until all its ranks are there.
@@ -209,7 +209,7 @@ class ProcessTransport:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
         moved_at, idle, told = time.monotonic(), 0, False
         while not done():
-            if self._turn():
+            if self.progress():
                 if told:
                     self._tell(Going())
                 moved_at, idle, told = time.monotonic(), 0, False
@@ -224,7 +224,7 @@ class ProcessTransport:
         if told:
             self._tell(Going())
 
-    def _turn(self) -> bool:
+    def progress(self) -> bool:
         """Reads the mail and lets everything under way go on; True if anything moved.
 
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from zerosim.lessons.lost_updates import MOMENT_GRADIENT, POPULAR_GRADIENT, POPULAR_LR, POPULAR_UPDATE, LostUpdates
+from zerosim.lessons.lost_updates.lesson import (
+    MOMENT_GRADIENT,
+    POPULAR_GRADIENT,
+    POPULAR_LR,
+    POPULAR_UPDATE,
+    LostUpdates,
+)
+from zerosim.lessons.lost_updates.sizes import EPSILON
 from zerosim.lessons.tables import fitted, heading, note, percent, plain_table, rough, short, verdict
-from zerosim.lessons.update_sizes import EPSILON
 from zerosim.optim import Adam
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.lessons import events
-from zerosim.lessons.events import Step
 from zerosim.lessons.plain import without_infinities
-from zerosim.lessons.worked_example import Example, Resting, Witness, exact, is_sharded, one_step
+from zerosim.lessons.worked_example import events
+from zerosim.lessons.worked_example.events import Step
+from zerosim.lessons.worked_example.example import Example, Resting, Witness, exact, is_sharded, one_step
 from zerosim.models.four_weights import four_weights
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.trace import Hop

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.lessons.tuned_optimizers import companions, learning_rate_of, optimizer_named
+from zerosim.lessons.training.optimizers import companions, learning_rate_of, optimizer_named
 from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import GPTConfig, config_of
 from zerosim.models.recompute import Recompute

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zerosim.lessons.events import Step
-from zerosim.lessons.replay import HopValues, Replay, decimal
-from zerosim.lessons.worked_example import NAMES, Example, exact
+from zerosim.lessons.worked_example.events import Step
+from zerosim.lessons.worked_example.example import NAMES, Example, exact
+from zerosim.lessons.worked_example.replay import HopValues, Replay, decimal
 from zerosim.ranks.memory import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")

@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerosim.lessons import forward_overflow, resting_formats, scaler_traces, underflow
 from zerosim.lessons.plain import without_infinities
+from zerosim.lessons.precision import forward_overflow, resting_formats, scaler_traces, underflow
 from zerosim.models.gpt import GPT
 from zerosim.models.gpt_config import config_of
 from zerosim.models.one_pass import Pass, one_pass

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zerosim.lessons.running import RanPart
+from zerosim.lessons.running.program import RanPart
 from zerosim.ranks.errors import BackendError
 
 LAUNCHERS = ("mpiexec", "mpirun")

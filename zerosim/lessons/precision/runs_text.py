@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from zerosim.lessons.forward_overflow import HIGHEST, LOWEST, Trial, has_wide_range
-from zerosim.lessons.precision import Precision
-from zerosim.lessons.resting_formats import LR, Rested
+from zerosim.lessons.precision.forward_overflow import HIGHEST, LOWEST, Trial, has_wide_range
+from zerosim.lessons.precision.lesson import Precision
+from zerosim.lessons.precision.resting_formats import LR, Rested
 from zerosim.lessons.tables import heading, note, percent, plain_table, rough, short
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import spacing

@@ -13,9 +13,9 @@ from rich.markup import escape
 
 from zerosim.lessons.plain import without_infinities
 from zerosim.lessons.tables import RIGHT, note, plain_table, title
-from zerosim.lessons.training import Step, Trained
-from zerosim.lessons.training_options import Options
-from zerosim.lessons.tuned_optimizers import COMPANION, is_of_matrices
+from zerosim.lessons.training.optimizers import COMPANION, is_of_matrices
+from zerosim.lessons.training.options import Options
+from zerosim.lessons.training.run import Step, Trained
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from zerosim.lessons.one_addition import neighbor_of, shortest, stored
+from zerosim.lessons.lost_updates.one_addition import neighbor_of, shortest, stored
 from zerosim.numerics import random
 from zerosim.numerics.blocks import Array
 from zerosim.numerics.formats import format_of

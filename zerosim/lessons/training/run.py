@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.lessons.evaluation import digest, held_out_loss, sample
-from zerosim.lessons.training_options import Options
+from zerosim.lessons.training.evaluation import digest, held_out_loss, sample
+from zerosim.lessons.training.options import Options
 from zerosim.models.gpt import GPT
 from zerosim.models.text import Corpus
 from zerosim.ranks.cluster import Cluster

@@ -105,13 +105,9 @@ class Blocks:
     flops: int
 
 
+@cache
 def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
-    return _blocks(count, policy, batch, tokens, channels, heads)
-
-
-@cache
-def _blocks(count: int, policy: str, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     cluster = NullCluster(1, representative=0)
     kept = cluster.run(_passes, GPT(GPTConfig(count, channels, heads, tokens, 2)), batch, policy)[0]
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]

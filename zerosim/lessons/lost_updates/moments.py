@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.lessons.one_addition import shortest, stored
+from zerosim.lessons.lost_updates.one_addition import shortest, stored
 from zerosim.numerics.blocks import Array
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import Adam

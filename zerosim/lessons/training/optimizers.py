@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from zerosim import optim
 from zerosim.models.units import Model
+from zerosim.numerics.names import did_you_mean
 from zerosim.optim.base import Optimizer
 from zerosim.zero.groups import Group
 
@@ -59,7 +59,6 @@ def _kind(name: str) -> type[Optimizer]:
     known = known_optimizers()
     kind = known.get(str(name).lower())
     if kind is None:
-        near = get_close_matches(str(name).lower(), known, 1)
         raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(str(name).lower(), known)}")
     return kind

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.lessons.resting_formats import WIDTHS, batch
+from zerosim.lessons.precision.resting_formats import WIDTHS, batch
 from zerosim.models.mlp import MLP
 from zerosim.numerics.blocks import Array
 from zerosim.numerics.loss_scale import Dynamic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from zerosim.lessons.collective_costs import Answer, Other
+from zerosim.lessons.costs.collective import Answer, Other
 from zerosim.lessons.tables import RIGHT, note, percent, plain_table
 from zerosim.numerics.units import bytes_text, rate_text, seconds_text
 from zerosim.planning.cost import Cost

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.lessons.training import Heard, Trained, require_engine, train
-from zerosim.lessons.training_options import Options
+from zerosim.lessons.training.options import Options
+from zerosim.lessons.training.run import Heard, Trained, require_engine, train
 from zerosim.models.text import Corpus
+from zerosim.numerics.names import did_you_mean
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.zero.placements import STAGES
 
@@ -56,9 +56,8 @@ def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None =
     cannot be.
     """
     if over not in OVER:
-        near = get_close_matches(str(over), OVER, 1)
         raise ValueError(f"asked to compare over {over!r}; choose one of {', '.join(OVER)}"
-                         + (f"; did you mean {near[0]!r}?" if near else ""))
+                         f"{did_you_mean(over, OVER)}")
     chosen = OVER[over] if values is None else tuple(values)
     if len(chosen) < 2 or len(set(chosen)) < len(chosen):
         raise ValueError(f"asked to compare over {over} the values {', '.join(map(str, chosen)) or 'none'}; name two "

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.lessons import cures, lost_moments, one_addition, update_sizes
+from zerosim.lessons.lost_updates import cures, one_addition
+from zerosim.lessons.lost_updates import moments as lost_moments
+from zerosim.lessons.lost_updates import sizes as update_sizes
 from zerosim.lessons.plain import without_infinities
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine, isfunction, isgenerator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from zerosim.numerics.fingerprint import sha256
@@ -19,7 +18,7 @@ from zerosim.ranks.cluster import Cluster, Program
 from zerosim.ranks.processes.cluster import ProcessCluster
 from zerosim.ranks.rank import Rank
 
-LOADED: dict[str, ModuleType] = {}  # what load() has made of files, by name: the next file of that name replaces it
+LOADED = "__loaded_by_zerosim__"  # an attribute of modules that `load` has made
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def load(place: str) -> Program:
     does, also where it happens in one process of many.
 
     Raises ValueError where there is no such file or function, where the file has the name of a module that Python knows
-    already, and where the text has no colon.
+    already (one that was loaded here before may be replaced), and where the text has no colon.
     """
     path, colon, name = place.rpartition(":")
     if not colon or not path or not name:
@@ -52,12 +51,13 @@ def load(place: str) -> Program:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     known = sys.modules.get(file.stem)
-    ours = known is None or known is LOADED.get(file.stem) or getattr(known, "__file__", None) == str(file)
-    if file.stem in sys.stdlib_module_names or not ours:
+    is_ours = getattr(known, "__file__", None) == str(file) or hasattr(known, LOADED)
+    if file.stem in sys.stdlib_module_names or (known and not is_ours):
         raise ValueError(f"{path!r} cannot be taken for a module: there is one called {file.stem!r} already, which "
                          "other code imports by that name; rename the file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = LOADED[file.stem] = module
+    setattr(module, LOADED, True)  # the next file of the same name, another student's say, may take its place
+    sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script
     try:
         spec.loader.exec_module(module)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
 from zerosim.lessons.plain import without_infinities
+from zerosim.numerics.names import did_you_mean
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (
     BreakEven,
@@ -181,8 +181,7 @@ def _checked_algorithm(collective: str, algorithm: str | None) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name.lower().replace("-", "_"), list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(name.lower().replace("-", "_"), known)
 
 
 def _elements(question: Question) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from zerosim.lessons.cures import Method, Outcome
-from zerosim.lessons.lost_sizes_text import print_formats, print_moments, print_popular, print_sizes
-from zerosim.lessons.lost_updates import LostUpdates
-from zerosim.lessons.one_addition import Addition, Why
+from zerosim.lessons.lost_updates.cures import Method, Outcome
+from zerosim.lessons.lost_updates.lesson import LostUpdates
+from zerosim.lessons.lost_updates.one_addition import Addition, Why
+from zerosim.lessons.lost_updates.sizes_text import print_formats, print_moments, print_popular, print_sizes
 from zerosim.lessons.tables import fitted, heading, note, percent, plain_table, rough, short, sum_text
 
 LINE_COLUMNS = 57  # of the picture of one gap: odd, so that it has a middle

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerosim.lessons.comparing import Comparison
 from zerosim.lessons.tables import RIGHT, note, plain_table, title
-from zerosim.lessons.training import Trained
-from zerosim.lessons.training_text import as_json as training_as_json
+from zerosim.lessons.training.comparing import Comparison
+from zerosim.lessons.training.run import Trained
+from zerosim.lessons.training.text import as_json as training_as_json
 from zerosim.numerics.units import counted
 
 if TYPE_CHECKING:

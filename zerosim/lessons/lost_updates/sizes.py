@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from zerosim.lessons.one_addition import add_once, last_that, shortest
+from zerosim.lessons.lost_updates.one_addition import add_once, last_that, shortest
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing

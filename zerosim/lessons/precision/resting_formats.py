@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.lessons.forward_overflow import has_wide_range
+from zerosim.lessons.precision.forward_overflow import has_wide_range
 from zerosim.models.mlp import MLP
 from zerosim.numerics import random
 from zerosim.numerics.blocks import Array

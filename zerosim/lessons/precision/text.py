@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from zerosim.lessons.precision import LR, Precision
-from zerosim.lessons.precision_runs_text import print_overflows, print_rested
-from zerosim.lessons.scaler_traces import INITIAL, WINDOW
+from zerosim.lessons.precision.lesson import LR, Precision
+from zerosim.lessons.precision.runs_text import print_overflows, print_rested
+from zerosim.lessons.precision.scaler_traces import INITIAL, WINDOW
+from zerosim.lessons.precision.underflow import Fates
 from zerosim.lessons.tables import heading, note, percent, plain_table, short
-from zerosim.lessons.underflow import Fates
 from zerosim.numerics.formats import Format, format_of
 
 BAR_COLUMNS = 28

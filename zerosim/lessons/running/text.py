@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from zerosim.lessons.running import RanPart
+from zerosim.lessons.running.program import RanPart
 from zerosim.lessons.tables import plain_table
 
 SHOWN = 16   # hex digits of a fingerprint

@@ -1,0 +1,1 @@
+"""What collectives and plans cost, as one reads it."""

@@ -1,0 +1,1 @@
+"""The worked example: four weights on two ranks, run, told and printed."""

@@ -1,0 +1,27 @@
+"""Files that are whole or not there."""
+
+import errno
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Writes a file so that all of it is there, or what was there before; of a link, the file to which it points.
+
+    What is there and is no file, as a pipe or a device, is never replaced, but written into. Raises OSError for a
+    folder, and for what cannot be written.
+    """
+    if not path.name or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return path
+    place = path.resolve()
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(place)
+    finally:
+        if place.parent.is_dir():
+            unfinished.unlink(missing_ok=True)
+    return path
