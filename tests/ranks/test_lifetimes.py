@@ -92,3 +92,21 @@ def test_an_unknown_kind_is_refused():
     cluster.run(lambda rank: None)
     with pytest.raises(ValueError, match="no kind of memory is called 'activations'; the kinds are parameter"):
         cluster.trace[0].lifetimes(["gradient", "activations"])
+
+
+def test_what_is_born_after_a_span_has_ended_is_born_in_the_one_around_it():
+    def program(rank):
+        kept = []
+        with rank.trace.span("outer"):
+            with rank.trace.span("inner"):
+                kept.append(rank.memory.alloc(1, np.float32, "workspace", "in both"))
+            kept.append(rank.memory.alloc(2, np.float32, "workspace", "in outer"))
+        kept.append(rank.memory.alloc(3, np.float32, "workspace", "in none"))
+        return kept
+
+    cluster = zs.Cluster(3)
+    kept = cluster.run(program)
+    assert len(kept) == 3
+    for trace in cluster.trace:
+        assert [(life.name, life.born_in) for life in trace.lifetimes()] == [
+            ("in both", ("outer", "inner")), ("in outer", ("outer",)), ("in none", ())]

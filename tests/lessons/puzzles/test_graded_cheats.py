@@ -41,6 +41,22 @@ class SeeingDDP:
         return loss, mean
 
 
+class HalfSeeingDDP(SeeingDDP):
+    """Begins like rank 0 by messages, and adds up without them."""
+
+    def __init__(self, rank, module):
+        self.rank, self.module = rank, module
+        for parameter in module.parameters.values():
+            rank.broadcast(parameter, out=parameter)
+
+
+def test_who_broadcasts_and_then_adds_up_without_messages_is_refused():
+    score = adapters.grade_ddp(HalfSeeingDDP)
+    assert score.verdict == "refused", score
+    length = sum(adapters.LENGTHS)
+    assert f"sent {4 * length:,} bytes in all where {7 * 4 * length:,} have to travel" in score.sentence
+
+
 class ReplicatedOptimizer:
     """Updates everything on every rank, with states that no ledger knows; only a shard's worth is charged."""
 

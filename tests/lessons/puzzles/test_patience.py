@@ -93,3 +93,20 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
 def test_a_right_answer_is_not_disturbed():
     assert np.isfinite(patience.SECONDS)
     assert puzzles.check("mean", puzzles.spoilers.SOLUTIONS["mean"]).passed
+
+
+def catching(rank, x):
+    """Catches the interrupt on every rank, and then answers rightly."""
+    try:
+        while True:
+            pass
+    except BaseException:
+        total = rank.all_reduce(x)
+        total /= rank.size
+        return total
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_catches_the_interrupt_on_every_rank_is_refused_all_the_same():
+    assert refusal("mean", catching) == ("On N=1 (n=1) it has not ended after 0.2 seconds; "
+                                         "look for a loop that never ends.")

@@ -17,38 +17,43 @@ def limited(where: str, seconds: float | None = None) -> Iterator[None]:
     Only the main thread can be interrupted, and only where Ctrl-C is not ignored; elsewhere the block runs on.
     """
     limit = SECONDS if seconds is None else seconds
-    alarm = _Alarm()
-    timer = threading.Timer(limit, alarm.ring)
-    timer.daemon = True
+    alarm = _Alarm(limit)
+    said = f"On {where} it has not ended after {limit:g} seconds; look for a loop that never ends"
     try:
         try:
             if threading.current_thread() is threading.main_thread():
-                timer.start()
+                alarm.start()
             yield
         finally:
-            timer.cancel()
             alarm.put_off()
     except KeyboardInterrupt as error:
         if alarm.has_rung:
-            raise Refused(f"On {where} it has not ended after {limit:g} seconds; "
-                          "look for a loop that never ends") from error
+            raise Refused(said) from error
         raise
+    if alarm.has_rung:  # and somebody caught the interrupt
+        raise Refused(said)
 
 
-class _Alarm:
-    """Interrupts the main thread once, unless it has been put off: never after the block that it watches."""
+class _Alarm(threading.Thread):
+    """Interrupts the main thread until it is put off, and never after the block that it watches.
 
-    def __init__(self) -> None:
+    Once is not enough: an answer may catch the first interrupt, in one rank, and go on in another.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(daemon=True)
         self.has_rung = False
-        self._off = False
+        self._seconds = seconds
+        self._off = threading.Event()
         self._lock = threading.Lock()
 
-    def ring(self) -> None:
-        with self._lock:
-            if not self._off:
-                self.has_rung = True
-                _thread.interrupt_main()
+    def run(self) -> None:
+        while not self._off.wait(self._seconds):
+            with self._lock:
+                if not self._off.is_set():
+                    self.has_rung = True
+                    _thread.interrupt_main()
 
     def put_off(self) -> None:
         with self._lock:
-            self._off = True
+            self._off.set()
