@@ -53,11 +53,13 @@ def svg(name: str, style: Style = LIGHT) -> str:
 
 # -- bytes --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow  # the committed figures are another run's as well, of the same Matplotlib
 @NAMES
 def test_another_run_draws_the_same_bytes(name):
     assert FIGURES[name](LIGHT).svg() == svg(name)
 
 
+@pytest.mark.slow
 @STYLES
 @NAMES
 def test_two_draws_give_the_same_bytes(name, style, tmp_path):
