@@ -11,8 +11,9 @@ DOCS   := $(VENV)/.stamp-docs
 
 # The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-# As many files at a time as there are cores; the tests of one file run one after the other.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# Where there are more cores than two: make test WORKERS=auto. On two, which MPI's processes share, it was no faster.
+WORKERS ?= 0
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint types figures notebooks docs bench gpu-check clean
