@@ -13,10 +13,11 @@ from zerosim.ranks import direct
 from zerosim.ranks.algorithms import Party
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
-from zerosim.ranks.interrupts import Interrupts
+from zerosim.ranks.interrupts import Interrupts, guarded
 from zerosim.ranks.lockstep import Event, Watch, lockstep
 
 
+@guarded
 class Carriage(Protocol):
     """Moves the arrays of all ranks of one hub; ranks are named by their index in the whole cluster."""
 
@@ -55,6 +56,7 @@ class Carriage(Protocol):
         """The run is over, and no rank runs any more."""
 
 
+@guarded
 class InProcess:
     """Additions by the ranks' own kernels: all ranks in lockstep, or directly where no one watches the hops."""
 

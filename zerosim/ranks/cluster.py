@@ -15,7 +15,7 @@ from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.carriage import Carriage, InProcess
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.interrupts import Interrupts, patient_interrupts
+from zerosim.ranks.interrupts import Interrupts, guarded, patient_interrupts
 from zerosim.ranks.lockstep import Ended, Event, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.rank import Rank
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Program = Callable[..., Any]
 
 
+@guarded
 class Results(Sequence[Any]):
     """What the program returned on each rank, in rank order."""
 
@@ -52,6 +53,7 @@ class Results(Sequence[Any]):
         return "\n".join(f"rank {index}: {value!r}" for index, value in enumerate(self._values))
 
 
+@guarded
 @dataclass(frozen=True, slots=True)
 class Run:
     """One finished run: its results and its trace, both in rank order."""
@@ -60,6 +62,7 @@ class Run:
     trace: Traces
 
 
+@guarded
 class Cluster(Shown):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
 
@@ -210,6 +213,7 @@ class Cluster(Shown):
         return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
 
 
+@guarded
 def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
     result = program(rank, *args)
     if inspect.isgenerator(result) or inspect.iscoroutine(result):

@@ -21,7 +21,7 @@ from zerosim.ranks.checks import private_memory
 from zerosim.ranks.entry import CollectiveEntry, Entry, ExchangeEntry
 from zerosim.ranks.errors import DeadlockError, MismatchError, RankStopped, RankUseError
 from zerosim.ranks.frames import clear_frames
-from zerosim.ranks.interrupts import Interrupts
+from zerosim.ranks.interrupts import Interrupts, guarded
 from zerosim.ranks.lockstep import Ended, Event, Watch
 from zerosim.ranks.threads import check_thread
 from zerosim.ranks.trace import Hop
@@ -29,6 +29,7 @@ from zerosim.ranks.trace import Hop
 MISSING = object()
 
 
+@guarded
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 

@@ -9,17 +9,41 @@ later calls.
 import gc
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
-GUARDED = frozenset(
-    str(Path(__file__).parent / name)
-    for name in ("memory.py", "hub.py", "carriage.py", "cluster.py", "state.py", "threads.py", "nccl/adapter.py")
-)
+Guarded = TypeVar("Guarded", bound=Callable[..., Any])
+
+GUARDED: set[CodeType] = set()
 # Helpers' own frames are part of whoever called them; "<string>" is the code that a dataclass makes.
 TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py")
+
+
+def guarded(thing: Guarded) -> Guarded:
+    """Marks a function, or all methods of a class, as bookkeeping in which Ctrl-C waits until it is done.
+
+    Write it above all other decorators. A subclass marks its own methods itself.
+    """
+    for function in vars(thing).values() if isinstance(thing, type) else [thing]:
+        _guard(function)
+    return thing
+
+
+def _guard(function: Any) -> None:
+    if isinstance(function, property):
+        for part in (function.fget, function.fset, function.fdel):
+            _guard(part)
+        return
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    codes = [getattr(function, "__code__", None)]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, CodeType):  # functions that it defines are among its constants
+            GUARDED.add(code)
+            codes.extend(code.co_consts)
 
 
 class Interrupts:
@@ -32,7 +56,7 @@ class Interrupts:
         while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):
             frame = frame.f_back
         if frame is not None and (_in_a_collection(frame)
-                                  or (not self.pending and frame.f_code.co_filename in GUARDED)):
+                                  or (not self.pending and frame.f_code in GUARDED)):
             self.pending = True
             return
         self.pending = False

@@ -17,6 +17,7 @@ import numpy as np
 from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.interrupts import guarded
 from zerosim.ranks.trace import Held, Trace
 from zerosim.shown import Plotted
 
@@ -25,6 +26,7 @@ KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_paramet
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
 
 
+@guarded
 @dataclass(slots=True)
 class Holding:
     """One held array: the reference that notices its death, and what the ledger says of it."""
@@ -37,6 +39,7 @@ class Holding:
     number: int
 
 
+@guarded
 class Memory(Plotted):
     """Bytes that one rank holds, by kind; the only place in the package where held bytes are counted."""
 
@@ -191,6 +194,7 @@ class Memory(Plotted):
             self._peak_by_kind = self.now_nbytes_by_kind
 
 
+@guarded
 class Memories(tuple[Memory, ...], Plotted):
     """The memories of all ranks of a cluster, in rank order."""
 

@@ -9,11 +9,13 @@ from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Group
 from zerosim.ranks.entry import Transport
 from zerosim.ranks.errors import PendingWorkError, RankUseError
+from zerosim.ranks.interrupts import guarded
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.trace import Trace, nothing_follows
 from zerosim.ranks.work import Work
 
 
+@guarded
 @dataclass(slots=True)
 class RankState:
     """One rank of a cluster, behind the handles that programs see."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from zerosim.numerics.checks import is_count
 from zerosim.ranks.errors import RankUseError
+from zerosim.ranks.interrupts import guarded
 
 
+@guarded
 def check_thread(thread: int, rank: int) -> None:
     """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
     if threading.get_ident() != thread:
@@ -20,6 +22,7 @@ def check_thread(thread: int, rank: int) -> None:
                            "keep every call of a rank inside the program that it was handed to")
 
 
+@guarded
 @cache
 def controller() -> Any:
     """The thread pools of the libraries that are loaded (found once; looking takes milliseconds)."""
@@ -28,6 +31,7 @@ def controller() -> Any:
     return ThreadpoolController()
 
 
+@guarded
 @contextmanager
 def blas_limited_to(blas_threads: int) -> Iterator[None]:
     """Limits BLAS to this many threads inside the ``with`` block.

@@ -12,6 +12,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import start
 from zerosim.ranks.errors import BackendError
+from zerosim.ranks.interrupts import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
 TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32",
@@ -23,6 +24,7 @@ ID_NBYTES = 128  # of a communicator's unique id
 HOW_TO_INSTALL = "pip install nvidia-nccl-cu12 (for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for cupy-cuda13x)"
 
 
+@guarded
 class Communicator:
     """One rank's place in one group. Arrays are contiguous and on the rank's device; a stream is its raw pointer."""
 
@@ -88,6 +90,7 @@ class Communicator:
         self._inner.destroy()
 
 
+@guarded
 class NCCL:
     """The library, if it can be had. Raises BackendError where it cannot."""
 
@@ -122,6 +125,7 @@ class NCCL:
         self._nccl.groupEnd()
 
 
+@guarded
 def load() -> Any:
     """The module ``cupy.cuda.nccl``, which has to be imported by name."""
     with warnings.catch_warnings(record=True) as said:
@@ -138,11 +142,13 @@ def load() -> Any:
     return nccl
 
 
+@guarded
 def adds(dtype: np.dtype[Any]) -> bool:
     """True for the types in which NCCL adds."""
     return dtype.name in TYPES
 
 
+@guarded
 def version_text(number: int) -> str:
     """``2.32.3`` for 23203: a digit or two for each part since NCCL 2.9, one for the minor one before.
 
