@@ -3,10 +3,10 @@
 The page never plays by itself; without its script it shows every picture, one under the other.
 """
 
+import html
 import io
 from base64 import b64encode
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from zerosim.lessons.figures.drawing import Drawing
@@ -108,9 +108,9 @@ class Animation:
     def html(self) -> str:
         """The frames as one page: buttons, a slider, and each picture with its words."""
         images = "\n".join(
-            f'<img alt="{escape(frame.description, quote=True)}" '
+            f'<img alt="{html.escape(frame.description, quote=True)}" '
             f'src="data:image/svg+xml;base64,{b64encode(frame.svg().encode()).decode()}">' for frame in self.frames)
-        return PAGE.format(title=escape(self.title), page=self.style.background, ink=self.style.ink,
+        return PAGE.format(title=html.escape(self.title), page=self.style.background, ink=self.style.ink,
                            muted=self.style.muted, last=len(self.frames) - 1, images=images,
                            milliseconds=round(1000 * self.seconds))
 
@@ -123,7 +123,7 @@ class Animation:
 
     def _repr_html_(self) -> str:
         """What Jupyter shows: the GIF, with the words of all frames."""
-        words = escape(" ".join(frame.description for frame in self.frames), quote=True)
+        words = html.escape(" ".join(frame.description for frame in self.frames), quote=True)
         image = b64encode(self.gif()).decode()
         return f'<img style="max-width:100%" alt="{words}" src="data:image/gif;base64,{image}">'
 

@@ -3,8 +3,8 @@
 Only what draws imports this module, since it imports Matplotlib.
 """
 
+import html
 from base64 import b64encode
-from html import escape
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -23,5 +23,5 @@ class Picture(Figure):
         if self.drawing is None:
             return None
         image = b64encode(self.drawing.svg().encode()).decode()
-        words = escape(f"{self.drawing.title}. {self.drawing.description}", quote=True)
+        words = html.escape(f"{self.drawing.title}. {self.drawing.description}", quote=True)
         return f'<img style="max-width:100%" alt="{words}" src="data:image/svg+xml;base64,{image}">'
