@@ -1,4 +1,4 @@
-"""ZeRO in one file computes the engine's bits and sends its bytes, and is what it says: small, alone, and in the README."""
+"""ZeRO in one file has the engine's bits and sends its bytes, and is what it says: small, alone, and in the README."""
 
 import ast
 import os

@@ -4,7 +4,8 @@ From top to bottom: ranks and collectives, automatic differentiation, Adam, and 
 changes two lines of the one before. `python -m zerosim.tiny` trains a small model under each, on 4 ranks or as many as
 you name after it, and prints what every rank holds and sends. It imports NumPy and ml_dtypes alone: copy the file and
 change it. A rank communicates where its program says `await`. Numbers are rounded as on a GPU: what computes and what
-travels has 16 bits, matrix products are added up in fp32 and rounded once, Adam updates master weights in fp32.
+travels has 16 bits, matrix products are added up in fp32 and rounded once, Adam updates master weights in fp32. What
+this leaves out, zerosim's engine has: checks for overflow, clipping, buckets, overlap, recomputation, other models.
 
 Legend: N ranks; n elements of a matrix, padded to a multiple of N; B rows of a batch, I inputs, O outputs.
 Source: Rajbhandari, Rasley, Ruwase & He 2020, ZeRO (https://arxiv.org/abs/1910.02054), sections 5 and 7.

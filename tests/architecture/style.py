@@ -77,7 +77,7 @@ def _assigned_attributes(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def sent_counted_elsewhere(source: Source) -> list[str]:
-    """Counters of sent bytes changed anywhere but in `Trace.sent`, and in `tiny`, which stands alone and has its own."""
+    """Counters of sent bytes changed anywhere but in `Trace.sent`; `tiny`, which stands alone, has one of its own."""
     if source.path == "zerosim/tiny.py":
         return []
     allowed: set[int] = set()
