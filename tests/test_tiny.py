@@ -146,6 +146,43 @@ def test_what_is_used_twice_receives_both_gradients() -> None:
     assert np.array_equal(x.gradient, dy @ w.data.T @ w.data.T)
 
 
+def test_relu_lets_nothing_through_at_zero_and_hides_no_nan() -> None:
+    x = tiny.Tensor(np.array([-1, 0, -0.0, 2, np.nan], np.float32), tape=[])
+    y = x.relu()
+    y.gradient[:] = 5
+    y.flow_back(to=x)
+    assert bits(y.data[:4]) == bits(np.array([0, 0, 0, 2], np.float32))
+    assert np.isnan(y.data[4])
+    assert x.gradient.tolist() == [0, 0, 0, 5, 5]
+
+
+def test_a_gradient_is_rounded_when_it_arrives_and_again_when_it_is_added() -> None:
+    """2^-8 + 2^-20 arrives in bf16 as 2^-8, which is half a step of 1's: to even it adds nothing."""
+    x = tiny.Tensor(np.ones(1, ml_dtypes.bfloat16), tape=[])
+    for gradient in (1, 2**-8 + 2**-20):
+        x.receive(np.array([gradient], np.float32))
+    assert x.gradient.tolist() == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_collectives_are_right_also_where_the_sender_writes_over_what_it_sent(ranks: int) -> None:
+    found = {}
+
+    async def program(rank: tiny.RingRank) -> None:
+        vector = np.arange(2.0 * ranks) * 10**rank.index
+        total = await tiny.all_reduce(rank, vector)
+        chunk = (await tiny.reduce_scatter(rank, vector)).copy()
+        vector[:] = np.nan
+        found[rank.index] = total, await tiny.all_gather(rank, chunk)
+
+    inboxes: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+    programs = [program(tiny.RingRank(index, inboxes)).__await__() for index in range(ranks)]
+    for _ in zip(*programs, strict=True):
+        pass
+    for total, again in found.values():
+        assert total.tolist() == again.tolist() == [i * int("1" * ranks) for i in range(2 * ranks)]
+
+
 # -- The file itself ---------------------------------------------------------------------------------------------------
 
 def test_the_file_has_at_most_260_lines() -> None:
