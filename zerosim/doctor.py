@@ -30,8 +30,8 @@ PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "th
 CUDA = "CUDA (CuPy, NCCL)"
 REQUIRABLE = {"in-process": "in-process", "mpi": "MPI", "nccl": CUDA}  # as one asks for them: as they are called here
 LAUNCHERS = ("mpiexec", "mpirun")
-# The first import of CuPy or of an MPI library on a cold disk takes some ten seconds; on a busy machine, where two
-# processes of MPI share a core with others, a trial was seen to take more than a minute. Only what hangs takes all of it.
+# The first import of CuPy or of an MPI library on a cold disk takes some ten seconds; on a busy machine a trial of two
+# processes of MPI was seen to take more than a minute. Only what hangs takes all of it.
 PROBE_SECONDS = 300.0
 
 MPI_PROBE = "import mpi4py; from mpi4py import MPI; print(mpi4py.__version__, '·', MPI.Get_library_version())"
