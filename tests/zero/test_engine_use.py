@@ -313,6 +313,29 @@ def test_padding_is_nan_in_debug_mode_and_zero_otherwise():
     assert all((found == 0).all() for found in zs.Cluster(5).run(padding))
 
 
+def test_micro_batches_of_unequal_lengths_share_no_random_word_and_depend_on_no_length():
+    class Drawing(LinearUnit):
+        def forward(self, ctx, w, x):
+            drawn.append(ctx.draw("mask", x.size, slice(0, x.size)))
+            return super().forward(ctx, w, x)
+
+    model, found = Model((Drawing("only", 2, 3),)), {}
+
+    def program(rank, rows):
+        engine = zs.Engine(rank, model, SGD, seed=5)
+        engine.step([(np.ones((count, 2)), np.ones((count, 3))) for count in rows[rank.index]])
+
+    for rows in ([[4, 8], [8, 4]], [[16, 16], [16, 16]]):
+        drawn = []
+        zs.Cluster(2).run(program, rows)
+        found[rows[0][0]] = drawn
+    words = np.concatenate(found[4])
+    assert len(set(words.tolist())) == words.size == 2 * (4 + 8 + 8 + 4)
+    longer = {words[0]: words for words in found[16]}
+    for words in found[4]:
+        np.testing.assert_array_equal(words, longer[words[0]][:words.size])
+
+
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_an_engine_that_is_kept_writes_its_arithmetic_into_the_trace_of_the_run_under_way(stage):
     model, data, cluster, kept = MODELS["odd"](), batches(MODELS["odd"](), 2, 1, 1), zs.Cluster(2), {}
