@@ -5,20 +5,25 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import zerosim as zs
 from tests.cases import covering
 from tests.ranks.asking import REDUCTIONS, ROWS, allowed, ask, bits
 from tests.ranks.data import FLOATS, any_bits, normals
 from zerosim.ranks.averaging import AVERAGES
+from zerosim.ranks.errors import RankUseError
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,3 +179,50 @@ def test_blas_has_the_threads_that_the_cluster_asks_for(threads: int) -> None:
     with pytest.raises(KeyError):
         zs.Cluster(1, blas_threads=threads).run(lambda rank: {}[0])
     assert blas() == before
+
+
+def blas_threads_now() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def in_another_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts ``function`` in a thread, and gives what waits for its result and raises its error."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future.result
+
+
+def test_the_limit_of_blas_holds_until_the_last_of_two_clusters_in_two_threads_has_ended() -> None:
+    with threadpool_limits(2, "blas"):
+        started, first_ended = threading.Event(), threading.Event()
+        seen = []
+
+        def outlasts(rank: zs.Rank) -> None:
+            started.set()
+            assert first_ended.wait(60)
+            seen.append(blas_threads_now())
+
+        def begins_first(rank: zs.Rank) -> Callable[[], Any]:
+            result = in_another_thread(lambda: zs.Cluster(1).run(outlasts))
+            assert started.wait(60)
+            return result
+
+        result = zs.Cluster(1).run(begins_first)[0]
+        seen.append(blas_threads_now())
+        first_ended.set()
+        result()
+        assert seen == [{1}, {1}], "what the first changed stays changed for the second"
+        assert blas_threads_now() == {2}
+
+
+def test_a_cluster_with_another_limit_of_blas_is_refused_beside_one_in_another_thread() -> None:
+    def program(rank: zs.Rank) -> None:
+        assert list(zs.Cluster(1, blas_threads=2).run(lambda rank: blas_threads_now())) == [{2}], "nested, it may"
+        with pytest.raises(RankUseError, match="blas_threads=2 was asked to run while one with blas_threads=1 runs in "
+                                               "another thread, and BLAS has one limit"):
+            in_another_thread(lambda: zs.Cluster(1, blas_threads=2).run(lambda rank: None))()
+
+    before = blas_threads_now()
+    zs.Cluster(1).run(program)
+    assert blas_threads_now() == before

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.context import Context, Note
 from zerosim.models.recompute import Recompute
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics.policy import Policy
@@ -95,7 +95,7 @@ class Engine(Shown):
     def context(self) -> Context:
         """What the model's layers are called with on this rank: for a forward of one's own, outside a step."""
         rank = self.rank
-        return Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views,
+        return Context(rank.xp, self.policy, rank.kernels, rank.memory, _noted_by(rank), self.gradients.views,
                        keep=self.recompute.inside, observe=self._observer.observe)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
@@ -229,3 +229,12 @@ class Engine(Shown):
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "
                 f"{self.stage}, {self.steps_taken} steps taken>")
+
+
+def _noted_by(rank: Rank) -> Note:
+    """Hears what was computed, for the trace of the run under way: an engine may live through several runs."""
+
+    def note(*, flops: int = 0, nbytes: int = 0) -> None:
+        rank.trace.compute(flops=flops, nbytes=nbytes)
+
+    return note

@@ -1,7 +1,7 @@
 """The micro-batches of a step: what is charged for them, what is drawn for them, and how many tokens they have.
 
 Legend: B batch, T tokens of a sample; N ranks, k micro-batches. Micro-batch j of rank r has the number j·N + r in its
-step: whatever is drawn for it depends on that number and on no layout.
+step: whatever is drawn for it depends on that number, and on no layout and no length.
 """
 
 from dataclasses import replace
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.context import Context, draw_for
 from zerosim.models.units import Model
-from zerosim.numerics import random
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.rank import Rank
@@ -42,7 +41,7 @@ class MicroBatches:
         return replace(self.ctx, draw=partial(self._draw, self.step, number))
 
     def _draw(self, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
-        return random.bits((self.seed, "dropout", step, name), number * count + span.start, span.stop - span.start)
+        return draw_for(self.seed, step, number, name, span)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
