@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.backends.worlds import ROOT, Processes, launch, one_thread
+from tests.backends.worlds import ROOT, SECONDS, Processes, launch, one_thread
 from zerosim import cli
 from zerosim.lessons.figures.timeline import MACHINE
 from zerosim.lessons.report import report_data
@@ -34,7 +34,7 @@ def command(*words: str, ranks: int | None = None) -> list[str]:
     return [*(launch(ranks) if ranks else ()), sys.executable, "-m", "zerosim", *words]
 
 
-def finished(words: list[str], seconds: float = 90) -> subprocess.CompletedProcess[str]:
+def finished(words: list[str], seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
     """The command, run to its end."""
     return subprocess.run(words, cwd=ROOT, env=one_thread() | {"COLUMNS": "200", "NO_COLOR": "1"}, text=True,
                           capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_none_behind(tmp_path: Path) -> Non
             assert soon(lambda: len(list(tmp_path.iterdir())) == 3)
             assert all(map(alive, processes_in(tmp_path)))
             os.killpg(job.pid, signal.SIGINT)  # as a terminal does
-            assert job.wait(timeout=60) != 0
+            assert job.wait(timeout=SECONDS) != 0
             assert soon(lambda: not any(map(alive, processes_in(tmp_path))))
         finally:
             for process in (job.pid, *processes_in(tmp_path)):
@@ -193,8 +193,8 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    """Whether it happens within a minute."""
-    deadline = time.monotonic() + 60
+    """Whether it happens before everybody has lost patience."""
+    deadline = time.monotonic() + SECONDS
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.05)
     return happens()

@@ -16,7 +16,7 @@ from typing import Any
 import zerosim as zs
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 120.0  # after which a world of processes is taken to hang
+SECONDS = 600.0  # after which a world of processes is taken to hang, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Processes(World):
                 line.close()
         if self._job is not None:
             try:
-                self._job.communicate(timeout=10)
+                self._job.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 self._job.kill()
                 self._job.communicate()
@@ -161,7 +161,7 @@ def launch(ranks: int) -> tuple[str, ...]:
     """The launcher's words for N processes, more than there are cores."""
     launcher = mpiexec()
     assert launcher is not None
-    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
     return (launcher, *(("--oversubscribe",) if "Open MPI" in said or "OpenRTE" in said else ()), "-n", str(ranks))
 
 
