@@ -210,7 +210,7 @@ def test_a_gradient_block_is_divided_and_then_scaled_in_float32(row: Row) -> Non
 def test_a_divisor_beyond_float32_divides_as_one_within_does(divisor: float) -> None:
     """As many significant bits as a divisor in float32's range has, down to the smallest quotient."""
     x = (normal((BLOCK + 2,), np.dtype(np.float64), 17) * 2.0 ** np.linspace(-140, 126, BLOCK + 2)).astype(np.float32)
-    exact = (x.astype(np.float64) / (float(np.float32(divisor / 16)) * 16)).astype(np.float32)
+    exact = (x.astype(np.float64) / (float(np.float32(divisor / 2**16)) * 2**16)).astype(np.float32)
     block, quotient = np.empty_like(x), np.empty_like(x)
     with np.errstate(all="raise"):
         NumpyKernels().gradient_block(x, divisor, 1.0, block)
