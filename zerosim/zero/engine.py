@@ -154,6 +154,7 @@ class Engine(Shown):
         if tape.weights is not self._weights:
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
+        self._observer.share = 1.0 if self.model.loss.is_global else tape.tokens / tape.places
         self._passes.backward(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._lender.let_go()
