@@ -180,10 +180,14 @@ class Engine(Shown):
         return scale
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
-        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
+        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
+
+        ``losses`` are handed on in the result, and nothing else is done with them.
+        """
         self._lender.let_go()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
-            result = self._update.step(tuple(losses), self._factors)
+            counted = self._micro_batches
+            result = self._update.step(tuple(losses), self._factors, tuple(counted.tokens), tuple(counted.places))
         self._factors, self._weights = {}, object()
         self._micro_batches.next_step()
         return result
