@@ -4,6 +4,7 @@ A program takes its inputs from NumPy to the rank's own arrays and returns NumPy
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +37,7 @@ def vector(rank: zs.Rank, length: int, dtype: Any, seed: int = 0) -> Any:
     return on_rank(rank, values.astype(dtype))
 
 
-def every_collective(rank: zs.Rank, format: str, lengths: list[int]) -> list[Any]:
+def every_collective(rank: zs.Rank, format: str, lengths: Sequence[int]) -> list[Any]:
     """Every algorithm of the table on vectors of these lengths, by the default cut and by uneven ones."""
     found = []
     for operation, algorithm in ROWS:

@@ -51,7 +51,7 @@ def doubled(request: pytest.FixtureRequest) -> Iterator[Doubled]:
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp8_e5m2"])
 def test_every_algorithm_gives_a_clusters_bits(doubled: Doubled, format: str) -> None:
-    assert_same(doubled, programs.every_collective, format, [0, 1, 2, 7])
+    assert_same(doubled, programs.every_collective, format, (0, 1, 2, 7))
     assert_same(doubled, programs.options_of_reductions, format)
 
 

@@ -154,6 +154,7 @@ class Engine(Shown):
         if tape.weights is not self._weights:
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
+        self._observer.share = 1.0 if self.model.loss.is_global else tape.tokens / tape.places
         self._passes.backward(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._lender.let_go()
@@ -179,10 +180,14 @@ class Engine(Shown):
         return scale
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
-        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
+        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
+
+        ``losses`` are handed on in the result, and nothing else is done with them.
+        """
         self._lender.let_go()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
-            result = self._update.step(tuple(losses), self._factors)
+            counted = self._micro_batches
+            result = self._update.step(tuple(losses), self._factors, tuple(counted.tokens), tuple(counted.places))
         self._factors, self._weights = {}, object()
         self._micro_batches.next_step()
         return result
