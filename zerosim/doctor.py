@@ -30,7 +30,9 @@ PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "th
 CUDA = "CUDA (CuPy, NCCL)"
 REQUIRABLE = {"in-process": "in-process", "mpi": "MPI", "nccl": CUDA}  # as one asks for them: as they are called here
 LAUNCHERS = ("mpiexec", "mpirun")
-PROBE_SECONDS = 60.0  # the first import of CuPy or of an MPI library on a cold disk takes some ten seconds
+# The first import of CuPy or of an MPI library on a cold disk takes some ten seconds; on a busy machine a trial of two
+# processes of MPI was seen to take more than a minute. Only what hangs takes all of it.
+PROBE_SECONDS = 300.0
 
 MPI_PROBE = "import mpi4py; from mpi4py import MPI; print(mpi4py.__version__, '·', MPI.Get_library_version())"
 MPI_TRIAL = """

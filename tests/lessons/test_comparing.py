@@ -124,8 +124,7 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words(style, by_s
 @pytest.mark.parametrize("over", OVER)
 def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
     drawing = comparison(comparison_data(compare(replace(TINY, steps=2), shipped(), over)))
-    assert seen.overlapping(drawing) == []
-    assert seen.cut_off(drawing) == []
+    assert seen.misplaced(drawing) == []
     assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
     assert drawing.figure.get_figwidth() <= 15
 

@@ -154,5 +154,4 @@ def test_the_lines_of_the_latency_wall_are_its_data():
 def test_other_costs_keep_their_words_apart(style):
     for drawing in (activations(activations_data(SMALL, 2, 19, POLICIES, (8, 16, 32, 64)), style),
                     latency_wall(latency_wall_data(WIRE, 8, 2**20, (2**12, 2**20, 2**28), (2, 8, 32), 8), style)):
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []

@@ -57,12 +57,10 @@ def test_no_words_of_a_plot_lie_on_others_or_leave_the_page_or_are_small(ranks):
     cluster = run(ranks, capacity_nbytes=10_000)
     for thing in plotted(cluster):
         drawing = thing.plot().drawing
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
     drawing = cluster.show_ring().drawing
-    assert seen.overlapping(drawing) == []
-    assert seen.cut_off(drawing) == []
+    assert seen.misplaced(drawing) == []
 
 
 def test_every_axis_of_a_plot_has_a_unit():

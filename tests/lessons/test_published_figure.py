@@ -88,6 +88,5 @@ def test_the_marks_are_the_data_and_words_keep_apart(style):
         assert all(row.label in words and row.brief in words for row in data.differing)
         low, high = axes.get_xlim()
         assert all(low < row.ratio < high for row in data.differing)
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert all(row.label in drawing.description for row in data.differing)

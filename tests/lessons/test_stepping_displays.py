@@ -43,8 +43,7 @@ def test_every_step_can_be_drawn_and_its_words_are_apart(program, ranks, dark):
         axes = step.draw(dark=dark)
         assert isinstance(axes, Axes)
         drawing = axes.figure.drawing
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
 
 

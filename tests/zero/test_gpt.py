@@ -79,6 +79,34 @@ def test_global_normalization_weighs_every_token_the_same_and_own_does_not():
     assert abs(norms["own"] - expected) > 1e-3 * expected
 
 
+@pytest.mark.parametrize("normalization", ["own", "global"])
+def test_the_token_counts_of_a_step_turn_its_losses_into_the_mean_over_all_tokens(normalization):
+    """The loss of one device with all tokens in one batch, found from three ranks' results alone."""
+    ranks, rng, model = 3, np.random.default_rng(2), GPT("gpt-nano", normalization=normalization)
+    data = token_batches(model, ranks, 2, 1)[0]
+    for mine in data:
+        for _, target in mine:
+            target[rng.random(target.shape) < rng.random()] = -1
+            target[0, 0] = 1
+
+    def step(rank, data):
+        return zs.Engine(rank, model, ADAM).step(data[rank.index])
+
+    results = list(zs.Cluster(ranks).run(step, data))
+    together = tuple(np.concatenate([pair[i] for mine in data for pair in mine]) for i in (0, 1))
+    expected = zs.Cluster(1).run(step, [[together]])[0]
+    assert [result.tokens for result in results] == [tuple(int((t >= 0).sum()) for _, t in mine) for mine in data]
+    assert [result.places for result in results] == [tuple(t.size for _, t in mine) for mine in data]
+    found = 0.0
+    for result in results:
+        weights = result.places if normalization == "global" else result.tokens
+        found += sum(loss * weight for loss, weight in zip(result.losses, weights, strict=True))
+    (loss,), (tokens,), (places,) = expected.losses, expected.tokens, expected.places
+    mean = loss * places / tokens if normalization == "global" else loss
+    assert abs(found / tokens - mean) < 1e-5 * mean
+    assert abs(np.mean([loss for result in results for loss in result.losses]) - mean) > 1e-3 * mean
+
+
 @pytest.mark.parametrize("recompute", ["block", "segment(2)", "sub_block", "selective"])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_no_recomputation_changes_a_bit(stage, recompute):

@@ -71,9 +71,17 @@ def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
     """Hears a linear layer's input (M, I) and output gradient (M, O), and forgets them."""
 
 
+def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
+    """Some of the random words of micro-batch ``number`` of a step, uint32.
+
+    The number is part of the key: no two micro-batches share a word, however many each of them draws.
+    """
+    return random.bits((seed, f"dropout of micro-batch {number}", step, name), span.start, span.stop - span.start)
+
+
 def draw_first(name: str, count: int, span: slice) -> np.ndarray:
     """Some of ``count`` random words, uint32: those of the first micro-batch of the first step."""
-    return random.bits((0, "dropout", 0, name), span.start, span.stop - span.start)
+    return draw_for(0, 0, 0, name, span)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,19 @@ def work_type(*arrays: Array) -> np.dtype[Any]:
     return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
 
 
+def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
+    """(factor, divisor'): x/divisor is (x·factor)/divisor', the factor a power of two that brings the divisor into the
+    type's range from above; 1 where it is there already, or infinite.
+
+    x·factor is rounded only where it is subnormal, and where that is so the quotient is 0.
+    """
+    largest = float(np.finfo(work).max)
+    if not largest < abs(divisor) < math.inf:
+        return 1.0, divisor
+    surplus = math.frexp(divisor)[1] - math.frexp(largest)[1] + 1  # one more, as rounding may go up
+    return math.ldexp(1.0, -surplus), math.ldexp(divisor, -surplus)
+
+
 def check_shapes(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming all shapes, unless all are equal."""
     shapes = [x.shape for x in arrays.values()]

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from zerosim.numerics.arrays import copy_elements, is_same_memory, may_share_memory, on_device, to_host
 from zerosim.numerics.blocks import spans
 from zerosim.numerics.blockwise import Operation
-from zerosim.numerics.checks import check_floating, check_same_type, check_shapes, is_floating
+from zerosim.numerics.checks import check_floating, check_same_type, check_shapes, is_floating, split_divisor, work_type
 from zerosim.numerics.cupy_activations import CupyActivations
 from zerosim.numerics.cupy_attention import CupyAttention
 from zerosim.numerics.cupy_base import CupyBase, DeviceScratch, copy, pool_slack_nbytes
@@ -152,8 +152,12 @@ class CupyKernels(CupyReductions, CupyActivations, CupyRows, CupyAttention, Cupy
         check_shapes("gradient_block", x=x, out=out)
         check_floating("gradient_block", x=x, out=out)
 
+        brought, into_range = split_divisor(divisor, work_type(x, out))
+
         def scaled(x: Any, result: Any) -> None:
-            np.divide(x, divisor, out=result)
+            if brought != 1:
+                np.multiply(x, brought, out=result)
+            np.divide(x if brought == 1 else result, into_range, out=result)
             result.tape.rounded(result, out.dtype)
             if factor != 1:
                 np.multiply(result, factor, out=result)

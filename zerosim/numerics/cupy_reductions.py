@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import contiguous, on_device, to_host, words
 from zerosim.numerics.blocks import BLOCK
-from zerosim.numerics.checks import FP32, check_floating, work_type
+from zerosim.numerics.checks import FP32, check_floating, split_divisor, work_type
 from zerosim.numerics.cupy_base import CupyBase
 from zerosim.numerics.cupy_launch import as_row, launch
 from zerosim.numerics.cupy_source import narrowed, storage_of, widened
@@ -32,7 +32,8 @@ extern "C" __global__ void zs_codes_from_{code}(const {code}* x, u32* found, u64
 
 # A thread adds a leaf as NumPy does, in eight partial sums; 512 leaves make a block, halved and halved again.
 _LEAVES = """
-extern "C" __global__ void zs_leaves_{name}(const {rest}* x, double* sums, {work} divisor, u64 leaves) {{
+extern "C" __global__ void zs_leaves_{name}(const {rest}* x, double* sums, {work} factor, {work} divisor,
+                                            u64 leaves) {{
   u64 leaf = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (leaf >= leaves) return;
   double part[8];
@@ -40,7 +41,7 @@ extern "C" __global__ void zs_leaves_{name}(const {rest}* x, double* sums, {work
     #pragma unroll
     for (int j = 0; j < 8; ++j) {{
       {rest} element = x[leaf * 128 + i + j];
-      double quotient = zs_divide({wide}, divisor), square = zs_multiply(quotient, quotient);
+      double quotient = zs_divide(zs_multiply({wide}, factor), divisor), square = zs_multiply(quotient, quotient);
       part[j] = i ? zs_add(part[j], square) : square;
     }}
   }}
@@ -135,8 +136,8 @@ class CupyReductions(CupyBase):
         text = _LEAVES.format(name=row.dtype.name, rest=storage_of(row.dtype), work=storage_of(work),
                               wide=widened("element", row.dtype, work))  # fmt: skip
         with np.errstate(all="ignore"):
-            quotient = np.asarray(divisor, work)[()]
-        launch(text, f"zs_leaves_{row.dtype.name}", count, [row, leaves, quotient, np.uint64(count)])
+            numbers = [np.asarray(number, work)[()] for number in split_divisor(divisor, work)]
+        launch(text, f"zs_leaves_{row.dtype.name}", count, [row, leaves, *numbers, np.uint64(count)])
         launch(_HALVES, "zs_halves", blocks, [leaves, sums, np.uint64(blocks)])
         return sums
 

@@ -40,6 +40,7 @@ from zerosim.numerics.checks import (
     check_same_type,
     check_shapes,
     is_floating,
+    split_divisor,
     work_type,
 )
 from zerosim.numerics.extrema import maximum, minimum
@@ -171,8 +172,23 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
 
     @_quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
-        """out = x/divisor, the divisor and the quotient in float32 (float64 if x or out is), rounded once to out."""
-        self._with_scalar("divide_rounded", np.divide, x, divisor, out)
+        """out = x/divisor, the divisor and the quotient in float32 (float64 if x or out is), rounded once to out.
+
+        A divisor beyond float32's range is none that overflows: see `split_divisor`.
+        """
+        factor, divisor = split_divisor(divisor, work_type(x, out))
+        if factor == 1:
+            self._with_scalar("divide_rounded", np.divide, x, divisor, out)
+            return
+        check_shapes("divide_rounded", x=x, out=out)
+        check_floating("divide_rounded", x=x, out=out)
+        first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
+
+        def divided(block: Array, result: Array) -> None:
+            np.multiply(block, first, out=result)
+            np.divide(result, second, out=result)
+
+        self._run(divided, (x,), out, in_place=True)
 
     def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
         check_shapes(name, x=x, out=out)
@@ -273,9 +289,11 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
         work = work_type(x)
-        row, quotient, total = x.reshape(-1), np.array(divisor, work), 0.0
+        factor, divisor = split_divisor(divisor, work)
+        row, total = x.reshape(-1), 0.0
         for span in spans(row.size):
-            total += square_sum(widened("input 0", row[span], work, self._scratch), quotient, self._scratch)
+            block = widened("input 0", row[span], work, self._scratch)
+            total += square_sum(block, np.array(factor, work), np.array(divisor, work), self._scratch)
         return total
 
     # --- optimizer ------------------------------------------------------------------------------------------

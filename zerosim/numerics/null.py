@@ -121,6 +121,13 @@ class NullArray:
         one_base = (self if self.base is None else self.base) is (other if other.base is None else other.base)
         return one_base and np.may_share_memory(self._ghost, other._ghost)
 
+    def _compared(self, other: Any) -> NullArray:
+        """Bools that nobody knows, of the shape that NumPy's comparison has."""
+        return NullArray(np.broadcast_shapes(self.shape, np.shape(getattr(other, "_ghost", other))), bool)
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays, since equality is no bool
+
     def _view(self, ghost: npt.NDArray[Any]) -> NullArray:
         found = NullArray.__new__(NullArray)
         found._ghost, found.base = ghost, self if self.base is None else self.base

@@ -67,11 +67,15 @@ def row_maxima(x: Array) -> Array:
     return maxima
 
 
-def square_sum(x: Array, divisor: Array, scratch: Scratch) -> float:
-    """The sum of (x/divisor)² of one block x (n,): the quotient in x's type, squares and sum in float64."""
+def square_sum(x: Array, factor: Array, divisor: Array, scratch: Scratch) -> float:
+    """The sum of (x·factor/divisor)² of one block x (n,): the quotient in x's type, squares and sum in float64."""
     quotient = scratch.array("quotient", x.size, x.dtype)
     square = scratch.array("square", x.size, np.float64)
-    np.divide(x, divisor, out=quotient)
+    if factor == 1:
+        np.divide(x, divisor, out=quotient)
+    else:
+        np.multiply(x, factor, out=quotient)
+        np.divide(quotient, divisor, out=quotient)
     np.copyto(square, quotient)
     np.multiply(square, square, out=square)
     return float(np.add.reduce(square))

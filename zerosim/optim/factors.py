@@ -5,6 +5,7 @@ Legend: a matrix W (I, O), inputs by outputs as a linear layer has it, with grad
 None updates part of a matrix: a flat piece of one is refused. Workspace comes from the context.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -203,9 +204,9 @@ class KFAC(Optimizer):
 
 
 def _balance(ctx: UpdateContext, inputs: np.ndarray, outputs: np.ndarray) -> float:
-    """π: the root of how much larger A's mean eigenvalue is than B's; 1 where one of them is 0."""
+    """π: the root of how much larger A's mean eigenvalue is than B's; 1 where one of them is 0 or not finite."""
     first, second = (ctx.kernels.trace(factor) / max(1, len(factor)) for factor in (inputs, outputs))
-    return float((first / second)**0.5) if first > 0 and second > 0 else 1.0
+    return float((first / second)**0.5) if 0 < first < math.inf and 0 < second < math.inf else 1.0
 
 
 def _factors_in(ctx: UpdateContext, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

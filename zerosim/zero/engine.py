@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.context import Context, Note
 from zerosim.models.recompute import Recompute
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics.policy import Policy
@@ -95,7 +95,7 @@ class Engine(Shown):
     def context(self) -> Context:
         """What the model's layers are called with on this rank: for a forward of one's own, outside a step."""
         rank = self.rank
-        return Context(rank.xp, self.policy, rank.kernels, rank.memory, rank.trace.compute, self.gradients.views,
+        return Context(rank.xp, self.policy, rank.kernels, rank.memory, _noted_by(rank), self.gradients.views,
                        keep=self.recompute.inside, observe=self._observer.observe)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
@@ -154,6 +154,7 @@ class Engine(Shown):
         if tape.weights is not self._weights:
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
+        self._observer.share = 1.0 if self.model.loss.is_global else tape.tokens / tape.places
         self._passes.backward(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._lender.let_go()
@@ -179,10 +180,14 @@ class Engine(Shown):
         return scale
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
-        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow."""
+        """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
+
+        ``losses`` are handed on in the result, and nothing else is done with them.
+        """
         self._lender.let_go()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
-            result = self._update.step(tuple(losses), self._factors)
+            counted = self._micro_batches
+            result = self._update.step(tuple(losses), self._factors, tuple(counted.tokens), tuple(counted.places))
         self._factors, self._weights = {}, object()
         self._micro_batches.next_step()
         return result
@@ -229,3 +234,12 @@ class Engine(Shown):
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "
                 f"{self.stage}, {self.steps_taken} steps taken>")
+
+
+def _noted_by(rank: Rank) -> Note:
+    """Hears what was computed, for the trace of the run under way: an engine may live through several runs."""
+
+    def note(*, flops: int = 0, nbytes: int = 0) -> None:
+        rank.trace.compute(flops=flops, nbytes=nbytes)
+
+    return note

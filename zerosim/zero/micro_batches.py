@@ -1,7 +1,7 @@
 """The micro-batches of a step: what is charged for them, what is drawn for them, and how many tokens they have.
 
 Legend: B batch, T tokens of a sample; N ranks, k micro-batches. Micro-batch j of rank r has the number j·N + r in its
-step: whatever is drawn for it depends on that number and on no layout.
+step: whatever is drawn for it depends on that number, and on no layout and no length.
 """
 
 from dataclasses import replace
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.context import Context, draw_for
 from zerosim.models.units import Model
-from zerosim.numerics import random
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.rank import Rank
@@ -27,13 +26,15 @@ class MicroBatches:
     def __init__(self, rank: Rank, model: Model, policy: Policy, ctx: Context, seed: int) -> None:
         self.rank, self.model, self.policy, self.ctx, self.seed = rank, model, policy, ctx, seed
         self.step = 0
+        self.tokens: list[int] = []  # of each micro-batch that has gone back in this step
+        self.places: list[int] = []
         self._forwards = 0
-        self._tokens = self._places = self._first_places = 0
 
     def next_step(self) -> None:
         """Begins to count anew."""
         self.step += 1
-        self._forwards = self._tokens = self._places = 0
+        self._forwards = 0
+        self.tokens, self.places = [], []
 
     def context(self) -> Context:
         """The context of the next forward: what it draws, its backward draws again."""
@@ -42,7 +43,7 @@ class MicroBatches:
         return replace(self.ctx, draw=partial(self._draw, self.step, number))
 
     def _draw(self, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
-        return random.bits((self.seed, "dropout", step, name), number * count + span.start, span.stop - span.start)
+        return draw_for(self.seed, step, number, name, span)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -78,14 +79,12 @@ class MicroBatches:
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.
         """
-        if self.model.loss.is_global and self._places and tape.places != self._first_places:
+        if self.model.loss.is_global and self.places and tape.places != self.places[0]:
             raise ValueError("normalization='global' weighs every token the same only where micro-batches have equally "
-                             f"many places, found {self._first_places} and {tape.places}; fill shorter ones up with "
+                             f"many places, found {self.places[0]} and {tape.places}; fill shorter ones up with "
                              "targets of -1")
-        if not self._places:
-            self._first_places = tape.places
-        self._tokens += tape.tokens
-        self._places += tape.places
+        self.tokens.append(tape.tokens)
+        self.places.append(tape.places)
 
     def token_share(self) -> float:
         """1, or where the loss is normalized by all ranks' tokens, the share of places that have one: tokens/(N·k·B·T).
@@ -94,12 +93,13 @@ class MicroBatches:
         """
         if not self.model.loss.is_global:
             return 1.0
-        found = self.rank.all_gather(np.array([self._tokens], np.int64), purpose="control",
-                                     agreement=f"{self._places} places in all micro-batches of the step")
+        places = sum(self.places)
+        found = self.rank.all_gather(np.array([sum(self.tokens)], np.int64), purpose="control",
+                                     agreement=f"{places} places in all micro-batches of the step")
         tokens = int(found.sum())
         if not tokens:
             raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "
                              "leave the step out")
-        return tokens / (self.rank.size * self._places)
+        return tokens / (self.rank.size * places)
 
 

@@ -27,12 +27,19 @@ class StepResult:
 
     The norm is that of the mean gradient, before clipping; the scale is the S of this step. On a skipped step, where
     some rank saw inf or NaN, ``norm`` is NaN and nothing was changed but a dynamic loss scale.
+
+    A loss is what the model's loss gives for the micro-batch. With ``normalization="own"`` that is the mean over its
+    valid targets. With "global" it is the sum over them divided by all places, valid or not: the mean over the tokens
+    of several micro-batches, or ranks, is then Σ loss·places / Σ tokens. ``tokens`` and ``places`` count each
+    micro-batch's valid targets and all its targets.
     """
 
     losses: tuple[float, ...]
     skipped: bool
     norm: float
     scale: float
+    tokens: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 class Update:
@@ -56,7 +63,8 @@ class Update:
         for states in self.families:
             states.reduced = None
 
-    def step(self, losses: tuple[float, ...], factors: Mapping[str, Any]) -> StepResult:
+    def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
+             places: tuple[int, ...]) -> StepResult:
         """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce()."""
         if not self.is_ready:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
@@ -71,7 +79,7 @@ class Update:
             self.steps_taken = step
         self.loss_scale.update(skipped)
         self.forget()
-        return StepResult(losses, skipped, math.nan if skipped else norm, scale)
+        return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
     def _clip_factor(self, norm: float) -> float:
         return self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0

@@ -27,6 +27,7 @@ def limited(where: str, seconds: float | None = None) -> Iterator[None]:
         finally:
             alarm.put_off()
     except KeyboardInterrupt as error:
+        alarm.put_off()  # once more: the interrupt may have come before the first one was done
         if alarm.has_rung:
             raise Refused(said) from error
         raise
