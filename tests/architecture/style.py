@@ -14,7 +14,7 @@ WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
 SENT = re.compile(r"(^|_)sent(_|$)")
 HELD = re.compile(r"(^|_)(now|peak|held)_nbytes")
 HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
-CASTS = ("zerosim/numerics/packing.py", "zerosim/numerics/kernels.py")
+CASTS = ("zerosim/numerics/rounding.py", "zerosim/numerics/kernels.py")
 
 
 def functions(source: Source) -> Iterator[Function]:

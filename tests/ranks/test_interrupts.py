@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.ranks.interrupts import guarded
+from zerosim.ranks.errors import guarded
 from zerosim.ranks.memory import Memory
 
 ROOT = Path(__file__).parents[2]
