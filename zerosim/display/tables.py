@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 RIGHT = ">"  # stands before the name of a column of numbers
 
 
-def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = ()) -> Table:
+def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = ()) -> RichTable:
     """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("", width=0)
     for column in columns:
         right = column.startswith(RIGHT)

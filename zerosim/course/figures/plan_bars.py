@@ -10,7 +10,7 @@ from typing import Any
 
 from zerosim.display.drawing import BLUE, GRAY, GREEN, LIGHT, ORANGE, VERMILLION, Drawing, Style, heading
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import Plan, Row
+from zerosim.planning.plan import Plan, Row as PlanRow
 
 # The parts of what a device must hold, by the names of a row's fields, in the order of the stack; hatched: in a step.
 PARTS: Mapping[str, str] = MappingProxyType({
@@ -43,12 +43,12 @@ def plan_bars_data(plan: Plan) -> PlanBars:
                     plan.rows[0].capacity_nbytes)
 
 
-def parts_of(row: Row) -> dict[str, int]:
+def parts_of(row: PlanRow) -> dict[str, int]:
     """Bytes of each part; they add up to the row's total."""
     return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
 
 
-def row_name(row: Row) -> str:
+def row_name(row: PlanRow) -> str:
     """``ZeRO-2 block``."""
     return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
 
