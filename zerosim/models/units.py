@@ -68,8 +68,8 @@ class Constants:
         return np.array(self.values[start:start + count], np.float32)
 
 
-# -- How much of the forward pass is kept for backward, and what is computed a second time: a value, not a mode ------
-# Between units: the inputs of some units are kept and the others run again (Chen et al. 2016, arXiv:1604.06174, section
+# -- How much of the forward pass is saved for backward, and what is computed a second time: a value, not a mode ------
+# Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174, section
 # 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5), or
 # never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
@@ -124,7 +124,7 @@ class Recompute:
         return cls(1 if match is None else int(match[1]), inside or ALL)
 
     def segments(self, unit_count: int) -> list[range]:
-        """The runs of units that are run again together, the last maybe shorter; none when all is kept."""
+        """The runs of units that are run again together, the last maybe shorter; none when all is saved."""
         if self.units_per_segment is None:
             return []
         return [range(start, min(start + self.units_per_segment, unit_count))
@@ -169,7 +169,7 @@ class Unit(ABC):
     """A pure pair of functions with named parameters.
 
     Pure means: no hidden state. All that backward needs are the weights it is handed and what forward
-    returned as kept, which never holds weights; between the two they may have been freed.
+    returned as saved, which never holds weights; between the two they may have been freed.
     """
 
     name: str
@@ -185,7 +185,7 @@ class Unit(ABC):
         """The output, and what backward needs. ``w`` holds every parameter in its own format at rest."""
 
     @abstractmethod
-    def backward(self, ctx: Context, w: Weights, kept: Any,
+    def backward(self, ctx: Context, w: Weights, saved: Any,
                  dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
         """The gradient of the input (or None), and that of each parameter, in ctx.gradients(self), in the
         parameter's own format."""
@@ -233,7 +233,7 @@ class Unit(ABC):
 class LinearUnit(Unit):
     """y = activation(x @ weight + bias): x (B, I) -> y (B, O).
 
-    The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Keeps x, and for ReLU one bit per
+    The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Saves x, and for ReLU one bit per
     output, for GELU its input. The ``first`` unit of a model computes no gradient of its input, which nobody
     would read. ``initializers`` replaces, under "weight" and "bias", what makes the first values: by default
     Normal(seed 0, deviation 1/sqrt(I)) and Zeros.
@@ -277,24 +277,24 @@ class LinearUnit(Unit):
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """x (B, I) -> y (B, O); keeps x and what the activation keeps."""
-        h, kept_x = layers.linear_forward(ctx, x, w[f"{self.name}.weight"], w.get(f"{self.name}.bias"))
+        """x (B, I) -> y (B, O); saves x and what the activation keeps."""
+        h, saved_x = layers.linear_forward(ctx, x, w[f"{self.name}.weight"], w.get(f"{self.name}.bias"))
         if self.activation == "relu":
-            y, kept = layers.relu_forward(ctx, h, out=h)  # in place: backward needs h's signs only
+            y, saved = layers.relu_forward(ctx, h, out=h)  # in place: backward needs h's signs only
         elif self.activation == "gelu":
-            y, kept = layers.gelu_forward(ctx, h)
+            y, saved = layers.gelu_forward(ctx, h)
         else:
-            y, kept = h, None
-        return y, (kept_x, kept)
+            y, saved = h, None
+        return y, (saved_x, saved)
 
-    def backward(self, ctx: Context, w: Weights, kept: Any,
+    def backward(self, ctx: Context, w: Weights, saved: Any,
                  dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
         """dy (B, O) -> dx (B, I), or None for the first unit; writes the gradients of weight and bias."""
-        x, kept_by_activation = kept
+        x, saved_by_activation = saved
         if self.activation == "relu":
-            dy = layers.relu_backward(ctx, kept_by_activation, dy)
+            dy = layers.relu_backward(ctx, saved_by_activation, dy)
         elif self.activation == "gelu":
-            dy = layers.gelu_backward(ctx, kept_by_activation, dy)
+            dy = layers.gelu_backward(ctx, saved_by_activation, dy)
         ctx.observe(f"{self.name}.weight", x, dy)
         grads = ctx.gradients(self)
         dx = layers.linear_backward(ctx, w[f"{self.name}.weight"], x, dy, grads[f"{self.name}.weight"],
@@ -353,7 +353,7 @@ def _refuse_twins(what: str, names: Iterable[str]) -> None:
     twins = [name for name, count in Counter(names).items() if count > 1]
     if twins:
         raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, twins))}; state "
-                         f"is kept by name, so give each {what} a name of its own")
+                         f"is saved by name, so give each {what} a name of its own")
 
 
 # -- One forward and one backward of a model without ranks, from given weights, with what can be seen on the way -----
@@ -385,16 +385,16 @@ def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: 
     ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
     own = [_cast(ctx, unit, weights) for unit in model.units]
     y = x if model.units[0].integer_inputs else ctx.cast(x)
-    kept, largest = [], {}
+    saved, largest = [], {}
     for unit, w in zip(model.units, own, strict=True):
         y, of_unit = unit.forward(ctx, w, y)
-        kept.append(of_unit)
+        saved.append(of_unit)
         largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
     loss, of_loss = model.loss.forward(ctx, y, target)
     begun = model.loss.backward(ctx, of_loss, scale)
     output_gradient, gradients = begun.copy(), dict[str, HostArray]()
     dy: HostArray | None = begun
-    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(kept), strict=True):
+    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(saved), strict=True):
         assert dy is not None, "only the first unit gives back no gradient of its input"
         dy, found = unit.backward(ctx, w, of_unit, dy)
         for name, gradient in found.items():
