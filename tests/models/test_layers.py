@@ -201,7 +201,7 @@ def test_linear_forward_refuses_an_out_of_another_shape():
 def test_an_out_that_would_overwrite_what_is_kept_is_refused():
     ctx, x, w = context("fp16"), normal("fp16", (4, 4)), normal("fp16", (4, 4))
     for call in (lambda: layers.linear_forward(ctx, x, w, out=x), lambda: layers.gelu_forward(ctx, x, out=x[:])):
-        with pytest.raises(ValueError, match="found one that shares memory with x, which it keeps for backward"):
+        with pytest.raises(ValueError, match="found one that shares memory with x, which it saves for backward"):
             call()
 
 

@@ -1,6 +1,8 @@
-"""The shape of a GPT as a value, and the shapes that have a name.
+"""GPT-2's model: its shape and presets, its blocks and ends as units, and text that it continues.
 
-Legend: C channels, H heads, T tokens of the longest sequence, V vocabulary.
+Legend: B batch, T tokens (of the longest sequence, in a config), t tokens so far, M = B·T rows of a matrix, C channels,
+H heads, V vocabulary.
+Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
 from __future__ import annotations
@@ -94,14 +96,12 @@ def config_of(config: Any) -> GPTConfig:
     return PRESETS[config]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Transformer blocks: two residual parts each, attention and a feed-forward network, in units of any number of parts
-# Legend: B batch, T tokens, C channels, H heads, F = 4C, M = B·T rows of a matrix. Pre-norm, as in GPT-2 (Radford et al.
-# 2019, section 2.3). A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear:
-# qkv and projection round attention, up and down round a GELU.
+# -- Blocks: two residual parts each, in units of any number of parts ---------------------------------------------------
+# F = 4C. Pre-norm. A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear: qkv and
+# projection round attention, up and down round a GELU.
 #
-# What a part keeps is the context's choice (`Context.keep`): "all", everything that backward needs; "selective", all but
-# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's input
+# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but the
+# attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's input
 # alone. LayerNorm's output is never saved, but computed again from its input.
 
 
@@ -318,9 +318,7 @@ def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
     ctx.note(flops=y.size, nbytes=3 * y.nbytes)
 
 
-# -- The two ends of a GPT: tokens to channels, and channels to logits -----------------------------------------------
-# Legend: B batch, T tokens, C channels, V vocabulary, M = B·T rows of a matrix.
-
+# -- The two ends: tokens to channels, and channels to logits ----------------------------------------------------------
 
 class Embed(Unit):
     """y = dropout(wte[tokens] + wpe): tokens (B, T) of any integer type -> y (B, T, C), each sum rounded once."""
@@ -374,7 +372,7 @@ class Embed(Unit):
 class Head(Unit):
     """logits = layernorm(x) @ w: x (B, T, C) -> logits (B, T, V) in the policy's output format.
 
-    w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), which is borrowed.
+    w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), its tied weight.
     """
 
     name = "head"
@@ -384,12 +382,12 @@ class Head(Unit):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The last LayerNorm's parameters, and the projection's where it is not borrowed."""
+        """The last LayerNorm's parameters, and the projection's where it is not tied."""
         c, v = self.config.channels, self.config.vocabulary
         return {"ln_f.weight": (c,), "ln_f.bias": (c,)} | ({} if self.tied else {"lm_head.weight": (c, v)})
 
     @property
-    def borrows(self) -> Mapping[str, str]:
+    def tied_weights(self) -> Mapping[str, str]:
         """The embedding's table, where tied."""
         return {"wte": "embed"} if self.tied else {}
 
@@ -413,7 +411,7 @@ class Head(Unit):
         return logits, saved
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
-        """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a borrowed wte among them."""
+        """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
         d = ctx.cast(dy.reshape(-1, dy.shape[-1]), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
         h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], saved)
@@ -430,10 +428,7 @@ class Head(Unit):
         return dx.reshape(*dy.shape[:2], -1), grads
 
 
-# -- GPT-2's model as a list of units: the embedding, the blocks, the head, in units as large as one chooses ---------
-# Legend: B batch, T tokens, C channels, V vocabulary.
-# Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
-
+# -- The model ---------------------------------------------------------------------------------------------------------
 
 class GPT(Model):
     """Units ``embed``, ``block0``, ``block1``, …, ``head``: tokens (B, T) -> logits (B, T, V), with cross-entropy.
@@ -449,7 +444,7 @@ class GPT(Model):
 
     def __init__(self, config: GPTConfig | str = "gpt-nano", *, tied: bool = True, seed: int = 0,
                  units: str | int = "block", normalization: Normalization = "own") -> None:
-        """``config`` is a GPTConfig or a preset's name; ``tied``: the head borrows the embedding's table.
+        """``config`` is a GPTConfig or a preset's name; ``tied``: the head uses the embedding's table too.
 
         ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that
         there is not, a seed that is no whole number, and units of no whole number of blocks.
@@ -484,9 +479,7 @@ def _name(first: int, last: int) -> str:
     return f"block{first}" if first == last else f"block{first}-{last}"
 
 
-# -- Writing with a model: the logits of a sequence, and sequences that are continued token by token -----------------
-# Legend: B batch, t tokens so far, T tokens of the longest sequence, V vocabulary.
-
+# -- Continuing a text, token by token ---------------------------------------------------------------------------------
 
 Logits = Callable[[np.ndarray], np.ndarray]
 
@@ -499,8 +492,8 @@ def logits_of(ctx: Context, model: GPT, weights: Callable[[Unit], AbstractContex
     sharded every rank takes part. Raises what the units raise.
     """
     x = tokens
-    for unit, lent in zip(model.without_dropout().units, model.units, strict=True):
-        with weights(lent) as w:
+    for unit, original in zip(model.without_dropout().units, model.units, strict=True):
+        with weights(original) as w:
             x = unit.forward(ctx, w, x)[0]
     return x
 

@@ -1,8 +1,8 @@
 """Layers as pairs of pure functions, forward and backward, and the context that they are called with.
 
 A forward returns its result and what it saved for backward; a backward writes the gradients of the weights into the
-arrays it is given and returns that of the input. A context knows nothing of ranks: a layer asks it for memory and notes what it
-computed. The same layer runs alone (`Context.standalone`) and inside a rank.
+arrays it is given and returns that of the input. A context knows nothing of ranks: a layer asks it for memory, and
+notes there what it computed. The same layer runs alone (`Context.standalone`) and inside a rank.
 
 Legend: B batch, T tokens of a sample, M rows (samples times tokens), I inputs, O outputs, C channels, H heads,
 D = C/H, V vocabulary; n elements of any shape.
@@ -431,8 +431,8 @@ def gelu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, *, exact: boo
 
 
 # -- Causal multi-head attention ---------------------------------------------------------------------------------------
-# Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for leaving
-# out P alone; Dao et al. 2022 (arXiv:2205.14135) for tiles.
+# Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for
+# leaving out P alone; Dao et al. 2022 (arXiv:2205.14135) for tiles.
 
 KEEP = ("probabilities", "nothing", "tiled")
 

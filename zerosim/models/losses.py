@@ -1,6 +1,6 @@
 """Losses: one number for a batch, and the gradient of the model's output times the loss scale.
 
-Legend: B batch, O outputs.
+Legend: B batch, O outputs, T tokens of a sample, M = B·T places, V classes.
 """
 
 from dataclasses import dataclass
@@ -106,9 +106,8 @@ def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
     return total
 
 
-# -- Cross-entropy of classes, the loss of language models -----------------------------------------------------------
-# Legend: B batch, T tokens of a sample, M = B·T places, V classes. A target of -1 names no class: its place has no loss.
-
+# -- Cross-entropy of classes ------------------------------------------------------------------------------------------
+# The loss of language models. A target of -1 names no class: its place has no loss.
 
 Normalization = Literal["own", "global"]
 NORMALIZATIONS = ("own", "global")

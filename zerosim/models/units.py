@@ -1,8 +1,8 @@
-"""First values of parameters, with random access: any piece of a parameter can be asked for, by any rank.
+"""A model is a list of units; a unit is what is gathered, computed with and freed at a time.
 
-An initializer is called with the parameter's name, a start and a count, and returns fp32 (count,). What it
-returns for an element depends on the name and the element's index alone, so nothing depends on how the vector
-is cut.
+In order: first values of parameters, the recomputation policies, units and models, and one pass without ranks.
+
+Legend: B batch, T tokens, I inputs, O outputs, V vocabulary; S loss scale.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.numerics import random
 from zerosim.numerics.arrays import HostArray
 from zerosim.numerics.policy import Policy
+
+# -- First values of parameters ---------------------------------------------------------------------------------------
+# An initializer takes the parameter's name, a start and a count, and returns fp32 (count,). An element depends on the
+# name and its index alone: any rank can ask for any piece, and nothing depends on how the vector is cut.
 
 Initializer = Callable[[str, int, int], np.ndarray]
 
@@ -68,11 +72,10 @@ class Constants:
         return np.array(self.values[start:start + count], np.float32)
 
 
-# -- How much of the forward pass is saved for backward, and what is computed a second time: a value, not a mode ------
+# -- Recomputation policies --------------------------------------------------------------------------------------------
 # Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174, section
-# 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5), or
-# never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
-
+# 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5),
+# or never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
 SEGMENT = re.compile(r"segment\(\s*(\d+)\s*\)")
 ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE = ("all", "sub_block", "selective", "tiled")
@@ -157,9 +160,7 @@ BLOCK = Recompute(1)
 NAMED = {"none": NONE, "block": BLOCK} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
 
 
-# -- A model is a list of units; a unit is what is gathered, computed with and freed at a time -----------------------
-# Legend: B batch, I inputs, O outputs.
-
+# -- Units and models --------------------------------------------------------------------------------------------------
 
 Weights = Mapping[str, np.ndarray]
 ACTIVATIONS = (None, "relu", "gelu")
@@ -195,8 +196,8 @@ class Unit(ABC):
         """What makes the first values of one parameter."""
 
     @property
-    def borrows(self) -> Mapping[str, str]:
-        """Parameters of earlier units that this one is lent too (tied weights): by name, the unit they belong to."""
+    def tied_weights(self) -> Mapping[str, str]:
+        """Parameters of earlier units that this one uses too: by name, the unit they belong to."""
         return {}
 
     @property
@@ -315,9 +316,9 @@ class Model:
             raise ValueError("Model was asked for with no units; give it one unit or more")
         self.units = tuple(units)
         self.loss: Loss = HalfSquaredError() if loss is None else loss
-        _refuse_twins("unit", (unit.name for unit in units))
-        _refuse_twins("parameter", (name for unit in units for name in unit.names))
-        _refuse_early_borrowers(units)
+        _refuse_duplicates("unit", (unit.name for unit in units))
+        _refuse_duplicates("parameter", (name for unit in units for name in unit.names))
+        _refuse_late_owners(units)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -337,28 +338,27 @@ def require_activation(where: str, activation: Any) -> None:
         raise ValueError(f"{where} was given activation={activation!r}; the activations are {known}")
 
 
-def _refuse_early_borrowers(units: Sequence[Unit]) -> None:
+def _refuse_late_owners(units: Sequence[Unit]) -> None:
     """A parameter's own unit goes back last of its users, so that its gradient is complete then."""
     earlier: dict[str, Unit] = {}
     for unit in units:
-        for name, owner in unit.borrows.items():
+        for name, owner in unit.tied_weights.items():
             if owner not in earlier or name not in earlier[owner].shapes:
-                raise ValueError(f"unit {unit.name!r} borrows {name!r} of the unit {owner!r}, which does not come "
+                raise ValueError(f"unit {unit.name!r} ties {name!r} to the unit {owner!r}, which does not come "
                                  "before it or has no such parameter; declare a shared parameter in the first unit "
                                  "that uses it")
         earlier[unit.name] = unit
 
 
-def _refuse_twins(what: str, names: Iterable[str]) -> None:
-    twins = [name for name, count in Counter(names).items() if count > 1]
-    if twins:
-        raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, twins))}; state "
-                         f"is saved by name, so give each {what} a name of its own")
+def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, duplicates))}; state "
+                         f"is kept by name, so give each {what} a name of its own")
 
 
-# -- One forward and one backward of a model without ranks, from given weights, with what can be seen on the way -----
-# Legend: B batch, T tokens, V vocabulary.
-
+# -- One pass without ranks --------------------------------------------------------------------------------------------
+# From given weights, with what can be seen on the way.
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -398,7 +398,7 @@ def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: 
         assert dy is not None, "only the first unit gives back no gradient of its input"
         dy, found = unit.backward(ctx, w, of_unit, dy)
         for name, gradient in found.items():
-            if name in gradients:  # borrowed: a later user's part is the first addend
+            if name in gradients:  # tied: a later user's part is the first addend
                 ctx.kernels.add_rounded(gradients[name], gradient, gradient)
             gradients[name] = gradient
     return Pass(loss, largest, output_gradient, gradients)
@@ -438,9 +438,9 @@ def _first_values(model: Model) -> Iterator[tuple[str, HostArray]]:
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
-    """Where a unit writes the gradients of its own parameters and of those that it borrows."""
-    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.borrows)}
+    """Where a unit writes the gradients of its own parameters and of its tied weights."""
+    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.tied_weights)}
 
 
 def _cast(ctx: Context, unit: Unit, weights: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.borrows)}
+    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.tied_weights)}
