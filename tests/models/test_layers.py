@@ -219,7 +219,7 @@ def test_linear_backward_refuses_shapes_that_do_not_fit(what, shape, text):
 
 def test_activations_refuse_a_gradient_of_another_length():
     ctx, x = context("fp16"), np.zeros((2, 8), np.float16)
-    with pytest.raises(ValueError, match=r"asked for dy with one element per bit that was kept \(2 bytes of them\), "
+    with pytest.raises(ValueError, match=r"asked for dy with one element per bit that was saved \(2 bytes of them\), "
                                          r"and found shape \(3, 8\); hand it the gradient of this layer's own"):
         layers.relu_backward(ctx, layers.relu_forward(ctx, x)[1], np.zeros((3, 8), np.float16))
     with pytest.raises(ValueError, match=r"^gelu_backward asked for dy of shape \(2, 8\), and found \(3, 8\)"):

@@ -96,13 +96,13 @@ def config_of(config: Any) -> GPTConfig:
     return PRESETS[config]
 
 
-# -- Blocks: two residual parts each, in units of any number of parts ---------------------------------------------------
+# -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
 # F = 4C. Pre-norm. A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear: qkv and
 # projection round attention, up and down round a GELU.
 #
-# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but the
-# attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's input
-# alone. LayerNorm's output is never saved, but computed again from its input.
+# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
+# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's
+# input alone. LayerNorm's output is never saved, but computed again from its input.
 
 
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
