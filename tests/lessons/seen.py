@@ -9,7 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from zerosim.lessons.figures import FIGURES, Drawing
+from zerosim.course.figures import FIGURES
+from zerosim.display.drawing import Drawing
 
 # Linear RGB as people with full color vision see it, and as those without one kind of cone do.
 # Source: Machado, Oliveira & Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency".

@@ -9,10 +9,10 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.lessons.figures.comparison import comparison, comparison_data, save_comparison
-from zerosim.lessons.figures.style import DARK, LIGHT
-from zerosim.lessons.training.comparing import OVER, compare, values_of
-from zerosim.lessons.training.options import Options
+from zerosim.course.figures.comparison import comparison, comparison_data, save_comparison
+from zerosim.course.training.comparing import OVER, compare, values_of
+from zerosim.course.training.options import Options
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.models.text import Corpus, shipped
 
 TINY = Options(model="gpt-nano", ranks=2, steps=3, batch=2)

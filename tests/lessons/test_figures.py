@@ -17,18 +17,10 @@ from matplotlib.container import BarContainer
 from tests.architecture.source import ROOT
 from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.lessons import figures
-from zerosim.lessons.figures import (
-    DARK,
-    FIGURES,
-    LIGHT,
-    Drawing,
-    Style,
-    draw,
-    memory,
-    memory_data,
-)
-from zerosim.lessons.figures.style import KIND_COLORS, RANK_COLORS, ink_on, luminance, rank_color
+from zerosim.course import figures
+from zerosim.course.figures import FIGURES, draw
+from zerosim.course.figures.memory import memory, memory_data
+from zerosim.display.drawing import DARK, KIND_COLORS, LIGHT, RANK_COLORS, Drawing, Style, ink_on, luminance, rank_color
 from zerosim.ranks.memory import KINDS, RESTING_KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -120,7 +112,7 @@ def test_no_committed_figure_is_an_orphan():
 
 
 def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
-    program = ("import sys; from zerosim.lessons import figures; assert 'matplotlib' not in sys.modules; "
+    program = ("import sys; from zerosim.course import figures; assert 'matplotlib' not in sys.modules; "
                "figures.ring(figures.ring_data(2, 2)).svg(); assert 'matplotlib' in sys.modules; "
                "assert 'matplotlib.pyplot' not in sys.modules")
     subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)

@@ -5,15 +5,10 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import (
-    DARK,
-    LIGHT,
-    lost_updates,
-    lost_updates_data,
-    spacing,
-    spacing_data,
-)
-from zerosim.lessons.lost_updates import cures
+from zerosim.course.figures.lost_updates import lost_updates, lost_updates_data
+from zerosim.course.figures.spacing import spacing, spacing_data
+from zerosim.course.lost_updates import cures
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.numerics.kernels import NumpyKernels
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures.ledger import ledger_data, ledgers_data
-from zerosim.lessons.figures.plan_bars import PARTS, plan_bars_data
-from zerosim.lessons.figures.ring_traffic import ring_traffic_data
-from zerosim.lessons.figures.style import DARK, LIGHT
-from zerosim.lessons.figures.trace_order import trace_order_data
+from zerosim.course.figures.ledger import ledger_data, ledgers_data
+from zerosim.course.figures.plan_bars import PARTS, plan_bars_data
+from zerosim.course.figures.ring_traffic import ring_traffic_data
+from zerosim.course.figures.trace_order import trace_order_data
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.ranks.trace import Held
 
 

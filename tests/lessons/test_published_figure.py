@@ -4,10 +4,12 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import DARK, FIGURES, LIGHT, published, published_data
-from zerosim.lessons.measured import settled
-from zerosim.lessons.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
-from zerosim.planning.published import published as published_rows
+from zerosim.course.figures import FIGURES
+from zerosim.course.figures.published import published, published_data
+from zerosim.course.measured.published import settled
+from zerosim.course.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
+from zerosim.course.published import published as published_rows
+from zerosim.display.drawing import DARK, LIGHT
 
 SETTLED = list(settled())
 OPEN = [one for one in SETTLED if not one.row.closes]

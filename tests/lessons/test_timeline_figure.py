@@ -7,10 +7,9 @@ from matplotlib.colors import to_hex
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import timeline, timeline_data, timeline_of
-from zerosim.lessons.figures.style import KIND_COLORS
-from zerosim.lessons.figures.timeline import MACHINE, PHASES, PURPOSES, _peak
-from zerosim.lessons.figures.timeline_run import LEVERS
+from zerosim.course.figures.timeline import MACHINE, PHASES, PURPOSES, _peak, timeline, timeline_data, timeline_of
+from zerosim.course.figures.timeline_run import LEVERS
+from zerosim.display.drawing import KIND_COLORS
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import replay
 
