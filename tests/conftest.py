@@ -1,7 +1,10 @@
-"""How many examples hypothesis tries: HYPOTHESIS_PROFILE=quick (the default) or long."""
+"""What all tests share. How many examples hypothesis tries: HYPOTHESIS_PROFILE=quick (the default) or long."""
 
+import gc
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines, no too_slow: the machines that run this share their cores; speed is the benchmarks' matter.
@@ -10,3 +13,11 @@ COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], p
 settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in os.environ)
 settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_modules_are_not_walked_through() -> Iterator[None]:
+    """What one module's tests leave behind is cleared once, and no later collection of garbage visits it again."""
+    yield
+    gc.collect()
+    gc.freeze()

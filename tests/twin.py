@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.layers import Context
 from zerosim.models.units import Model
 from zerosim.numerics import random
 from zerosim.numerics.formats import format_of
@@ -158,7 +158,7 @@ class Twin:
     def gradient(self, x: np.ndarray, target: np.ndarray, number: int = 0) -> tuple[float, Vectors]:
         """The loss and the local gradients of one micro-batch, from its own forward and backward."""
         def draw(name: str, n: int, span: slice) -> np.ndarray:
-            return random.bits((self.seed, "dropout", self.begun, name), number * n, n)[span]
+            return random.bits((self.seed, f"dropout of micro-batch {number}", self.begun, name), 0, n)[span]
 
         ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
         y = np.ascontiguousarray(x)

@@ -23,14 +23,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from zerosim import __version__
-from zerosim.lessons.tables import plain_table
+from zerosim.display.tables import plain_table
 from zerosim.ranks import Cluster, Rank
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
 CUDA = "CUDA (CuPy, NCCL)"
 REQUIRABLE = {"in-process": "in-process", "mpi": "MPI", "nccl": CUDA}  # as one asks for them: as they are called here
 LAUNCHERS = ("mpiexec", "mpirun")
-PROBE_SECONDS = 60.0  # the first import of CuPy or of an MPI library on a cold disk takes some ten seconds
+# The first import of CuPy or of an MPI library on a cold disk takes some ten seconds; on a busy machine a trial of two
+# processes of MPI was seen to take more than a minute. Only what hangs takes all of it.
+PROBE_SECONDS = 300.0
 
 MPI_PROBE = "import mpi4py; from mpi4py import MPI; print(mpi4py.__version__, '·', MPI.Get_library_version())"
 MPI_TRIAL = """
@@ -50,7 +52,7 @@ print(cupy.__version__, '·', ', '.join(names) or 'no device')
 # NCCL's own sum, and the ring over its sends, on as many GPUs as there are, two at the most.
 CUDA_TRIAL = """
 import numpy as np, zerosim as zs
-from zerosim.ranks.gpu import cupy_on, device_count
+from zerosim.backends.cupy.cluster import cupy_on, device_count
 ranks = min(2, device_count(cupy_on(0)))
 def program(rank):
     x = rank.xp.asarray(np.full(2, rank.index + 1, np.float32))

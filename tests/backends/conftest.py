@@ -27,4 +27,11 @@ def opened(found: World) -> Iterator[World]:
     if reason is not None:
         pytest.skip(f"{found.name}: {reason}")
     yield found
-    found.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_the_pool() -> Iterator[None]:
+    """Ends the processes when all tests are over."""
+    yield
+    for world in WORLDS:
+        world.close()

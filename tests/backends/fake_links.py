@@ -51,7 +51,7 @@ class LinkedClique(Clique):
                 return
 
     def _connect(self, other: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while True:
             try:
                 line = Client(str(self.folder / str(other)), "AF_UNIX")
@@ -66,7 +66,7 @@ class LinkedClique(Clique):
     def line(self, other: int) -> Connection:
         """The connection with another rank; waits for it."""
         with self.comes:
-            if not self.comes.wait_for(lambda: other in self.lines, 30):
+            if not self.comes.wait_for(lambda: other in self.lines, 600):
                 raise NcclError(f"rank {other} did not come")
             return self.lines[other]
 

@@ -1,6 +1,6 @@
-"""A process with a TCPMail, as a launcher would start it: ``python -m tests.backends.mail_worker SCENARIO``.
+"""What ranks with a TCPMail do, and a process that does it: ``python -m tests.backends.mail_worker SCENARIO``.
 
-What it finds it prints as one line of JSON.
+What the process finds it prints as one line of JSON.
 """
 
 import json
@@ -9,13 +9,12 @@ import sys
 import time
 from typing import Any
 
-from zerosim.ranks.errors import BackendError, RemoteError
-from zerosim.ranks.processes.job import job_of
-from zerosim.ranks.processes.notes import Failed, Settled
-from zerosim.ranks.processes.tcp_mail import TCPMail
+from zerosim.backends.processes.notes import Failed, Settled
+from zerosim.backends.processes.tcp import TCPMail, job_of
+from zerosim.ranks.errors import RemoteError
 
 
-def heard(mail: TCPMail, count: int, seconds: float = 20.0) -> list[Any]:
+def heard(mail: TCPMail, count: int, seconds: float = 600.0) -> list[Any]:
     """So many notes, in order of arrival."""
     found: list[Any] = []
     deadline = time.monotonic() + seconds
@@ -41,7 +40,8 @@ def notes(mail: TCPMail) -> Any:
 
 
 def dies(mail: TCPMail) -> Any:
-    """The last rank is killed, and the others wait for its value."""
+    """All tell each other something; then the last rank is killed, and the others wait for its value."""
+    told = mail.everyone([mail.index] * 3)
     if mail.index == mail.size - 1:
         os.kill(os.getpid(), 9)
     (source, note), (_, last) = heard(mail, 2)
@@ -50,27 +50,24 @@ def dies(mail: TCPMail) -> Any:
     try:
         mail.everyone(None)
     except RemoteError as error:
-        return [source, note.summary, str(error)]
+        return [told, source, note.summary, str(error)]
     return None
 
 
 def aborts(mail: TCPMail) -> Any:
     """Rank 1 ends the job, while the others wait for something that will not come."""
     if mail.index == 1:
-        time.sleep(0.2)
+        heard(mail, mail.size - 1)
         mail.abort()
+    mail.post("ready", 1)
     return mail.everyone(None)
 
 
-def main(scenario: str, seconds: str) -> None:
-    """Prints what came of it, or the error."""
+def main(scenario: str) -> None:
+    """Prints what came of it."""
     job = job_of(os.environ)
     assert job is not None
-    try:
-        found = globals()[scenario](TCPMail(job.rank, job.ranks, job.address, job.key, timeout_seconds=float(seconds)))
-    except BackendError as error:
-        found = {"error": str(error)}
-    print(json.dumps(found))
+    print(json.dumps(globals()[scenario](TCPMail(job.rank, job.ranks, job.address, job.key))))
 
 
 if __name__ == "__main__":

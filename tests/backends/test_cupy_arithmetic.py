@@ -105,7 +105,7 @@ def test_many_addends_are_rounded_after_each(kernels: Any, name: str, count: int
 
 @pytest.mark.parametrize("pair", [("fp16", "fp32"), ("fp32", "bf16"), ("fp8_e4m3", "fp32"), ("bf16", "bf16"),
                                   ("fp64", "fp16"), ("fp32", "fp64")])  # fmt: skip
-@pytest.mark.parametrize("scalar", [3.0, 0.1, 1e-30, 65536.0, -7.25e20])
+@pytest.mark.parametrize("scalar", [3.0, 0.1, 1e-30, 65536.0, -7.25e20, 3 * 2.0**130])
 def test_products_and_quotients_with_a_number_give_numpys_bits(kernels: Any, pair: tuple[str, str],
                                                               scalar: float) -> None:  # fmt: skip
     x, out = chance(pair[0], 9999), np.zeros(9999, DTYPES[pair[1]])
@@ -120,7 +120,9 @@ def test_accumulation_and_gradient_blocks_give_numpys_bits(kernels: Any, name: s
         both(kernels, lambda k, total, x: k.accumulate(total, x), chance(total, 12345, 5), x, written=(0,))
     if name != "fp64":
         for factor in (1, 0.37):
-            both(kernels, lambda k, x, g, f=factor: k.gradient_block(x, 3.0, f, g), x, np.zeros(x.size, np.float32))
+            for divisor in (3.0, 3 * 2.0**127):
+                both(kernels, lambda k, x, g, f=factor, d=divisor: k.gradient_block(x, d, f, g), x,
+                     np.zeros(x.size, np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64"])
@@ -175,7 +177,7 @@ def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) ->
 @pytest.mark.parametrize("count", [0, 1, 127, 65536, 65537, 200000])
 def test_sums_of_squares_are_numpys_to_the_last_bit(kernels: Any, name: str, count: int) -> None:
     x = (np.random.default_rng(count).standard_normal(count) * 0.01).astype(DTYPES[name])
-    for divisor in (1.0, 3.0, 1024.0):
+    for divisor in (1.0, 3.0, 1024.0, 3 * 2.0**127):
         both(kernels, lambda k, x, d=divisor: k.sum_of_squares(x, d), x, written=())
 
 

@@ -128,7 +128,7 @@ def test_a_job_that_hangs_is_ended_and_reported() -> None:
     import subprocess
     import sys
 
-    hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], text=True,
+    hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with pytest.raises(RuntimeError, match=r"did not end within 0.3 seconds"):
         gpu_check._answer([hanging], seconds=0.3)

@@ -16,16 +16,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.backends.worlds import ROOT, Processes, launch, one_thread
+import zerosim as zs
+from tests.backends.worlds import MPI, ROOT, SECONDS, Said, launch, one_thread
 from zerosim import cli
-from zerosim.lessons.figures.timeline import MACHINE
-from zerosim.lessons.report import report_data
-from zerosim.lessons.running.program import RanPart
-from zerosim.lessons.running.text import print_run
+from zerosim.course.figures.timeline import MACHINE
+from zerosim.course.running.program import RanPart
+from zerosim.course.running.text import print_run
+from zerosim.display.report import report_data
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))
-REASON = Processes("MPI", 2).missing()
+REASON = MPI[2].missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"MPI: {REASON}")
 
 
@@ -34,42 +35,41 @@ def command(*words: str, ranks: int | None = None) -> list[str]:
     return [*(launch(ranks) if ranks else ()), sys.executable, "-m", "zerosim", *words]
 
 
-def finished(words: list[str], seconds: float = 90) -> subprocess.CompletedProcess[str]:
+def finished(words: list[str], seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
     """The command, run to its end."""
     return subprocess.run(words, cwd=ROOT, env=one_thread() | {"COLUMNS": "200", "NO_COLOR": "1"}, text=True,
                           capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("compute", ["bf16", "fp16"])
-def test_a_training_program_has_the_same_fingerprints_in_one_process_and_under_mpiexec(ranks: int, compute: str
-                                                                                       ) -> None:
-    words = ["run", f"{JOB}:train", "--with", f"compute={compute}", "--json"]
-    here = json.loads(finished(command(*words, "--ranks", str(ranks))).stdout)
-    there = json.loads(finished(command(*words, ranks=ranks)).stdout)
+def in_one_process(*words: str) -> Said:
+    """``zerosim ...`` here."""
+    return Said.of(words)
+
+
+@pytest.mark.parametrize(("ranks", "compute"), [(3, "bf16"), (2, "fp16")])
+def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_process_and_under_mpiexec(
+        ranks: int, compute: str, tmp_path: Path) -> None:
+    files = tmp_path / "here.json", tmp_path / "there.json"
+    words = ["run", f"{JOB}:train", "--with", f"compute={compute}", "--json", "--save"]
+    said = in_one_process(*words, str(files[0]), "--ranks", str(ranks)), MPI[ranks].said(*words, str(files[1]))
+    assert [set(one.codes) for one in said] == [{0}, {0}]
+    here, there = (json.loads(one.stdout) for one in said)
     assert (here["world"], there["world"]) == ("all in this process", "each a process, over MPI")
     assert [len(row["sha256"]) for row in here["rows"]] == [64] * ranks
     assert here["rows"] == there["rows"]
     assert (there["blas_threads"], there["blas"]) == (1, here["blas"])
-
-
-def test_a_saved_run_is_the_same_recording_in_one_process_and_under_mpiexec(tmp_path: Path) -> None:
-    here, there = tmp_path / "here.json", tmp_path / "there.json"
-    words = ["run", f"{JOB}:train", "--with", "compute=bf16"]
-    assert finished(command(*words, "--ranks", "3", "--save", str(here))).returncode == 0
-    assert finished(command(*words, "--save", str(there), ranks=3)).returncode == 0
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["here.json", "there.json"]
-    one, other = load(here), load(there)
-    assert one.ranks == other.ranks == 3
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    one, other = map(load, files)
+    assert one.ranks == other.ranks == ranks
     assert one.calls == other.calls
     data = [report_data(recording, MACHINE, "") for recording in (one, other)]
     assert data[0].links == data[1].links
 
 
 def test_a_table_shows_every_rank_once() -> None:
-    found = re.sub(r"\x1b\[\d*m", "", finished(command("run", f"{JOB}:sums", ranks=3)).stdout)  # on a launcher's tty
-    assert found.startswith("3 ranks, each a process, over MPI")
-    assert len(re.findall(r"^ +\d +\d+ +\d+ +[0-9a-f]{16} +\[6\.0\] *$", found, re.MULTILINE)) == 3
+    found = re.sub(r"\x1b\[\d*m", "", finished(command("run", f"{JOB}:sums", ranks=2)).stdout)  # on a launcher's tty
+    assert found.startswith("2 ranks, each a process, over MPI")
+    assert len(re.findall(r"^ +\d +\d+ +\d+ +[0-9a-f]{16} +\[3\.0\] *$", found, re.MULTILINE)) == 2
 
 
 def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() -> None:
@@ -81,18 +81,20 @@ def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() ->
 
 
 def test_a_script_of_ones_own_connects_and_an_error_ends_all_of_it() -> None:
-    done = finished([*launch(3), sys.executable, "-m", "mpi4py", JOB])
-    assert done.stdout.splitlines() == ["[[6.0], [6.0], [6.0]]"]
+    done = finished([*launch(2), sys.executable, "-m", "mpi4py", JOB])
+    assert done.stdout.splitlines() == ["[[3.0], [3.0]]"]
     assert done.returncode != 0
-    assert "KeyError: 'no such thing'\nraised by rank 1 of 3" in done.stderr
+    assert "KeyError: 'no such thing'\nraised by rank 1 of 2" in done.stderr
 
 
 def test_a_raising_rank_is_named_once_with_its_traceback_and_the_exit_code_is_1() -> None:
-    done = finished(command("run", f"{JOB}:stumbles", ranks=3))
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert "KeyError: 'no such thing'\nraised by rank 1 of 3" in done.stderr
-    assert "job.py" in done.stderr
+    done = finished(command("run", f"{JOB}:stumbles", ranks=2))
+    there = MPI[3].said("run", f"{JOB}:stumbles")
+    assert (done.returncode, there.codes) == (1, (1, 1, 1))
+    for ranks, said in (2, done.stderr), (3, there.stderr):
+        assert said.count("Traceback") == 1
+        assert f"KeyError: 'no such thing'\nraised by rank 1 of {ranks}" in said
+        assert "job.py" in said
 
 
 @pytest.mark.slow
@@ -104,8 +106,8 @@ def test_a_job_is_ended_where_the_others_do_not_hear_of_a_failure() -> None:
 
 
 def test_a_result_that_cannot_be_shown_is_an_error_of_its_rank_and_keeps_nobody_waiting() -> None:
-    done = finished(command("run", f"{JOB}:shows_nothing", ranks=3))
-    assert done.returncode == 1
+    done = MPI[3].said("run", f"{JOB}:shows_nothing")
+    assert done.codes == (1, 1, 1)
     assert "LookupError: nothing to see\nraised by rank 1 of 3" in done.stderr
 
 
@@ -114,17 +116,16 @@ def test_a_file_that_raises_in_one_process_ends_the_job_and_is_told_with_its_lin
     file = tmp_path / "half.py"
     file.write_text("import os\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
                     f"    raise {error}\n\n\ndef program(rank):\n    rank.barrier()\n")
-    done = finished(command("run", f"{file}:program", ranks=2))
-    assert done.returncode == 1
+    done = MPI[2].said("run", f"{file}:program")
+    assert done.codes == (1, 1)
     assert "mine" in done.stderr
     assert "half.py\", line 3" in done.stderr or error.startswith("SystemExit")
 
 
 def test_a_file_that_some_machines_of_a_job_do_not_have_ends_all_processes_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "there0.py").write_text("def program(rank):\n    rank.barrier()\n")
-    place = f"{tmp_path}/there$PMI_RANK$OMPI_COMM_WORLD_RANK.py:program"
-    done = finished([*launch(3), "sh", "-c", f"exec {sys.executable} -m zerosim run {place}"])
-    assert done.returncode == 2
+    done = MPI[3].said("run", f"{tmp_path}/there{{rank}}.py:program")
+    assert done.codes == (2, 2, 2)
     assert f"zerosim run: ranks [1, 2] of 3: no file '{tmp_path}/there1.py' to take" in done.stderr
     assert done.stderr.count("zerosim run:") == 1
 
@@ -132,9 +133,9 @@ def test_a_file_that_some_machines_of_a_job_do_not_have_ends_all_processes_in_on
 @pytest.mark.parametrize(("by", "code", "said"), [("interrupt", 130, "KeyboardInterrupt"), ("exit", 3, "SystemExit 3")])
 @pytest.mark.parametrize("ranks", [None, 3])
 def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, said: str, ranks: int | None) -> None:
-    words = ["run", f"{JOB}:ends", "--with", f"by={by}", *(() if ranks else ("--ranks", "3"))]
-    done = finished(command(*words, ranks=ranks))
-    assert done.returncode == code
+    words = "run", f"{JOB}:ends", "--with", f"by={by}"
+    done = MPI[ranks].said(*words) if ranks else in_one_process(*words, "--ranks", "3")
+    assert done.codes == (code,) * (ranks or 1)
     assert f"zerosim run: ended by {said}, raised by rank 1 of 3" in done.stderr
     assert done.stderr.count("zerosim run:") == 1
 
@@ -142,16 +143,16 @@ def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, 
 @pytest.mark.parametrize("name", ["sys", "queue", "numpy"])
 def test_a_file_that_would_take_a_modules_place_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("def program(rank):\n    return 1\n")
-    done = finished(command("run", f"{tmp_path}/{name}.py:program", "--ranks", "2"))
-    assert done.returncode == 2
+    done = in_one_process("run", f"{tmp_path}/{name}.py:program", "--ranks", "2")
+    assert done.codes == (2,)
     assert f"there is one called '{name}' already, which other code imports by that name; rename the" in done.stderr
 
 
 def test_a_file_that_raises_is_told_with_its_line_in_one_process_too(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_text("def program(rank):\n    return int('no number')\n\n\nprogram(None)\n")
-    done = finished(command("run", f"{file}:program"))
-    assert done.returncode == 1
+    done = in_one_process("run", f"{file}:program")
+    assert done.codes == (1,)
     assert "odd.py\", line 2, in program" in done.stderr
     assert "ValueError: invalid literal" in done.stderr
 
@@ -166,20 +167,20 @@ def test_a_failure_that_leaves_others_in_a_collective_of_mpis_own_ends_the_job_a
 
 
 def test_a_killed_process_ends_the_job_and_is_named() -> None:
-    done = finished(command("run", f"{JOB}:is_killed", ranks=3))
+    done = finished(command("run", f"{JOB}:is_killed", ranks=2))
     assert done.returncode != 0
     assert re.search("KILLED BY SIGNAL: 9|signal 9", done.stdout + done.stderr)
 
 
 def test_ctrl_c_ends_all_processes_and_leaves_none_behind(tmp_path: Path) -> None:
-    with subprocess.Popen(command("run", f"{JOB}:waits_forever", "--with", f"folder={tmp_path}", ranks=3), cwd=ROOT,
+    with subprocess.Popen(command("run", f"{JOB}:waits_forever", "--with", f"folder={tmp_path}", ranks=2), cwd=ROOT,
                           env=one_thread(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                           stdin=subprocess.DEVNULL, start_new_session=True) as job:
         try:
-            assert soon(lambda: len(list(tmp_path.iterdir())) == 3)
+            assert soon(lambda: len(list(tmp_path.iterdir())) == 2)
             assert all(map(alive, processes_in(tmp_path)))
             os.killpg(job.pid, signal.SIGINT)  # as a terminal does
-            assert job.wait(timeout=60) != 0
+            assert job.wait(timeout=SECONDS) != 0
             assert soon(lambda: not any(map(alive, processes_in(tmp_path))))
         finally:
             for process in (job.pid, *processes_in(tmp_path)):
@@ -193,8 +194,8 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    """Whether it happens within a minute."""
-    deadline = time.monotonic() + 60
+    """Whether it happens before everybody has lost patience."""
+    deadline = time.monotonic() + SECONDS
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.05)
     return happens()
@@ -234,11 +235,11 @@ def test_a_backend_that_cannot_be_had_is_one_clear_line_and_exit_code_2(backend:
     assert "pip install 'zerosim[gpu]'" in done.stderr
 
 
-def test_a_missing_library_says_what_to_install() -> None:
-    hidden = "import sys; sys.modules['mpi4py'] = None; import zerosim; zerosim.connect()"
-    done = finished([sys.executable, "-c", hidden])
-    assert "BackendError: ranks as processes need mpi4py, which is not installed here; pip install 'zerosim[mpi]'" in (
-        done.stderr)
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(zs.BackendError, match=r"^ranks as processes need mpi4py, which is not installed here; "
+                                              r"pip install 'zerosim\[mpi\]'$"):
+        zs.connect()
 
 
 def test_a_library_that_cannot_be_loaded_is_named_with_its_reason() -> None:

@@ -7,7 +7,6 @@ wait where they must (the judge of ``fake_cuda`` runs in each process), and that
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,8 @@ import zerosim as zs
 from tests.backends import compiled_kernels, programs
 from tests.backends.test_one_suite import assert_same
 from tests.backends.torchrun import Torchrun, UnderMPI
-from zerosim.numerics.fingerprint import sha256
+from tests.backends.worlds import SECONDS
+from zerosim.numerics.arrays import sha256
 
 pytestmark = pytest.mark.skipif(compiled_kernels.COMPILER is None, reason=compiled_kernels.MISSING)
 
@@ -51,7 +51,7 @@ def doubled(request: pytest.FixtureRequest) -> Iterator[Doubled]:
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp8_e5m2"])
 def test_every_algorithm_gives_a_clusters_bits(doubled: Doubled, format: str) -> None:
-    assert_same(doubled, programs.every_collective, format, [0, 1, 2, 7])
+    assert_same(doubled, programs.every_collective, format, (0, 1, 2, 7))
     assert_same(doubled, programs.options_of_reductions, format)
 
 
@@ -126,7 +126,7 @@ def on_the_host(rank: zs.Rank) -> Any:
 
 def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -> None:
     for process in Doubled("doubles", 2).begin(["127.0.0.1", "1", "00", "nccl"], DOUBLED_GPUS="1"):
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=SECONDS)[1]
         assert "ranks [0, 1] of 2 have one GPU, 0000:00:00.0 of " in said
         assert "start no more processes on a machine than it has GPUs, or, to share cards pass share_devices" in said
 
@@ -141,7 +141,6 @@ def dies(rank: zs.Rank) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
 def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
     world = Doubled("doubles of GPUs", 3)
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended"):
+    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
         world.run(dies)
-    assert time.monotonic() - began < 25  # no longer than ranks wait for each other's farewell
+    assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

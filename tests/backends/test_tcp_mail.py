@@ -1,23 +1,27 @@
-"""Notes over TCP between real processes: what arrives, who is missed, who is not let in, and how a job ends."""
+"""Notes over TCP, between threads and between real processes: what arrives, who is missed, and how a job ends."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
+import queue
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.backends import mail_worker
 from tests.backends.worlds import ROOT
+from zerosim.backends.processes.tcp import TCPMail, job_of, receive_frame, send_frame, welcome
 from zerosim.ranks.errors import BackendError
-from zerosim.ranks.processes.framing import receive_frame, send_frame
-from zerosim.ranks.processes.job import job_of
-from zerosim.ranks.processes.tcp_mail import TCPMail
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -28,112 +32,151 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(scenario: str, rank: int, ranks: int, port: int, seconds: float = 30.0, **more: str) -> Any:
+def start(scenario: str, rank: int, ranks: int, port: int) -> Any:
     """One process of a job, whose mail is at ``port``."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(port - 1), "PYTHONPATH": str(ROOT), **more}
-    return subprocess.Popen([sys.executable, "-m", "tests.backends.mail_worker", scenario, str(seconds)], cwd=ROOT,
+                 "MASTER_PORT": str(port - 1), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-m", "tests.backends.mail_worker", scenario], cwd=ROOT,
                             env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def answers(processes: list[Any]) -> list[Any]:
-    """What each printed; None where it printed nothing."""
-    found = []
-    for process in processes:
-        out, _ = process.communicate(timeout=60)
-        found.append(json.loads(out) if out.strip() else None)
-    return found
+# -- ranks in threads of this process ---------------------------------------------------------------------------------
+
+class Threads:
+    """A job whose ranks are threads. Their clock stands still until the test says that time is up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.port, self.now, self.pool = free_port(), 0.0, ThreadPoolExecutor(8)
+        self.welcomed: queue.SimpleQueue[int] = queue.SimpleQueue()
+        monkeypatch.setattr("zerosim.backends.processes.tcp.time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+
+        def noted(*args: Any, real: Any = welcome) -> int:
+            index: int = real(*args)
+            self.welcomed.put(index)
+            return index
+
+        monkeypatch.setattr("zerosim.backends.processes.tcp.welcome", noted)
+
+    def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
+        """A rank that does something with its mail."""
+        return self.pool.submit(lambda: does(TCPMail(rank, ranks, ("127.0.0.1", self.port), key)))
+
+    def wait_for(self, *ranks: int) -> None:
+        """Returns when rank 0 has let these in."""
+        assert {self.welcomed.get(timeout=600) for _ in ranks} == set(ranks)
+
+    def time_is_up(self) -> None:
+        """For those who still wait for somebody."""
+        self.now = 1000.0
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
+    job = Threads(monkeypatch)
+    yield job
+    job.time_is_up()
+    job.pool.shutdown()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(ranks: int) -> None:
-    port = free_port()
-    for rank, found in enumerate(answers([start("notes", rank, ranks, port) for rank in reversed(range(ranks))][::-1])):
+def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads, ranks: int) -> None:
+    begun = [threads.begin(mail_worker.notes, rank, ranks) for rank in reversed(range(ranks))]
+    for rank, its in enumerate(begun[::-1]):
+        found = its.result(600)
         assert found["in order"]
         assert found["alone"] == ([(rank - 1) % ranks] if ranks > 1 else [])
         assert found["values"] == [[other] * 3 for other in range(ranks)]
         assert found["lengths"] == [2_000_000 * other for other in range(ranks)]
 
 
+def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
+    first, second = (threads.begin(mail_worker.notes, rank, 4) for rank in (0, 2))
+    threads.wait_for(2)
+    threads.time_is_up()
+    said = (f"ranks [1, 3] of 4 did not come to 127.0.0.1:{threads.port} within 300 seconds; start all ranks with the "
+            "same WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each with its own RANK")
+    assert str(first.exception(600)) == said
+    assert str(second.exception(600)) == f"rank 2 was not let in at 127.0.0.1:{threads.port}: {said}"
+
+
+def test_a_rank_without_a_rank_0_says_where_it_looked() -> None:
+    port = free_port()
+    with pytest.raises(BackendError, match=rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{port} within 0.5 seconds: "
+                                           r".*refused.*; is rank 0 started, and are MASTER_ADDR and MASTER_PORT"):
+        TCPMail(1, 2, ("127.0.0.1", port), b"key", timeout_seconds=0.5)
+
+
+@pytest.mark.parametrize(("rank", "key", "said"), [
+    (1, b"another", "what answers there does not know this job's key"),
+    (2, b"key", "two processes say that they are rank 2"),
+])
+def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, key: bytes, said: str) -> None:
+    first, second = (threads.begin(mail_worker.notes, rank, 3) for rank in (0, 2))
+    threads.wait_for(2)
+    refused = threads.begin(mail_worker.notes, rank, 3, key).exception(600)
+    assert str(refused) == f"rank {rank} was not let in at 127.0.0.1:{threads.port}: {said}"
+    assert not first.done()
+    assert not second.done()
+
+
+def test_a_rank_of_another_count_is_told_so(threads: Threads) -> None:
+    keys = [job_of({**MINE, "WORLD_SIZE": count, "ZEROSIM_JOB_KEY": "same"}).key for count in ("2", "3")]
+    threads.begin(mail_worker.notes, 0, 2, keys[0])
+    other = threads.begin(mail_worker.notes, 1, 3, keys[1])
+    assert "does not know this job's key" in str(other.exception(600))  # WORLD_SIZE is part of it
+
+
+def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads) -> None:
+    first = threads.begin(mail_worker.notes, 0, 2)
+    while True:
+        with suppress(ConnectionRefusedError):
+            stranger = socket.create_connection(("127.0.0.1", threads.port))
+            break
+    with stranger:
+        send_frame(stranger, pickle.dumps(Telltale()))
+        with pytest.raises((EOFError, OSError)):
+            receive_frame(stranger)
+    second = threads.begin(mail_worker.notes, 1, 2)
+    assert all(its.result(600)["in order"] for its in (first, second))
+    assert READ == []
+    pickle.loads(pickle.dumps(Telltale()))
+    assert READ == ["read"]  # as it would have been
+
+
+READ: list[str] = []
+
+
+def leave(word: str) -> None:
+    """What reading the pickle does."""
+    READ.append(word)
+
+
+class Telltale:
+    """A pickle that leaves a word with the process that reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return leave, ("read",)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
 def test_a_process_that_is_killed_is_a_rank_that_failed_and_nobody_hangs() -> None:
     port = free_port()
-    *found, dead = answers([start("dies", rank, 3, port) for rank in range(3)])
+    processes = [start("dies", rank, 3, port) for rank in range(3)]
+    *found, dead = [process.communicate(timeout=600)[0] for process in processes]
     said = "rank 2 of 3 can no longer be reached: its process has ended, or the network between us has"
-    assert (found, dead) == ([[2, f"RemoteError: {said}", said]] * 2, None)
+    told = [[rank] * 3 for rank in range(3)]
+    assert [json.loads(one) for one in found] == [[told, 2, f"RemoteError: {said}", said]] * 2
+    assert (dead, processes[2].returncode) == ("", -9)
 
 
 def test_an_abort_ends_every_process_and_says_who_did_it() -> None:
     port = free_port()
     processes = [start("aborts", rank, 3, port) for rank in range(3)]
-    said = [process.communicate(timeout=60)[1] for process in processes]
+    said = [process.communicate(timeout=600)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1, 1]
     for rank in (0, 2):
         assert f"rank 1 of 3 has ended the job; rank {rank} ends too" in said[rank]
-
-
-def test_rank_0_names_those_who_did_not_come() -> None:
-    port = free_port()
-    first, second = answers([start("notes", rank, 4, port, seconds=3.0) for rank in (0, 2)])
-    said = (f"ranks [1, 3] of 4 did not come to 127.0.0.1:{port} within 3 seconds; start all ranks with the same "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each with its own RANK")
-    assert first == {"error": said}
-    assert second == {"error": f"rank 2 was not let in at 127.0.0.1:{port}: {said}"}
-
-
-def test_a_rank_without_a_rank_0_says_where_it_looked() -> None:
-    port = free_port()
-    began = time.monotonic()
-    with pytest.raises(BackendError, match=rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{port} within 0.5 seconds: "
-                                           r".*refused.*; is rank 0 started, and are MASTER_ADDR and MASTER_PORT"):
-        TCPMail(1, 2, ("127.0.0.1", port), b"key", timeout_seconds=0.5)
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(("changed", "said"), [
-    ({"ZEROSIM_JOB_KEY": "another"}, "what answers there does not know this job's key"),
-    ({"RANK": "2"}, "two processes say that they are rank 2"),
-])
-def test_who_does_not_belong_is_not_let_in(changed: dict[str, str], said: str) -> None:
-    port = free_port()
-    first = start("notes", 0, 3, port, seconds=4.0)
-    second = start("notes", 2, 3, port, seconds=4.0)
-    time.sleep(1.5)
-    third = start("notes", 1, 3, port, seconds=4.0, **changed)
-    refused = answers([third, first, second])[0]
-    assert refused["error"].startswith(f"rank {changed.get('RANK', 1)} was not let in at 127.0.0.1:{port}: {said}")
-
-
-def test_a_rank_of_another_count_is_told_so() -> None:
-    port = free_port()
-    key = {"ZEROSIM_JOB_KEY": "same"}
-    first = start("notes", 0, 2, port, seconds=4.0, **key)
-    other = start("notes", 1, 3, port, seconds=4.0, **key)
-    said, _ = answers([other, first])
-    assert "does not know this job's key" in said["error"]  # WORLD_SIZE is part of it
-
-
-def test_strangers_are_ignored_and_their_pickles_are_never_read() -> None:
-    port = free_port()
-    first = start("notes", 0, 2, port)
-    while True:
-        try:
-            stranger = socket.create_connection(("127.0.0.1", port))
-            break
-        except OSError:
-            time.sleep(0.05)
-    with stranger:
-        send_frame(stranger, pickle.dumps(Explosive()))
-        with pytest.raises((EOFError, OSError)):
-            receive_frame(stranger)
-    found = answers([first, start("notes", 1, 2, port)])
-    assert all(answer["in order"] for answer in found)
-
-
-class Explosive:
-    """A pickle that ends the process that reads it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (7,)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

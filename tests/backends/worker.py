@@ -10,10 +10,9 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import zerosim as zs
-from tests.backends.worlds import Outcome, Task, notes
-from zerosim.ranks.processes.cluster import ProcessCluster
-from zerosim.ranks.processes.mail import Mail
-from zerosim.ranks.processes.notes import Failed
+from tests.backends.worlds import Command, Outcome, Said, Task, notes
+from zerosim.backends.processes.notes import Failed, Mail
+from zerosim.backends.processes.transport import ProcessCluster
 
 
 def main(host: str, port: str, key: str, backend: str) -> None:
@@ -22,17 +21,21 @@ def main(host: str, port: str, key: str, backend: str) -> None:
     first = zs.connect(backend)
     caller = Client((host, int(port)), authkey=bytes.fromhex(key)) if first.index == 0 else None
     while (task := _next_task(first._mail, caller)) is not None:
-        options = tuple(sorted(task.options.items()))
-        if options not in clusters:
-            clusters[options] = zs.connect(backend, **task.options)
-        outcomes = first.gather(_outcome(clusters[options], task))
+        if isinstance(task, Command):
+            found: Any = Said.of([word.replace("{rank}", str(first.index)) for word in task.words])
+        else:
+            options = tuple(sorted(task.options.items()))
+            if options not in clusters:
+                clusters[options] = zs.connect(backend, **task.options)
+            found = _outcome(clusters[options], task)
+        gathered = first.gather(found)
         if caller is not None:
-            caller.send(outcomes)
+            caller.send(gathered)
     for cluster in (*clusters.values(), first):
         cluster.close()
 
 
-def _next_task(mail: Mail, caller: "Connection | None") -> Task | None:
+def _next_task(mail: Mail, caller: "Connection | None") -> Task | Command | None:
     """What rank 0 hears, and tells the others; they look for it now and then, and leave the cores to other tests."""
     if caller is None:
         nap_seconds = 0.001

@@ -1,22 +1,27 @@
 """The worlds on which the one suite runs: each runs a program on N ranks and says what came of it on every rank."""
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 import zerosim as zs
+from zerosim import cli
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 120.0  # after which a world of processes is taken to hang
+SECONDS = 600.0  # after which a world of processes is taken to hang, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,28 @@ class Outcome:
     error: BaseException | None
     notes: tuple[str, ...]
     held_nbytes: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """``zerosim ...``, typed on every rank; ``{rank}`` in a word is its number."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, on all ranks in their order, and the exit code of each."""
+
+    codes: tuple[int, ...]
+    stdout: str
+    stderr: str
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Said:
+        """The command, typed in this process."""
+        done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
+        return cls((done.exit_code,), done.stdout, done.stderr)
 
 
 def notes(error: BaseException) -> tuple[str, ...]:
@@ -112,19 +139,28 @@ class Processes(World):
         return None if mpiexec() else "there is no mpiexec; pip install 'zerosim[mpi]'"
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
+        found: list[Outcome] = self._asked(Task(program, args, options))
+        return found
+
+    def said(self, *words: str) -> Said:
+        """The command line on processes that are there already."""
+        found: list[Said] = self._asked(Command(words))
+        return Said(tuple(one.codes[0] for one in found), "".join(one.stdout for one in found),
+                    "".join(one.stderr for one in found))
+
+    def _asked(self, what: Task | Command) -> Any:
         if self._line is None:
             self._start()
-        self._line.send(Task(program, args, options))
+        self._line.send(what)
         if not self._line.poll(SECONDS):
             self.close()
             raise TimeoutError(f"{self.name} did not answer within {SECONDS:g} seconds")
         try:
-            found: list[Outcome] = self._line.recv()
+            return self._line.recv()
         except EOFError:
             said = self._job.communicate()[1] if self._job is not None else ""
             self.close()
             raise RuntimeError(f"{self.name} ended in the midst of a test:\n{said}") from None
-        return found
 
     def _start(self) -> None:
         key = secrets.token_bytes(16)
@@ -142,7 +178,7 @@ class Processes(World):
                 line.close()
         if self._job is not None:
             try:
-                self._job.communicate(timeout=10)
+                self._job.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 self._job.kill()
                 self._job.communicate()
@@ -161,7 +197,7 @@ def launch(ranks: int) -> tuple[str, ...]:
     """The launcher's words for N processes, more than there are cores."""
     launcher = mpiexec()
     assert launcher is not None
-    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
     return (launcher, *(("--oversubscribe",) if "Open MPI" in said or "OpenRTE" in said else ()), "-n", str(ranks))
 
 
@@ -171,5 +207,6 @@ def one_thread() -> dict[str, str]:
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-WORLDS: list[World] = [Here("in-process, 5 ranks in another order", 5, seed=7), Processes("MPI, 2 processes", 2),
-                       Processes("MPI, 3 processes", 3), Processes("MPI, 4 processes", 4)]
+# One pool of processes for each number of ranks, started when it is first asked, for all tests of the session.
+MPI = {ranks: Processes(f"MPI, {ranks} processes", ranks) for ranks in (2, 3, 4)}
+WORLDS: list[World] = [Here("in-process, 5 ranks in another order", 5, seed=7), *MPI.values()]

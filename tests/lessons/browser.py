@@ -10,7 +10,7 @@ from pathlib import Path
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-dev-shm-usage", "--hide-scrollbars")
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
 
 
 def browser() -> str | None:

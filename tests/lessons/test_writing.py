@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.report import save_report
+from zerosim.display.report import save_report
 from zerosim.numerics.files import write_whole
 from zerosim.planning.recording import record, save
 
@@ -40,7 +40,7 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(writer, cluster, tmp_path):
     reader.start()
     WRITERS[writer](cluster, pipe)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
-    reader.join(timeout=20)
+    reader.join(timeout=600)
     assert found == [WRITERS[writer](cluster, plain).read_bytes()]
 
 

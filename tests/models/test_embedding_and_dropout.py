@@ -108,7 +108,7 @@ def test_backward_drops_what_forward_dropped(name):
 def test_an_element_is_dropped_by_its_own_word_wherever_blocks_end(count):
     x = normal("bf16", (count,))
     y, _ = layers.dropout_forward(context("bf16"), x, 0.25, "here")
-    through = random.bits((0, "dropout", 0, "here"), 0, count) >= 2**30
+    through = random.bits((0, "dropout of micro-batch 0", 0, "here"), 0, count) >= 2**30
     wide = x.astype(np.float32) * np.float32(1 / 0.75)
     np.testing.assert_array_equal(bits_of(y), bits_of(np.where(through, wide, 0).astype(np.float32).astype(y.dtype)))
 

@@ -1,6 +1,9 @@
 """Arrays and kernels without data agree with NumPy's in all that can be known without it."""
 
 import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.cupy_kernels import CupyKernels
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullArray
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.backends.cupy.kernels import CupyKernels
+from zerosim.numerics.arrays import NullArray
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 
 SLICES = st.slices(7) | st.integers(-7, 6) | st.none() | st.just(Ellipsis)
 
@@ -110,6 +112,31 @@ def test_what_would_need_a_number_raises_with_the_reason() -> None:
         NullArray(-1, np.float32)
     with pytest.raises(TypeError, match="without dimensions has no length"):
         len(NullArray((), np.float32))
+
+
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+@pytest.mark.parametrize("compare", COMPARISONS)
+@pytest.mark.parametrize("other", [0, 1.5, None, NullArray((2, 1), np.float32)], ids=repr)
+def test_a_comparison_gives_bools_without_data(compare: Callable[[Any, Any], Any], other: Any) -> None:
+    x, real = NullArray(3, np.float32), np.zeros((2, 1)) if isinstance(other, NullArray) else 0
+    for found in (compare(x, other), compare(other, x)):
+        assert isinstance(found, NullArray)
+        assert (found.shape, found.dtype) == ((np.zeros(3) == real).shape, bool)
+        with pytest.raises(TypeError, match="neither true nor false"):
+            bool(found)
+    with pytest.raises(ValueError, match="shape mismatch"):
+        compare(x, NullArray(2, np.float32))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(x)
+
+
+@pytest.mark.parametrize("compare", COMPARISONS)
+def test_numpys_own_arrays_and_numbers_are_not_compared_with_null_ones(compare: Callable[[Any, Any], Any]) -> None:
+    for other in (np.zeros(3), np.float32(0)):
+        with pytest.raises(TypeError, match="a null array has no data"):
+            compare(other, NullArray(3, np.float32))
 
 
 def test_a_null_array_shows_its_shape_and_type() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.kernels import NumpyKernels
 
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -204,3 +204,20 @@ def test_a_gradient_block_is_divided_and_then_scaled_in_float32(row: Row) -> Non
     assert same(out, (x.astype(np.float32) / np.float32(3)) * np.float32(0.7))
     NumpyKernels().gradient_block(x, 3.0, 1.0, out)
     assert same(out, x.astype(np.float32) / np.float32(3))
+
+
+@pytest.mark.parametrize("divisor", [2.0**128, 3 * 2.0**127, -(2.0**140), float(np.finfo(np.float32).max) * (1 + 1e-9)])
+def test_a_divisor_beyond_float32_divides_as_one_within_does(divisor: float) -> None:
+    """As many significant bits as a divisor in float32's range has, down to the smallest quotient."""
+    x = (normal((BLOCK + 2,), np.dtype(np.float64), 17) * 2.0 ** np.linspace(-140, 126, BLOCK + 2)).astype(np.float32)
+    exact = (x.astype(np.float64) / (float(np.float32(divisor / 2**16)) * 2**16)).astype(np.float32)
+    block, quotient = np.empty_like(x), np.empty_like(x)
+    with np.errstate(all="raise"):
+        NumpyKernels().gradient_block(x, divisor, 1.0, block)
+        NumpyKernels().divide_rounded(x, divisor, quotient)
+        squares = NumpyKernels().sum_of_squares(x, divisor)
+    assert abs(exact).max() > 2.0**-14
+    assert np.flatnonzero(exact).size > 1000
+    assert same(block, exact)
+    assert same(quotient, exact)
+    assert squares == pytest.approx(float((exact.astype(np.float64) ** 2).sum()), rel=1e-12)

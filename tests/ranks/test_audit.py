@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.ranks.asking import ROWS, ask
 from tests.ranks.data import normals, whole_numbers
-from zerosim.numerics.blocks import BLOCK
-from zerosim.ranks import direct
+from zerosim.numerics.arrays import BLOCK
+from zerosim.ranks import fast_ring as direct
 
 PYTHON_NBYTES = 150_000  # objects that are no arrays: greenlets and their stacks, trace rows, entries
 LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out
@@ -24,13 +25,13 @@ def at_rest() -> int:
     return sum(trace.size for trace in traces)
 
 
-@pytest.mark.parametrize(
-    ("kind", "asynchronous"), [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)], ids=str
-)
-@pytest.mark.parametrize(("operation", "algorithm"), ROWS)
-def test_at_rest_numpy_holds_what_the_ledger_says(operation, algorithm, asynchronous, kind) -> None:
+AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)])
+
+
+@pytest.mark.parametrize(("row", "way"), AT_REST, ids=str)
+def test_at_rest_numpy_holds_what_the_ledger_says(row: tuple[str, str], way: tuple[dict, bool]) -> None:
     """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""
-    ranks = 4
+    (operation, algorithm), (kind, asynchronous), ranks = row, way, 4
     vectors, cluster = whole_numbers(ranks, 4001), zs.Cluster(ranks, **kind)
 
     def program(rank, keep):
@@ -88,8 +89,8 @@ OPTIONS = {
     "a mean that multiplies": ("all_reduce", {"op": "mean", "average": "premultiply"}),
     **{f"{operation} by {algorithm}": (operation, {"algorithm": algorithm}) for operation, algorithm in ROWS},
 }
-FORMS = ["new", "async in place", *(pytest.param(form, marks=pytest.mark.slow)
-                                    for form in ("out", "async", "async out", "in place"))]
+FORMS = ["new", "async in place", "out", "async", "async out", "in place"]
+PEAKS = covering(OPTIONS, FORMS, ({}, {"debug": True}))
 
 
 @cache
@@ -110,10 +111,8 @@ def called(rank: zs.Rank, operation: str, options: dict, form: str, vector: np.n
         answer.wait()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [{}, {"debug": True}], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_at_the_peak_numpy_holds_the_ledger_and_no_more_than_declared_scratch(name: str, kind: dict, form: str) -> None:
+@pytest.mark.parametrize(("name", "form", "kind"), PEAKS, ids=str)
+def test_at_the_peak_numpy_holds_the_ledger_and_no_more_than_declared_scratch(name: str, form: str, kind: dict) -> None:
     operation, options = OPTIONS[name]
     ranks = 4
     dtype = np.int32 if "by" in name and form == "new" else np.float16

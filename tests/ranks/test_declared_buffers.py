@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import chosen
 from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
 from tests.ranks.data import NARROW, whole_numbers
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.algorithms import ALGORITHMS, Party
 from zerosim.ranks.call import Call
-from zerosim.ranks.lockstep import lockstep, null_arrays
+from zerosim.ranks.collectives import ALGORITHMS, Party
+from zerosim.ranks.hub import lockstep, null_arrays
 from zerosim.ranks.trace import Held
 
 UNTOUCHED = -77  # no sum of the data, which are positive, is this
@@ -48,17 +49,17 @@ def check(call: Call) -> None:
 
 def cuts(operation: str, algorithm: str, ranks: int) -> list[tuple[int, ...]]:
     """Even and uneven cuts, and cuts with empty chunks."""
-    lengths = (0, 1, ranks - 1, 2 * ranks, 3 * ranks + 2)
-    chosen = [ceil_cut(length, ranks) for length in lengths]
+    lengths = chosen((0, ranks - 1, 3 * ranks + 2), (0, 1, ranks - 1, 2 * ranks, 3 * ranks + 2))
+    found = [ceil_cut(length, ranks) for length in lengths]
     if takes_splits(operation, algorithm, ranks):
-        chosen += [cut for length in lengths for cut in cuts_of(length, ranks)]
-    return chosen
+        found += [cut for length in lengths for cut in cuts_of(length, ranks)]
+    return found
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ROWS)
 def test_every_declared_element_is_used(operation: str, algorithm: str) -> None:
     for ranks in [n for n in (*WORLDS, 6, 7, 16) if allowed(operation, algorithm, n)]:
-        for root in range(ranks) if operation in ROOTED else [0]:
+        for root in chosen({0, 1 % ranks, ranks - 1}, range(ranks)) if operation in ROOTED else [0]:
             for cut in cuts(operation, algorithm, ranks):
                 check(call_of(operation, algorithm, cut, np.dtype(np.int64), root=root))
 

@@ -1,21 +1,29 @@
 """Same program, same bits, same trace; and nothing that surrounds a run changes them."""
 
 import contextvars
+import hashlib
+import os
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import zerosim as zs
+from tests.cases import covering
 from tests.ranks.asking import REDUCTIONS, ROWS, allowed, ask, bits
 from tests.ranks.data import FLOATS, any_bits, normals
-from zerosim.ranks.averaging import AVERAGES
+from zerosim.ranks.call import AVERAGES
+from zerosim.ranks.errors import RankUseError
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,8 +47,8 @@ def busy(rank: zs.Rank, dtype: np.dtype) -> list[bytes]:
     return [b"" if result is None else bits(result) for result in found]
 
 
-@pytest.mark.parametrize("options", [{}, {"debug": True}, {"seed": 11}], ids=str)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("ranks", "options"), [
+    (2, {}), *covering([1, 3, 8], [{}, {"debug": True}, {"seed": 11}])], ids=str)
 def test_the_same_program_gives_the_same_bits_and_the_same_trace(ranks: int, options: dict) -> None:
     for dtype in (FLOATS["fp16"], FLOATS["fp8_e4m3"]):
         first, second, plain = zs.Cluster(ranks, **options), zs.Cluster(ranks, **options), zs.Cluster(ranks)
@@ -79,21 +87,24 @@ def test_a_seed_really_tries_other_orders() -> None:
     assert tuple([0, 1, 2, 3] * 2) in orders
 
 
-PRINTS = """
-import numpy as np, hashlib, zerosim as zs
-from tests.ranks.test_determinism import busy
-cluster = zs.Cluster(5)
-found = cluster.run(busy, np.dtype(np.float16))
-rows = [[(type(row).__name__, str(getattr(row, "call", row))) for row in trace.rows] for trace in cluster.trace]
-print(hashlib.sha256(repr([list(found), rows]).encode()).hexdigest())
-"""
+def digest() -> str:
+    """All results and rows of a run, in few letters."""
+    cluster = zs.Cluster(5)
+    found = cluster.run(busy, np.dtype(np.float16))
+    rows = [[(type(row).__name__, str(getattr(row, "call", row))) for row in trace.rows] for trace in cluster.trace]
+    return hashlib.sha256(repr([list(found), rows]).encode()).hexdigest()
+
+
+PRINTS = "from tests.ranks.test_determinism import digest; print(digest(), hash('order'))"
 
 
 def test_another_process_with_another_hash_seed_gives_the_same_bits_and_rows() -> None:
     """No order depends on a set or on an address."""
-    seen = {subprocess.run([sys.executable, "-c", PRINTS], cwd=ROOT, env={"PYTHONHASHSEED": seed, "PATH": ""},
-                           capture_output=True, text=True, check=True).stdout for seed in ("1", "2")}
-    assert len(seen) == 1
+    seed = next(seed for seed in "12" if os.environ.get("PYTHONHASHSEED") != seed)
+    printed = subprocess.run([sys.executable, "-c", PRINTS], cwd=ROOT, env={"PYTHONHASHSEED": seed, "PATH": ""},
+                             capture_output=True, text=True, check=True).stdout.split()
+    assert int(printed[1]) != hash("order")
+    assert printed[0] == digest()
 
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
@@ -143,12 +154,11 @@ def reductions(rank: zs.Rank, x: np.ndarray) -> list[bytes]:
     return [b"" if result is None else bits(result) for result in found]
 
 
-@pytest.mark.parametrize("options", [{}, {"debug": True}], ids=str)
-@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize(("dtype", "options"), covering(FLOATS.values(), [{}, {"debug": True}]), ids=str)
 def test_a_user_s_error_state_changes_no_bit_and_raises_nothing(dtype: np.dtype, options: dict) -> None:
     """Overflow, underflow, inf - inf and NaN of every kind are results here, and no one's errors."""
     for ranks in (1, 3, 4):
-        x = any_bits(ranks, 3000, dtype)
+        x = any_bits(ranks, 700, dtype)
         quiet = list(zs.Cluster(ranks, **options).run(lambda rank, x=x: reductions(rank, x[rank.index])))
         with np.errstate(all="raise"), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -169,3 +179,50 @@ def test_blas_has_the_threads_that_the_cluster_asks_for(threads: int) -> None:
     with pytest.raises(KeyError):
         zs.Cluster(1, blas_threads=threads).run(lambda rank: {}[0])
     assert blas() == before
+
+
+def blas_threads_now() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def in_another_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts ``function`` in a thread, and gives what waits for its result and raises its error."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future.result
+
+
+def test_the_limit_of_blas_holds_until_the_last_of_two_clusters_in_two_threads_has_ended() -> None:
+    with threadpool_limits(2, "blas"):
+        started, first_ended = threading.Event(), threading.Event()
+        seen = []
+
+        def outlasts(rank: zs.Rank) -> None:
+            started.set()
+            assert first_ended.wait(60)
+            seen.append(blas_threads_now())
+
+        def begins_first(rank: zs.Rank) -> Callable[[], Any]:
+            result = in_another_thread(lambda: zs.Cluster(1).run(outlasts))
+            assert started.wait(60)
+            return result
+
+        result = zs.Cluster(1).run(begins_first)[0]
+        seen.append(blas_threads_now())
+        first_ended.set()
+        result()
+        assert seen == [{1}, {1}], "what the first changed stays changed for the second"
+        assert blas_threads_now() == {2}
+
+
+def test_a_cluster_with_another_limit_of_blas_is_refused_beside_one_in_another_thread() -> None:
+    def program(rank: zs.Rank) -> None:
+        assert list(zs.Cluster(1, blas_threads=2).run(lambda rank: blas_threads_now())) == [{2}], "nested, it may"
+        with pytest.raises(RankUseError, match="blas_threads=2 was asked to run while one with blas_threads=1 runs in "
+                                               "another thread, and BLAS has one limit"):
+            in_another_thread(lambda: zs.Cluster(1, blas_threads=2).run(lambda rank: None))()
+
+    before = blas_threads_now()
+    zs.Cluster(1).run(program)
+    assert blas_threads_now() == before

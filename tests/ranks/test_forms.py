@@ -1,12 +1,12 @@
 """What may be handed to a collective: types, shapes, ``out=``, and input and output in the same memory."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.ranks.asking import (
     GATHERS,
     KINDS,
@@ -31,7 +31,8 @@ MOVING = [row for row in ROWS if "reduce" not in row[0]]
 @pytest.mark.parametrize(("operation", "algorithm"), MOVING)
 def test_any_bits_of_any_type_arrive_as_they_were(operation, algorithm, kind) -> None:
     worlds = (1, 2, 4) if (operation, algorithm) == ("all_gather", "doubling") else (1, 3, 5)
-    for ranks, dtype in product(worlds, (FLOATS | INTEGERS | OTHERS).values()):
+    turn = MOVING.index((operation, algorithm))
+    for dtype, ranks in covering((FLOATS | INTEGERS | OTHERS).values(), worlds, turn=turn):
         vectors = anything(ranks, 3 * ranks + 1, dtype)
         results = zs.Cluster(ranks, **KINDS[kind]).run(
             lambda rank, vectors=vectors: ask(rank, operation, algorithm, vectors[rank.index]))
@@ -44,7 +45,8 @@ def test_any_bits_of_any_type_arrive_as_they_were(operation, algorithm, kind) ->
 def test_small_whole_numbers_add_exactly_in_every_type(operation, algorithm, kind) -> None:
     """Zeros and ones, different by rank and place: the sum of four is at most 4, which has one bit in any format."""
     worlds = (1, 2, 4) if algorithm == "halving" else (1, 3, 4)
-    for ranks, dtype in product(worlds, (FLOATS | INTEGERS).values()):
+    turn = REDUCTIONS.index((operation, algorithm))
+    for dtype, ranks in covering((FLOATS | INTEGERS).values(), worlds, turn=turn):
         vectors = [((np.arange(11) + rank) % 3 % 2).astype(dtype) for rank in range(ranks)]
         results = zs.Cluster(ranks, **KINDS[kind]).run(
             lambda rank, vectors=vectors: ask(rank, operation, algorithm, vectors[rank.index]))
@@ -63,7 +65,7 @@ def test_unsigned_sums_wrap_around(kind: str) -> None:
 @pytest.mark.parametrize(("operation", "algorithm"), ROWS)
 def test_out_receives_the_result_and_is_returned(operation, algorithm, kind) -> None:
     worlds = [n for n in (1, 2, 3, 4, 8) if allowed(operation, algorithm, n)]
-    for ranks, asynchronous in product(worlds, (False, True)):
+    for ranks, asynchronous in covering(worlds, (False, True), turn=list(KINDS).index(kind)):
         length, root = 2 * ranks + 1, ranks - 1
         vectors = whole_numbers(ranks, length)
         wanted = expected(operation, vectors, ceil_cut(length, ranks), root)
@@ -83,7 +85,7 @@ def test_out_receives_the_result_and_is_returned(operation, algorithm, kind) -> 
 @pytest.mark.parametrize(("operation", "algorithm"), [row for row in ROWS if row[0] != "all_to_all"])
 def test_in_place_gives_the_same_as_out_of_place(operation, algorithm, kind) -> None:
     worlds = [n for n in (1, 2, 3, 4, 5, 8) if allowed(operation, algorithm, n)]
-    for ranks, asynchronous in product(worlds, (False, True)):
+    for ranks, asynchronous in covering(worlds, (False, True), turn=list(KINDS).index(kind)):
         length, root = 2 * ranks + 1, ranks // 2
         vectors = whole_numbers(ranks, length)
         cuts = [None, *(cuts_of(length, ranks) if takes_splits(operation, algorithm, ranks) else ())]
@@ -112,7 +114,7 @@ def test_in_place_gives_the_same_as_out_of_place(operation, algorithm, kind) -> 
 @pytest.mark.parametrize(("operation", "algorithm"),
                          [row for row in ROWS if row[0] in ("all_reduce", "broadcast", "reduce")])
 def test_whole_vectors_keep_any_shape(operation, algorithm, kind) -> None:
-    for ranks, shape in product((1, 2, 3, 4), [(), (1,), (0, 3), (2, 3), (2, 1, 4), (3, 0)]):
+    for shape, ranks in covering([(), (1,), (0, 3), (2, 3), (2, 1, 4), (3, 0)], (1, 2, 3, 4)):
         count = math.prod(shape)
         vectors = [vector.reshape(shape) for vector in whole_numbers(ranks, count)]
 

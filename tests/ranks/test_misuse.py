@@ -176,7 +176,7 @@ def test_two_threads_may_run_two_clusters_at_once() -> None:
     def elsewhere(name):
         def program(rank):
             if rank.index == 0:
-                ready.wait(timeout=20)
+                ready.wait(timeout=600)
             return [rank.all_reduce(np.array([rank.index + name])).tolist() for _ in range(200)][-1]
 
         results[name] = list(zs.Cluster(3, seed=name).run(program))

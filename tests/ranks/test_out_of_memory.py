@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.ranks.asking import KINDS, ROWS, WORLDS, allowed, ask
 from tests.ranks.data import whole_numbers
 
@@ -31,15 +32,14 @@ def test_who_holds_nothing_is_told_so() -> None:
         zs.Cluster(1, capacity_nbytes=7).run(lambda rank: rank.memory.hold(np.ones(1), "input"))
 
 
-@pytest.mark.parametrize("kind", ["plain", "debug"])
-@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("operation", "algorithm"), ROWS)
-def test_a_collective_fits_in_what_it_charges_and_no_less(operation, algorithm, asynchronous, kind) -> None:
+def test_a_collective_fits_in_what_it_charges_and_no_less(operation, algorithm) -> None:
     """At one byte less a rank that charges the most runs out, and all that had been taken is given back."""
-    for ranks in [n for n in WORLDS if allowed(operation, algorithm, n)]:
+    worlds = [n for n in WORLDS if allowed(operation, algorithm, n)]
+    for ranks, kind, asynchronous in covering(worlds, ("plain", "debug"), (False, True)):
         vectors = whole_numbers(ranks, 3 * ranks + 2)
 
-        def program(rank, vectors=vectors):
+        def program(rank, vectors=vectors, asynchronous=asynchronous):
             answer = ask(rank, operation, algorithm, vectors[rank.index], async_op=asynchronous)
             if asynchronous:
                 answer.wait()

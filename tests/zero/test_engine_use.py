@@ -7,6 +7,8 @@ import pytest
 import zerosim as zs
 from tests.zero.training import MODELS, batches, bits, flat_state, train
 from zerosim.models.units import LinearUnit, Model
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.trace import Compute
 
 SGD = zs.optim.SGD(lr=0.1)
 
@@ -309,6 +311,73 @@ def test_padding_is_nan_in_debug_mode_and_zero_otherwise():
 
     assert all(np.isnan(found).all() and found.size == 3 for found in zs.Cluster(5, debug=True).run(padding))
     assert all((found == 0).all() for found in zs.Cluster(5).run(padding))
+
+
+def test_micro_batches_of_unequal_lengths_share_no_random_word_and_depend_on_no_length():
+    class Drawing(LinearUnit):
+        def forward(self, ctx, w, x):
+            drawn.append(ctx.draw("mask", x.size, slice(0, x.size)))
+            return super().forward(ctx, w, x)
+
+    model, found = Model((Drawing("only", 2, 3),)), {}
+
+    def program(rank, rows):
+        engine = zs.Engine(rank, model, SGD, seed=5)
+        engine.step([(np.ones((count, 2)), np.ones((count, 3))) for count in rows[rank.index]])
+
+    for rows in ([[4, 8], [8, 4]], [[16, 16], [16, 16]]):
+        drawn = []
+        zs.Cluster(2).run(program, rows)
+        found[rows[0][0]] = drawn
+    words = np.concatenate(found[4])
+    assert len(set(words.tolist())) == words.size == 2 * (4 + 8 + 8 + 4)
+    longer = {words[0]: words for words in found[16]}
+    for words in found[4]:
+        np.testing.assert_array_equal(words, longer[words[0]][:words.size])
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_an_engine_that_is_kept_writes_its_arithmetic_into_the_trace_of_the_run_under_way(stage):
+    model, data, cluster, kept = MODELS["odd"](), batches(MODELS["odd"](), 2, 1, 1), zs.Cluster(2), {}
+
+    def computed(trace):
+        return [[row for row in of_rank.rows if isinstance(row, Compute)] for of_rank in trace]
+
+    def program(rank):
+        engine = kept.setdefault(rank.index, None) or zs.Engine(rank, model, SGD, stage=stage)
+        kept[rank.index] = engine
+        engine.step(data[0][rank.index])
+
+    cluster.run(program)
+    first = computed(cluster.trace)
+    cluster.run(program)
+    assert computed(cluster.runs[0].trace) == first
+    assert computed(cluster.trace) == first, "the same step again"
+    assert sum(row.flops for row in first[0]) > 0
+
+
+@pytest.mark.parametrize("policy", [zs.Policy("fp32"), zs.Policy("bf16", accumulate="fp32")], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(stage, policy, monkeypatch):
+    model, data, ranks = MODELS["odd"](), batches(MODELS["odd"](), 3, 2, 1), 3
+    dirty = NumpyKernels.empty
+
+    def of_nan(kernels, shape, dtype):
+        array = dirty(kernels, shape, dtype)
+        array.reshape(-1).view(np.uint8)[...] = 0xFF
+        return array
+
+    def program(rank):
+        engine = zs.Engine(rank, model, SGD, stage=stage, policy=policy)
+        for x, target in data[0][rank.index]:
+            engine.backward(engine.forward(x, target))
+        engine.reduce()
+        resting = [engine.states.gradient, engine.states.reduced.array]
+        return [np.isnan(array.astype(np.float32)).sum() for array in resting if array is not None]
+
+    monkeypatch.setattr(NumpyKernels, "empty", of_nan)
+    cluster = zs.Cluster(ranks)
+    assert all(not any(found) and found for found in cluster.run(program))
 
 
 def test_a_norm_below_the_limit_is_not_clipped():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.twin import Twin
 from tests.zero.training import MODELS, batches, bits, flat_state
 from zerosim.numerics.loss_scale import Dynamic
@@ -33,10 +34,10 @@ def trained(rank, model, data, **options):
     return seen
 
 
-@pytest.mark.parametrize(("dialect", "hysteresis"), [("torch", 1), ("deepspeed", 1), ("deepspeed", 2),
-                                                     ("deepspeed-legacy", 2)])
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_the_engine_follows_the_trace_of_the_dialect_and_the_twin(stage, dialect, hysteresis):
+@pytest.mark.parametrize(("stage", "how"), covering(
+    zs.STAGES, [("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2)]))
+def test_the_engine_follows_the_trace_of_the_dialect_and_the_twin(stage, how):
+    dialect, hysteresis = how
     rule = Dynamic(dialect, initial=256, window=2, hysteresis=hysteresis)
     model, ranks, policy = MODELS["odd"](), 3, zs.Policy("fp16", loss_scale=rule)
     data, scaler = patterned(model, ranks), rule.start()
@@ -109,3 +110,17 @@ def test_the_same_step_after_ranks_disagree_on_the_scale_is_stopped():
 
     with pytest.raises(zs.MismatchError, match="loss scale"):
         zs.Cluster(2).run(program)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_divisor_beyond_fp32_changes_no_bit_of_a_training_run(stage):
+    """S·N·k is 2^129 from the first step: S cancels exactly, as any power of two does."""
+    model, ranks, found = MODELS["odd"](), 4, {}
+    data = [[[(x / 64, target / 64) for x, target in mine] for mine in step] for step in batches(model, ranks, 2, 3)]
+    for scale in (1.0, 2.0**126):
+        seen = zs.Cluster(ranks).run(lambda rank, scale=scale: trained(
+            rank, model, data, stage=stage, policy=zs.Policy(loss_scale=scale)))
+        found[scale] = [(result.norm, result.skipped, bits(state["master"]))
+                        for of_rank in seen for result, _, state in of_rank]
+    assert found[1.0] == found[2.0**126]
+    assert all(norm > 1e-6 and not skipped for norm, skipped, _ in found[1.0])

@@ -3,15 +3,14 @@
 import _thread
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from tests.lessons.puzzles.answers import refusal
-from zerosim.lessons import puzzles
-from zerosim.lessons.puzzles import patience
-from zerosim.lessons.puzzles.puzzle import Refused
+from zerosim.course import puzzles
+from zerosim.course.puzzles import patience
+from zerosim.course.puzzles.puzzle import Refused
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +61,54 @@ def test_ctrl_c_is_not_taken_for_the_end_of_patience():
         puzzles.check("ring", answer)
 
 
-def test_who_ends_in_the_last_moment_is_not_struck_afterwards():
-    for attempt in range(40):
-        try:
-            with patience.limited("here", 0.001 + 0.0001 * (attempt % 5)):
-                time.sleep(0.0008 + 0.0001 * (attempt % 7))
-        except Refused:
-            pass
-        time.sleep(0.001)  # a KeyboardInterrupt that came late would come here
+class UpWhenItIsSet(threading.Event):
+    """Says once that time is up, in the moment in which the block has ended."""
+
+    said = False
+
+    def wait(self, timeout=None):
+        super().wait()
+        before, self.said = self.said, True
+        return before
+
+
+@pytest.fixture
+def alarms(monkeypatch):
+    """Every alarm that is made."""
+    made = []
+
+    class Noted(patience._Alarm):
+        def __init__(self, seconds):
+            super().__init__(seconds)
+            made.append(self)
+
+    monkeypatch.setattr(patience, "_Alarm", Noted)
+    return made
+
+
+def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatch):
+    monkeypatch.setattr(threading, "Event", UpWhenItIsSet)
+    with patience.limited("here", 0.001):
+        monkeypatch.undo()
+    alarms[0].join()
+    assert alarms[0]._off.said
+    assert not alarms[0].has_rung
+
+
+def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(alarms, monkeypatch):
+    struck = []
+
+    def put_off(self, its=patience._Alarm.put_off):
+        if not struck:
+            struck.append(self)
+            self.has_rung = True
+            raise KeyboardInterrupt
+        its(self)
+
+    monkeypatch.setattr(patience._Alarm, "put_off", put_off)
+    with pytest.raises(Refused, match="it has not ended after 60 seconds"), patience.limited("here"):
+        pass
+    alarms[0].join()  # without end, if it were not put off
 
 
 def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
@@ -77,17 +116,17 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
         raise AssertionError("the main thread has been interrupted")
 
     monkeypatch.setattr(_thread, "interrupt_main", never)
-    ended = []
+    begun = []
 
     def watched():
+        before = threading.enumerate()
         with patience.limited("here", 0.01):
-            time.sleep(0.05)
-        ended.append(True)
+            begun.append(set(threading.enumerate()) - set(before))
 
     thread = threading.Thread(target=watched)
     thread.start()
     thread.join()
-    assert ended == [True]
+    assert begun == [set()]  # there is nothing that could interrupt anybody
 
 
 def test_a_right_answer_is_not_disturbed():
