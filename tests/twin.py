@@ -164,7 +164,7 @@ class Twin:
         ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
         y = np.ascontiguousarray(x)
         y = y if self.model.units[0].integer_inputs else y.astype(self.policy.compute_dtype)
-        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.borrows)}
+        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.tied_weights)}
                    for unit in self.model.units]
         for unit, w in zip(self.model.units, weights, strict=True):
             y, keeps = unit.forward(ctx, w, y)
@@ -176,7 +176,7 @@ class Twin:
             dy, grads = unit.backward(ctx, w, keeps, dy)
             lent = {self.rule[name] for name in unit.shapes if name in found}  # borrowers have gone back before
             lent = {rule.compute for rule in lent if rule.optimizer is not None}
-            for name in (*unit.shapes, *unit.borrows):
+            for name in (*unit.shapes, *unit.tied_weights):
                 self._collect(found, name, grads[name])
             for name in unit.shapes:  # what is completed by borrowers is in the accumulate format, the whole unit
                 if self.rule[name].compute in lent and self.rule[name].optimizer is not None:
@@ -186,7 +186,7 @@ class Twin:
     def _places(self, unit: object) -> Vectors:
         """Where a unit writes the gradients of its own parameters and of those that it borrows."""
         return {name: np.empty(self.model.shapes[name], self.compute_dtype(name))
-                for name in (*unit.shapes, *unit.borrows)}
+                for name in (*unit.shapes, *unit.tied_weights)}
 
     def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
         """Borrowers come first, and their part is the first addend, in the accumulate format."""

@@ -274,7 +274,7 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
 
 
 @pytest.mark.parametrize("order", [(0, 1, "local_first"), (2, 3, "reduce_first")], ids=lambda order: order[2])
-def test_a_parameter_with_two_borrowers_equals_the_twin(order):
+def test_a_parameter_that_two_units_tie_to_equals_the_twin(order):
     *stages, adds = order
     model = Model([Lender("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("mid", 3, 5),
                    Borrower("again", "enc", 5), LinearUnit("out", 3, 2)])

@@ -69,7 +69,7 @@ def check_levers(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered:
             raise ValueError(f"{name}={switch!r} must be True or False")
     names = [unit.name for unit in model.units]
     if keep_gathered is None:
-        return frozenset(source for unit in model.units for source in unit.borrows.values())
+        return frozenset(source for unit in model.units for source in unit.tied_weights.values())
     kept = names if keep_gathered == "all" else [keep_gathered] if isinstance(keep_gathered, str) else keep_gathered
     if not isinstance(kept, list | tuple | set | frozenset) or not all(name in names for name in kept):
         raise ValueError(f"keep_gathered={keep_gathered!r} must be 'all', or names of units: {', '.join(names)}")
