@@ -20,8 +20,7 @@ import zerosim as zs
 from tests.backends.worlds import MPI, ROOT, SECONDS, Said, launch, one_thread
 from zerosim import cli
 from zerosim.course.figures.timeline import MACHINE
-from zerosim.course.running.program import RanPart
-from zerosim.course.running.text import print_run
+from zerosim.course.running import RanPart, print_run
 from zerosim.display.report import report_data
 from zerosim.planning.recording import load
 

@@ -5,9 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from zerosim.course.lost_updates.lesson import LostUpdates, Question, lost_updates
-from zerosim.course.lost_updates.text import print_lesson
-from zerosim.display.tables import fitted, percent, plain_table, rough, short
+from zerosim.course.lost_updates import LostUpdates, Question, lost_updates
+from zerosim.course.lost_updates_view import print_lesson
+from zerosim.display.numbers import fitted, percent, rough, short
+from zerosim.display.terminal import plain_table
 
 
 def printed(found: LostUpdates, width: int = 80) -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import zerosim as zs
 from zerosim.cli import app
 from zerosim.course.costs.plan_text import print_plan
-from zerosim.course.measured.plans import gpt_of, measured_row
+from zerosim.course.measured import gpt_of, measured_row
 from zerosim.planning import Transformer, model_of, model_shape
 from zerosim.planning.plan import Question, plan_of, question
 

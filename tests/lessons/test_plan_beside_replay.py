@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 import zerosim as zs
-from zerosim.course.measured.plans import gpt_of
+from zerosim.course.measured import gpt_of
 from zerosim.planning.cost import curve
 from zerosim.planning.plan import communicated, job_of, plan_of, question, update_seconds
 from zerosim.planning.recording import record

@@ -6,9 +6,8 @@ import zerosim as zs
 from tests.lessons import seen
 from zerosim.course.figures import FIGURES
 from zerosim.course.figures.published import published, published_data
-from zerosim.course.measured.published import settled
-from zerosim.course.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
 from zerosim.course.published import published as published_rows
+from zerosim.course.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, settled, step
 from zerosim.display.drawing import DARK, LIGHT
 
 SETTLED = list(settled())

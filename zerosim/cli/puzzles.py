@@ -27,7 +27,7 @@ def puzzles(
 ) -> None:
     """Exercises on ranks: write a ring, write ZeRO's steps, repair a broken one; checked for bits and scored."""
     from zerosim.course import puzzles as offered
-    from zerosim.course.puzzles.catalogue import puzzle_named
+    from zerosim.course.puzzles import puzzle_named
 
     asked = [option for option, given in (("--stub", stub), ("--hint", hint is not None),
                                           ("--check", check is not None), ("--solution", solution)) if given]
@@ -70,8 +70,8 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 
 def _print_all(as_json: bool) -> None:
-    from zerosim.course.puzzles.catalogue import PUZZLES
-    from zerosim.display.tables import plain_table
+    from zerosim.course.puzzles import PUZZLES
+    from zerosim.display.terminal import plain_table
 
     if as_json:
         print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
@@ -85,14 +85,14 @@ def _print_all(as_json: bool) -> None:
 
 
 def _check(name: str, place: str, as_json: bool) -> None:
-    from zerosim.course.puzzles.catalogue import puzzle_named
-    from zerosim.course.puzzles.checker import check
-    from zerosim.course.running.program import load
+    from zerosim.course.puzzles import puzzle_named
+    from zerosim.course.puzzles.checker import check_answer
+    from zerosim.course.running import load
 
     puzzle = puzzle_named(name)
     answer = load(place)
     with busy(f"checking {name} on 1 to 8 ranks"):
-        score = check(puzzle, answer)
+        score = check_answer(puzzle, answer)
     if as_json:
         print_json(score.as_json())
     else:
@@ -104,8 +104,8 @@ def _check(name: str, place: str, as_json: bool) -> None:
 def _grade(file: str, as_json: bool) -> None:
     from pathlib import Path
 
-    from zerosim.course.puzzles.adapters import GRADERS
-    from zerosim.course.running.program import load
+    from zerosim.course.puzzles.grading import GRADERS
+    from zerosim.course.running import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")

@@ -47,10 +47,10 @@ def train(
     save: SaveTo = None, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
-    from zerosim.course.training.options import Options
-    from zerosim.course.training.run import train as run
-    from zerosim.course.training.text import as_json as plain
-    from zerosim.course.training.text import print_training, progress_bar, require_learned
+    from zerosim.course.training import Options
+    from zerosim.course.training import train as run
+    from zerosim.course.training_view import print_training, progress_bar, require_learned
+    from zerosim.course.training_view import training_as_json as plain
     from zerosim.display.saving import require_place, save_traces
 
     options = Options(
@@ -80,13 +80,11 @@ def compare(
     capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
-    from zerosim.course.figures.comparison import require_place, save_comparison
-    from zerosim.course.training.comparing import compare as run
-    from zerosim.course.training.comparing import values_of, wanted
-    from zerosim.course.training.comparing_text import as_json as plain
-    from zerosim.course.training.comparing_text import print_comparison
-    from zerosim.course.training.options import Options
-    from zerosim.course.training.text import progress_bar
+    from zerosim.course.figures.losses import require_place, save_comparison
+    from zerosim.course.training import Options, values_of, wanted
+    from zerosim.course.training import compare as run
+    from zerosim.course.training_view import comparison_as_json as plain
+    from zerosim.course.training_view import print_comparison, progress_bar
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,

@@ -6,7 +6,7 @@ Every view is made once and rendered twice, so that a notebook and a terminal sa
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.display.drawing import KIND_COLORS
+from zerosim.display.colors import KIND_COLORS
 
 MOST_ROWS = 24  # of a table, or lines of a strip: what follows is counted, and not shown
 

@@ -23,7 +23,7 @@ from zerosim.ranks.hub import Carriage, Ended, Event, InProcess, Watch, anywhere
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
-from zerosim.shown import Shown, upstairs
+from zerosim.shown import Shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,16 +195,18 @@ class Cluster(Shown):
 
         Raises ValueError before the first run, and for more ranks than a page holds.
         """
-        figure: Figure = upstairs().show_ring(self, dark=dark)
-        return figure
+        from zerosim.display.plots import show_ring
+
+        return show_ring(self, dark=dark)
 
     def save(self, path: "str | Path") -> "Path":
         """Writes what the last run did as a recording, a JSON file that ``zerosim report`` and planning.timeline read.
 
         Raises ValueError before the first run, and for a path that cannot be written.
         """
-        saved: Path = upstairs().save(self, path)
-        return saved
+        from zerosim.display.saving import save
+
+        return save(self, path)
 
     @property
     def world(self) -> str:

@@ -1,0 +1,112 @@
+"""Tables without frames, and short ways to write numbers: what the printed lessons have in common."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from zerosim.display.colors import ink_on, rank_color
+from zerosim.display.views import MOST_ROWS, Bars, Part, Strip, Table, View, shortened, words
+from zerosim.numerics.units import bytes_text
+
+RIGHT = ">"  # stands before the name of a column of numbers
+
+
+def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = ()) -> RichTable:
+    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right."""
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("", width=0)
+    for column in columns:
+        right = column.startswith(RIGHT)
+        table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row("", *row)
+    return table
+
+
+def title(console: Console, name: str, rest: str) -> None:
+    """A bold name and the rest of the sentence, brackets and line breaks of file names as they are; a free line."""
+    console.print(Text.assemble((name, "bold"), " ".join(rest.splitlines())), "", sep="\n", highlight=False)
+
+
+def heading(console: Console, number: int, title: str) -> None:
+    """``1. One addition``, and a free line."""
+    console.print(f"[bold cyan]{number}. {title}[/]\n")
+
+
+def note(console: Console, text: str) -> None:
+    """A line of text under the tables, indented as they are, wherever the terminal is so narrow that it breaks."""
+    indent = 2 + len(text) - len(text.lstrip())
+    console.print(Padding(text.lstrip(), (0, 0, 0, indent), expand=False) if text else "")
+
+
+def verdict(lost: bool, otherwise: str = "kept") -> str:
+    """``lost`` in red, or what is so otherwise."""
+    return "[red]lost[/]" if lost else otherwise
+
+
+# -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------
+
+COLUMNS = 40  # of a full bar
+FULL, PADDING = "█", "░"
+
+
+def as_text(view: View) -> Group:
+    """The view as something that rich prints."""
+    return Group(Text.assemble((view.title, "bold"), view.rest), *(line for part in view.parts for line in _part(part)))
+
+
+def _part(part: Part) -> Iterator[RenderableType]:
+    yield Text(f"\n{part.caption}", "bold")
+    match part:
+        case Table():
+            yield plain_table(*part.columns, rows=[tuple(map(_literal, row)) for row in shortened(part.rows, "rows")])
+        case Bars():
+            yield from _bars(part)
+        case Strip():
+            yield from _strip(part)
+
+
+def _literal(text: str) -> Text:
+    """Brackets in a name are no markup."""
+    return Text(text)
+
+
+def _bars(bars: Bars) -> Iterator[RenderableType]:
+    scale, rows = max(1, bars.scale_nbytes), []
+    for label, held in bars.bars[:MOST_ROWS]:
+        bar, done, shown = Text(), 0, 0
+        for kind in bars.kinds:
+            done += held.get(kind, 0)
+            columns = round(COLUMNS * done / scale) - shown  # of the running sum, so that rounding never adds up
+            bar.append(FULL * columns, bars.colors[kind])
+            shown += columns
+        rows.append((_literal(label), Text(bytes_text(sum(held.values()))), bar))
+    yield plain_table("", ">held", "", rows=rows)
+    legend = Text("  ")
+    for kind in bars.kinds:
+        legend.append(FULL, bars.colors[kind]).append(f" {words(kind)}  ")
+    yield legend
+    if bars.limit_nbytes:
+        yield Text(f"  The capacity is {bars.limit_nbytes:,} bytes.")
+
+
+def _strip(strip: Strip) -> Iterator[RenderableType]:
+    longest, rows = max((line.bounds[-1] for line in strip.lines), default=1) or 1, []
+    for line in strip.lines[:MOST_ROWS]:
+        columns = max(1, round(COLUMNS * line.bounds[-1] / longest))
+        cells = Text()
+        for at in range(columns):
+            element = at * line.bounds[-1] / columns
+            owner = bisect_right(line.bounds, element, hi=len(line.bounds) - 1) - 1
+            color = rank_color(owner)
+            cells.append(PADDING if element >= line.valid else str(owner % 10), f"{ink_on(color)} on {color}")
+        rows.append((_literal(line.name), Text(f"{line.bounds[-1]:,}"), cells))
+    yield plain_table("", ">elements", "", rows=rows)
+    if len(strip.lines) > MOST_ROWS:
+        yield Text(f"  and {len(strip.lines) - MOST_ROWS} more")
