@@ -5,15 +5,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from zerosim import display
 from zerosim.course.lost_updates import LostUpdates, Question, lost_updates
-from zerosim.course.lost_updates_view import print_lesson
 from zerosim.display.numbers import fitted, percent, rough, short
 from zerosim.display.terminal import plain_table
 
 
 def printed(found: LostUpdates, width: int = 80) -> str:
     console = Console(file=StringIO(), width=width, highlight=False)
-    print_lesson(console, found)
+    console.print(display.text(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, busy, command, console, corpus_of, print_json
+from zerosim.cli.shell import AsJson, TextFile, busy, command, corpus_of, print_json, show
 
 
 @command("replay")
@@ -30,9 +30,9 @@ def replay(
     if as_json:
         print_json(replays_as_json(example, found))
         return
-    from zerosim.course.worked_example_view import print_replays
+    from zerosim.course.worked_example_view import replays_view
 
-    print_replays(console(), example, found, hops=hops)
+    show(replays_view(example, found, hops=hops))
 
 
 @command("lost-updates")
@@ -46,7 +46,6 @@ def lost_updates(
     """What 16 bits lose of small updates, which cures help, and which does not."""
     from zerosim.course.lost_updates import Question
     from zerosim.course.lost_updates import lost_updates as answer
-    from zerosim.course.lost_updates_view import print_lesson
 
     question = Question(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
@@ -54,7 +53,7 @@ def lost_updates(
     if as_json:
         print_json(found.as_json())
     else:
-        print_lesson(console(), found)
+        show(found.view())
 
 
 @command("precision")
@@ -68,7 +67,6 @@ def precision(
     """What goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
     from zerosim.course.precision import Question
     from zerosim.course.precision import precision as answer
-    from zerosim.course.precision_view import print_lesson
 
     question, corpus = Question(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):
@@ -76,4 +74,4 @@ def precision(
     if as_json:
         print_json(found.as_json())
     else:
-        print_lesson(console(), found)
+        show(found.view())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import WRONG_INPUT, AsJson, busy, command, console, print_json
+from zerosim.cli.shell import WRONG_INPUT, AsJson, busy, command, console, print_json, show
 
 if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
@@ -103,8 +103,8 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
     from zerosim.backends.processes.notes import raised_elsewhere
     from zerosim.course.running import as_json as plain
-    from zerosim.course.running import print_run
     from zerosim.course.running import run as run_program
+    from zerosim.course.running import run_view
     from zerosim.doctor import blas_libraries
 
     try:
@@ -125,7 +125,7 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
     if as_json:
         print_json(plain(cluster.world, parts, blas_libraries(), cluster.blas_threads))
     else:
-        print_run(console(), cluster.world, parts)
+        show(run_view(cluster.world, parts, console().width))
 
 
 # -- The command that makes a page of a recorded run -----------------------------------------------------------------

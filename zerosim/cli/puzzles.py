@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, busy, command, console, print_json
+from zerosim.cli.shell import AsJson, busy, command, print_json, show
 
 if TYPE_CHECKING:
     from zerosim.course.puzzles.puzzle import Puzzle
@@ -71,17 +71,18 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 def _print_all(as_json: bool) -> None:
     from zerosim.course.puzzles import PUZZLES
-    from zerosim.display.terminal import plain_table
+    from zerosim.display.views import Note, View, marked_table
 
     if as_json:
         print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
         return
-    out = console()
-    out.print(plain_table("puzzle", "what to write", ">hints", rows=(
-        (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values())))
-    out.print("\n  zerosim puzzles mean                          states it\n"
-              "  zerosim puzzles mean --stub > mean.py         is where to begin\n"
-              "  zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks")
+    show(View("", "", (
+        marked_table("puzzle", "what to write", ">hints", rows=[
+            (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values()]),
+        Note(""),
+        Note("zerosim puzzles mean                          states it"),
+        Note("zerosim puzzles mean --stub > mean.py         is where to begin"),
+        Note("zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks"))))
 
 
 def _check(name: str, place: str, as_json: bool) -> None:

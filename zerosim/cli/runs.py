@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json
+from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json, show
 
 # What both commands ask.
 Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
@@ -49,7 +49,7 @@ def train(
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course.training import Options
     from zerosim.course.training import train as run
-    from zerosim.course.training_view import print_training, progress_bar, require_learned
+    from zerosim.course.training_view import progress_bar, require_learned, training_view
     from zerosim.course.training_view import training_as_json as plain
     from zerosim.display.saving import require_place, save_traces
 
@@ -68,7 +68,7 @@ def train(
     if as_json:
         print_json(plain(found))
     else:
-        print_training(console(), found, corpus.name)
+        show(training_view(found, corpus.name))
 
 
 @command("compare")
@@ -84,7 +84,7 @@ def compare(
     from zerosim.course.training import Options, values_of, wanted
     from zerosim.course.training import compare as run
     from zerosim.course.training_view import comparison_as_json as plain
-    from zerosim.course.training_view import print_comparison, progress_bar
+    from zerosim.course.training_view import comparison_view, progress_bar
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -100,6 +100,6 @@ def compare(
     if as_json:
         print_json(plain(found))
     else:
-        print_comparison(console(), found, corpus.name)
+        show(comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)

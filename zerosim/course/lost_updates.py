@@ -16,12 +16,14 @@ from typing import Any, Literal
 import numpy as np
 
 from zerosim.display.numbers import without_infinities
+from zerosim.display.views import View
 from zerosim.numerics import random
 from zerosim.numerics.arrays import HostArray
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim import SGD, Adam, Optimizer, UpdateContext
+from zerosim.shown import Shown
 
 Why = Literal["kept", "below_half_gap", "tie_to_even", "update_rounds_to_zero", "overflows", "weight_too_large"]
 
@@ -544,7 +546,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class LostUpdates:
+class LostUpdates(Shown):
     """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic rounding;
     ``popular_limit`` is the largest w that fp32 changes by adding the popular example's update."""
 
@@ -561,6 +563,12 @@ class LostUpdates:
     moments: tuple[Moments, ...]
     format_facts: tuple[FormatFacts, ...]
     underflows: tuple[Underflow, ...]
+
+    def view(self) -> View:
+        """The six sections, for a terminal or a notebook."""
+        from zerosim.course.lost_updates_view import lesson
+
+        return lesson(self)
 
     def addition(self, fmt: str) -> Addition:
         """w + δ in one format."""

@@ -1,4 +1,4 @@
-"""Prints the lesson on lost updates: six short sections, each with a table of what was run, and what it shows.
+"""The lesson on lost updates as a view: six short sections, each with a table of what was run, and what it shows.
 
 Legend: w a weight, δ an update.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-from rich.console import Console
 
 from zerosim.course.lost_updates import (
     EPSILON,
@@ -23,7 +21,7 @@ from zerosim.course.lost_updates import (
     Why,
 )
 from zerosim.display.numbers import fitted, percent, rough, short, sum_text
-from zerosim.display.terminal import heading, note, plain_table, verdict
+from zerosim.display.views import Heading, Note, Part, View, marked_table
 from zerosim.optim import Adam
 
 LINE_COLUMNS = 57  # of the picture of one gap: odd, so that it has a middle
@@ -47,32 +45,31 @@ METHODS: dict[Method, str] = {
 }
 
 
-def print_lesson(console: Console, found: LostUpdates) -> None:
+def lesson(found: LostUpdates) -> View:
     """All six sections."""
-    console.print("[bold]Lost updates[/]: a small number is added to a larger one, and nothing changes.")
-    console.print("A format has only so many numbers. A sum that falls between two of them becomes")
-    console.print("the nearer one; halfway, the one whose last bit is 0 (the even one).")
-    for section in (print_addition, print_cures, print_popular, print_sizes, print_moments, print_formats):
-        console.print()
-        section(console, found)
+    sections = (addition, cures, popular, sizes, moments, formats)
+    return View("Lost updates", ": a small number is added to a larger one, and nothing changes.\n"
+                "A format has only so many numbers. A sum that falls between two of them becomes\n"
+                "the nearer one; halfway, the one whose last bit is 0 (the even one).",
+                tuple(part for section in sections for part in section(found)))
 
 
 # --- 1: one addition ----------------------------------------------------------------------------------------
 
 
-def print_addition(console: Console, found: LostUpdates) -> None:
+def addition(found: LostUpdates) -> Iterator[Part]:
     """w + δ: a picture of it in the format asked for, and a table of it in all formats."""
     question, here = found.question, found.addition(found.question.format)
-    heading(console, 1, f"One addition: {sum_text(question.weight, question.update)} in {question.format}")
+    yield Heading(1, f"One addition: {sum_text(question.weight, question.update)} in {question.format}")
     if here.weight != question.weight:
-        note(console, f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}.")
-        note(console, "")
+        yield Note(f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}.")
+        yield Note("")
     for line in (*picture(here), *explanation(here)):
-        note(console, line)
+        yield Note(line)
     rows = ((a.format, *_addition_cells(a)) for a in found.additions)
-    console.print()
-    console.print(plain_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by", rows=rows))
-    note(console, "w and δ as each format stores them. The half gap is that on δ's side of w.")
+    yield Note("")
+    yield marked_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by", rows=rows)
+    yield Note("w and δ as each format stores them. The half gap is that on δ's side of w.")
 
 
 def picture(a: Addition) -> Iterator[str]:
@@ -127,22 +124,21 @@ def _addition_cells(a: Addition) -> tuple[str, ...]:
 # --- 2: the cures -------------------------------------------------------------------------------------------
 
 
-def print_cures(console: Console, found: LostUpdates) -> None:
+def cures(found: LostUpdates) -> Iterator[Part]:
     """Where w has come after all steps, by every method in every format."""
     question = found.question
-    heading(console, 2, f"The cures: w = {short(question.weight)}, and δ is added {question.steps:,} times")
+    yield Heading(2, f"The cures: w = {short(question.weight)}, and δ is added {question.steps:,} times")
     columns = [name for update in found.updates for name in (f">δ = {fitted(update, 7)}", ">arrived")]
     exact = [cell for value in found.exact for cell in (fitted(value), "100 %")]
-    table = plain_table("", "", *columns, rows=[("exact", "", *exact)])
-    told = None
+    rows, last = [("exact", "", *exact)], None
     for method, fmt in dict.fromkeys((outcome.method, outcome.format) for outcome in found.outcomes):
         cells = [cell for update in found.updates for cell in _outcome_cells(found, method, fmt, update)]
-        table.add_row("", METHODS[method] if method != told else "", fmt, *cells)
-        told = method
-    console.print(table)
-    console.print()
+        rows.append((METHODS[method] if method != last else "", fmt, *cells))
+        last = method
+    yield marked_table("", "", *columns, rows=rows)
+    yield Note("")
     for line in cure_notes(found):
-        note(console, line)
+        yield Note(line)
 
 
 def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) -> tuple[str, str]:
@@ -200,37 +196,42 @@ def cure_notes(found: LostUpdates) -> Iterator[str]:
 # Legend: w a weight, lr the learning rate, g a gradient, m and v Adam's averages of g and g².
 
 
-def print_popular(console: Console, found: LostUpdates) -> None:
+def verdict(lost: bool, otherwise: str = "kept") -> str:
+    """``lost`` in red, or what is so otherwise."""
+    return "[red]lost[/]" if lost else otherwise
+
+
+def popular(found: LostUpdates) -> Iterator[Part]:
     """The sentence that fp32 keeps what fp16 loses, for several weights."""
     update = short(POPULAR_UPDATE)
-    heading(console, 3, f'"In fp32 the value will change"? (lr·g = {POPULAR_LR:g} · {POPULAR_GRADIENT:g} = {update})')
+    yield Heading(3, f'"In fp32 the value will change"? (lr·g = {POPULAR_LR:g} · {POPULAR_GRADIENT:g} = {update})')
     rows = ((short(s.weight), rough(s.gap_below), verdict(s.down_lost), rough(s.gap_above), verdict(s.up_lost))
             for s in found.survivors)  # fmt: skip
-    console.print(plain_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=rows))
-    note(console, f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}.")
+    yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=rows)
+    yield Note(f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}.")
 
 
-def print_sizes(console: Console, found: LostUpdates) -> None:
+def sizes(found: LostUpdates) -> Iterator[Part]:
     """SGD's update beside Adam's, and the learning rates below which Adam's is lost."""
     fmt, weight = found.question.format, rough(found.question.weight, 6)
-    heading(console, 4, f"SGD's update depends on g. Adam's does not. (lr = {POPULAR_LR:g}, w = {weight})")
+    yield Heading(4, f"SGD's update depends on g. Adam's does not. (lr = {POPULAR_LR:g}, w = {weight})")
     rows = ((rough(s.gradient), rough(s.sgd_update), verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
              verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps)  # fmt: skip
-    console.print(plain_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=rows))
-    note(console, "What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
-    note(console, f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
-    console.print()
-    note(console, f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
+    yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=rows)
+    yield Note("What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
+    yield Note(f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
+    yield Note("")
+    yield Note(f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
     formats = list(dict.fromkeys(threshold.format for threshold in found.thresholds))
     limits = {(t.format, t.direction): rough(t.lost_up_to) for t in found.thresholds}
     rows_of_limits = ((name, limits[name, "down"], limits[name, "up"]) for name in formats)
-    console.print(plain_table("format", ">lr, downwards", ">lr, upwards", rows=rows_of_limits))
-    note(console, "Found by bisection, each question a real step of Adam.")
+    yield marked_table("format", ">lr, downwards", ">lr, upwards", rows=rows_of_limits)
+    yield Note("Found by bisection, each question a real step of Adam.")
 
 
-def print_moments(console: Console, found: LostUpdates) -> None:
+def moments(found: LostUpdates) -> Iterator[Part]:
     """Adam's averages in few bits, for a gradient that never changes."""
-    heading(console, 5, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")
+    yield Heading(5, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")
     formats = list(dict.fromkeys(row.format for row in found.moments))
     by_place = {(row.format, row.step): row for row in found.moments}
     steps = list(dict.fromkeys(row.step for row in found.moments))
@@ -238,30 +239,30 @@ def print_moments(console: Console, found: LostUpdates) -> None:
     rows = [(f"{step:,}", *(cell for fmt in formats for cell in (percent(by_place[fmt, step].v_share),
                                                                   rough(by_place[fmt, step].update) + " lr")))
             for step in steps]  # fmt: skip
-    console.print(plain_table(">step", *columns, rows=rows))
-    note(console, "v beside what it would be without rounding. The update should always be 1 lr.")
+    yield marked_table(">step", *columns, rows=rows)
+    yield Note("v beside what it would be without rounding. The update should always be 1 lr.")
     for fmt in formats:
         first, before, last = (by_place[fmt, step] for step in (steps[0], *steps[-2:]))
         if first.v == 0:
             smallest = (1 - Adam().beta2) * MOMENT_GRADIENT**2
-            note(console, f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone.")
+            yield Note(f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone.")
         elif last.v == before.v:
-            note(console, f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that.")
+            yield Note(f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that.")
     arrived = ", ".join(f"{fmt} {percent(by_place[fmt, steps[-1]].m_share)}" for fmt in formats if fmt != "fp32")
-    note(console, f"m forgets faster: a step adds more, and it arrives ({arrived}).")
+    yield Note(f"m forgets faster: a step adds more, and it arrives ({arrived}).")
 
 
-def print_formats(console: Console, found: LostUpdates) -> None:
+def formats(found: LostUpdates) -> Iterator[Part]:
     """The formats' smallest steps and numbers, and two popular sentences about them."""
-    heading(console, 6, "The formats")
+    yield Heading(6, "The formats")
     rows = ((f.format, str(f.mantissa_bits), rough(f.gap_at_one), rough(f.smallest_normal), rough(f.smallest_subnormal),
              rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts)  # fmt: skip
-    console.print(plain_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest",
-                              rows=rows))  # fmt: skip
-    note(console, "Below 'normal from' the gaps stay the same: numbers there have fewer bits.")
-    console.print()
+    yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest",
+                              rows=rows)  # fmt: skip
+    yield Note("Below 'normal from' the gaps stay the same: numbers there have fewer bits.")
+    yield Note("")
     facts = {f.format: f for f in found.format_facts}
     ratio = facts["bf16"].gap_at_one / facts["fp16"].gap_at_one
-    note(console, f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {ratio:g} times as large.')
-    note(console, f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(facts["fp16"].zero_up_to)}.')
-    note(console, "   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows))
+    yield Note(f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {ratio:g} times as large.')
+    yield Note(f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(facts["fp16"].zero_up_to)}.')
+    yield Note("   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows))

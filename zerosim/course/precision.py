@@ -16,6 +16,7 @@ import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, LargestValue, Rested, Trial, largest_values, policies, rested, trials
 from zerosim.display.numbers import without_infinities
+from zerosim.display.views import View
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, one_pass
@@ -28,6 +29,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim import AdamW
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
+from zerosim.shown import Shown
 from zerosim.zero.engine import Engine
 
 
@@ -208,7 +210,7 @@ class Underflows:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(Shown):
     """All answers."""
 
     question: Question
@@ -218,6 +220,12 @@ class Precision:
     trials: tuple[Trial, ...]
     largest: tuple[LargestValue, ...]
     rested: tuple[Rested, ...]
+
+    def view(self) -> View:
+        """The four sections, for a terminal or a notebook."""
+        from zerosim.course.precision_view import lesson
+
+        return lesson(self)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data; what is no finite number is the text "inf", "-inf" or "nan"."""

@@ -1,4 +1,4 @@
-"""Prints the lesson on mixed precision: four short sections, each with a table of what was run, and what it shows.
+"""The lesson on mixed precision as a view: four short sections, each with a table of what was run, and what it shows.
 
 Legend: g a gradient, S the loss scale.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from zerosim.course.precision import INITIAL, LR, WINDOW, Fates, Precision
 from zerosim.course.precision_runs import HIGHEST, LOWEST, RESTING_LR, Rested, Trial, has_wide_range
 from zerosim.display.numbers import percent, rough, short
-from zerosim.display.terminal import heading, note, plain_table
+from zerosim.display.views import Heading, Note, Part, View, marked_table
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.rounding import spacing
 
@@ -22,35 +20,34 @@ GROUP = 4  # binades in a line of the histogram
 QUERIES_AND_KEYS = 2 / 3  # of a fused weight of queries, keys and values
 
 
-def print_lesson(console: Console, found: Precision) -> None:
+def lesson(found: Precision) -> View:
     """All four sections."""
-    console.print("[bold]Mixed precision[/]: what goes wrong in 16 bits, and what helps.")
-    for section in (print_underflows, print_traces, print_overflows, print_rested):
-        console.print()
-        section(console, found)
+    sections = (underflows, scaler_traces, overflows, resting)
+    return View("Mixed precision", ": what goes wrong in 16 bits, and what helps.",
+                tuple(part for section in sections for part in section(found)))
 
 
 # --- 1: gradients too small for the format -------------------------------------------------------------------
 
 
-def print_underflows(console: Console, found: Precision) -> None:
+def underflows(found: Precision) -> Iterator[Part]:
     """Where the gradients lie, and what the format makes of them at several loss scales."""
     question, seen = found.question, found.underflows
     row = format_of(question.format)
-    heading(console, 1, f"Small gradients in {question.format}")
-    note(console, f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}.")
-    note(console, f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they")
-    note(console, f"become in {row.name}.")
-    console.print()
-    console.print(plain_table(">from", "to", ">gradients", "", "", rows=histogram(found, row)))
-    console.print()
-    console.print(plain_table(
+    yield Heading(1, f"Small gradients in {question.format}")
+    yield Note(f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}.")
+    yield Note(f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they")
+    yield Note(f"become in {row.name}.")
+    yield Note("")
+    yield marked_table(">from", "to", ">gradients", "", "", rows=histogram(found, row))
+    yield Note("")
+    yield marked_table(
         ">S", ">rounded: 0", ">subnormal", ">inf", ">computed: 0", ">subnormal", ">inf", ">logits: 0",
-        rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output)))
-    note(console, "Rounded: S times the gradients above. Computed: a backward all in the format,")
-    note(console, "from S times the loss; logits: where it begins. Subnormal: with fewer bits.")
+        rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
+    yield Note("Rounded: S times the gradients above. Computed: a backward all in the format,")
+    yield Note("from S times the loss; logits: where it begins. Subnormal: with fewer bits.")
     for line in underflow_notes(found, row):
-        note(console, line)
+        yield Note(line)
 
 
 def histogram(found: Precision, row: Format) -> Iterator[tuple[str, ...]]:
@@ -113,17 +110,17 @@ def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
 # --- 2: dynamic loss scaling ---------------------------------------------------------------------------------
 
 
-def print_traces(console: Console, found: Precision) -> None:
+def scaler_traces(found: Precision) -> Iterator[Part]:
     """The scale after each step by each of the machines in use."""
-    heading(console, 2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
+    yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
     names = [f">{trace.dialect}" + (f" ({trace.hysteresis})" if trace.dialect != "torch" else "")
              for trace in found.traces]
     rows = ((str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
             for step, overflow in enumerate(found.pattern, start=1))
-    console.print(plain_table(">step", "", *names, rows=rows))
-    note(console, "An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,")
-    note(console, "is how many that takes, until S grows again. S doubles on the last good step")
-    note(console, "of a window (torch, deepspeed-legacy), or on the next one (deepspeed).")
+    yield marked_table(">step", "", *names, rows=rows)
+    yield Note("An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,")
+    yield Note("is how many that takes, until S grows again. S doubles on the last good step")
+    yield Note("of a window (torch, deepspeed-legacy), or on the next one (deepspeed).")
 
 
 # -- Prints what the lesson on mixed precision says of training runs: overflow in forward, and what rests in 16 bits ---
@@ -133,27 +130,27 @@ def print_traces(console: Console, found: Precision) -> None:
 # --- 3: overflow ---------------------------------------------------------------------------------------------
 
 
-def print_overflows(console: Console, found: Precision) -> None:
+def overflows(found: Precision) -> Iterator[Part]:
     """The same training in two units, with every loss scaling."""
     fmt, unit = found.question.format, found.trials[-1].unit
-    heading(console, 3, "Overflow in backward, and in forward")
-    note(console, f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where")
-    note(console, f"inputs and targets are {short(unit)} times as large. Losses are in the first unit.")
-    console.print()
+    yield Heading(3, "Overflow in backward, and in forward")
+    yield Note(f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where")
+    yield Note(f"inputs and targets are {short(unit)} times as large. Losses are in the first unit.")
+    yield Note("")
     small = [trial for trial in found.trials if trial.unit == 1]
     large = [trial for trial in found.trials if trial.unit != 1]
     rows = ((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True))
-    console.print(plain_table("format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped",
-                              ">loss, last", rows=rows))
-    console.print()
+    yield marked_table("format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped",
+                              ">loss, last", rows=rows)
+    yield Note("")
     columns = list(dict.fromkeys((value.unit, value.format) for value in found.largest))
     layers = {value.layer: [""] * len(columns) for value in found.largest}
     for value in found.largest:
         layers[value.layer][columns.index((value.unit, value.format))] = _value(value.value)
-    console.print(plain_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
-                              rows=((layer, *cells) for layer, cells in layers.items())))
+    yield marked_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
+                              rows=((layer, *cells) for layer, cells in layers.items()))
     for line in overflow_notes(found, fmt, small, large):
-        note(console, line)
+        yield Note(line)
 
 
 def _trial_cells(trial: Trial) -> tuple[str, str]:
@@ -187,18 +184,18 @@ def overflow_notes(found: Precision, fmt: str, small: list[Trial], large: list[T
 # --- 4: what rests -------------------------------------------------------------------------------------------
 
 
-def print_rested(console: Console, found: Precision) -> None:
+def resting(found: Precision) -> Iterator[Part]:
     """The same training with masters, state and products in other formats."""
     first = found.rested[0]
-    heading(console, 4, f"What rests between steps: {first.steps} steps of Adam, lr = {RESTING_LR:g}")
+    yield Heading(4, f"What rests between steps: {first.steps} steps of Adam, lr = {RESTING_LR:g}")
     rows = ((run.compute, run.master if run.master != run.compute or run.compute == "fp32" else "none", run.state,
              run.matmul or "", *(_value(loss, 3) for loss in (run.first_loss, run.middle_loss, run.last_loss)),
              percent(run.moved_share), str(run.skipped)) for run in found.rested)
-    console.print(plain_table("compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved",
-                              ">skips", rows=rows))
-    note(console, "Losses are means over all data. Moved: weights that the last step changed.")
+    yield marked_table("compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved",
+                              ">skips", rows=rows)
+    yield Note("Losses are means over all data. Moved: weights that the last step changed.")
     for line in rested_notes(found.rested):
-        note(console, line)
+        yield Note(line)
 
 
 def rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:

@@ -17,12 +17,12 @@ from inspect import iscoroutine, isfunction, isgenerator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
 from rich.markup import escape
 
-from zerosim.backends.processes.transport import ProcessCluster
-from zerosim.display.terminal import plain_table
+from zerosim.display.saving import is_one_of_many
+from zerosim.display.views import Note, View, marked_table
 from zerosim.numerics.arrays import sha256
+from zerosim.numerics.units import counted
 from zerosim.ranks.cluster import Cluster, Program
 from zerosim.ranks.errors import BackendError
 from zerosim.ranks.rank import Rank
@@ -107,14 +107,15 @@ def _literal(text: str) -> Any:
         return text
 
 
-def run(cluster: Cluster, program: Callable[..., Any]) -> list[RanPart]:
+def run(cluster: Any, program: Callable[..., Any]) -> list[RanPart]:
     """Runs the program on the cluster; the parts of all ranks, wherever they ran, in rank order.
 
     A result that cannot be shown is an error of its rank, which ends the run on all of them.
     """
     results = cluster.run(lambda rank: _shown(program(rank)))
-    if isinstance(cluster, ProcessCluster):
-        parts: list[RanPart] = cluster.gather(_part(cluster, 0, cluster.index, results[cluster.index]))
+    if is_one_of_many(cluster):
+        here = cluster.ranks[0].index
+        parts: list[RanPart] = cluster.gather(_part(cluster, 0, here, results[here]))
         return parts
     return [_part(cluster, rank, rank, shown) for rank, shown in enumerate(results)]
 
@@ -186,13 +187,13 @@ LONGEST = 60  # characters of a result, and fewer where a line is not so long
 BESIDE = 56   # columns that the others take
 
 
-def print_run(console: Console, world: str, parts: Sequence[RanPart]) -> None:
-    """A line for each rank."""
-    console.print(f"[bold]{len(parts)} rank{'s' * (len(parts) != 1)}[/], {world}\n")
-    longest = min(LONGEST, max(SHOWN, console.width - BESIDE))
+def run_view(world: str, parts: Sequence[RanPart], columns: int) -> View:
+    """A line for each rank, for a terminal of so many columns."""
+    longest = min(LONGEST, max(SHOWN, columns - BESIDE))
     rows = ((str(part.rank), f"{part.sent_nbytes:,}", f"{part.peak_nbytes:,}", (part.sha256 or "none")[:SHOWN],
              escape(_one_line(part.result, longest))) for part in parts)
-    console.print(plain_table(">rank", ">bytes sent", ">peak bytes", "SHA-256", "result", rows=rows))
+    table = marked_table(">rank", ">bytes sent", ">peak bytes", "SHA-256", "result", rows=rows)
+    return View(counted(len(parts), "rank"), f", {world}", (Note(""), table))
 
 
 def as_json(world: str, parts: Sequence[RanPart], blas: Sequence[Any], blas_threads: int) -> dict[str, Any]:

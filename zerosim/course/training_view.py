@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from zerosim.course.training import COMPANION, Comparison, Options, Step, Trained, is_of_matrices
 from zerosim.display.numbers import without_infinities
-from zerosim.display.terminal import RIGHT, note, plain_table, title
+from zerosim.display.views import RIGHT, Note, Part, View, marked_table
 from zerosim.numerics.units import counted
 
 if TYPE_CHECKING:
@@ -56,32 +56,37 @@ def progress_bar(console: Console, total: int) -> Iterator[Bar]:
         yield Bar(progress, total)
 
 
-def print_training(console: Console, found: Trained, text_name: str) -> None:
+def training_view(found: Trained, text_name: str) -> View:
     """What was trained, how far it came, what it held and sent, and what it writes."""
-    title(console, found.options.model, f" on {text_name}: {_headline(found.options)}")
-    console.print(plain_table("", RIGHT + "nats per byte", RIGHT + "bits", rows=[
+    return View(found.options.model, f" on {' '.join(text_name.splitlines())}: {_headline(found.options)}",
+                tuple(_training_parts(found)))
+
+
+def _training_parts(found: Trained) -> Iterator[Part]:
+    yield Note("")
+    yield marked_table("", RIGHT + "nats per byte", RIGHT + "bits", rows=[
         (what, f"{nats:.4f}", f"{nats / math.log(2):.3f}") for what, nats in (
             ("loss, first step", found.steps[0].loss), ("loss, last step", found.steps[-1].loss),
-            ("loss on text held out", found.held_out_loss), ("entropy of single bytes", found.unigram_entropy))]))
-    console.print()
+            ("loss on text held out", found.held_out_loss), ("entropy of single bytes", found.unigram_entropy))])
+    yield Note("")
     fullest = found.fullest_rank
-    console.print(plain_table(f"rank {fullest} holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
+    yield marked_table(f"rank {fullest} holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
         *((kind.replace("_", " "), f"{found.resting_nbytes_by_kind.get(kind, 0):,}", f"{nbytes:,}")
           for kind, nbytes in found.peak_nbytes_by_kind.items()),
-        ("all", f"{sum(found.resting_nbytes_by_kind.values()):,}", f"{sum(found.peak_nbytes_by_kind.values()):,}")]))
-    console.print()
-    console.print(plain_table(f"rank {fullest} sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
+        ("all", f"{sum(found.resting_nbytes_by_kind.values()):,}", f"{sum(found.peak_nbytes_by_kind.values()):,}")])
+    yield Note("")
+    yield marked_table(f"rank {fullest} sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
-        for purpose, nbytes in found.sent_nbytes.items()]))
-    console.print()
+        for purpose, nbytes in found.sent_nbytes.items()])
+    yield Note("")
     if len(set(found.peak_nbytes)) > 1:
-        note(console, f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
-    note(console, f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
+        yield Note(f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
+    yield Note(f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
                   f"skipped: {found.skipped}; loss scale at the end: {found.steps[-1].scale:g}.")
-    note(console, f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
+    yield Note(f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
     if found.options.sample_tokens:
-        console.print("\nIt writes:\n")
-        note(console, escape(found.sample))  # brackets that it writes are no markup
+        yield from (Note(""), Note("It writes:", indent=0), Note(""))
+        yield Note(escape(found.sample))  # brackets that it writes are no markup
 
 
 def _headline(options: Options) -> str:
@@ -120,32 +125,37 @@ def training_as_json(found: Trained) -> dict[str, object]:
 
 # -- A comparison as one reads it: a column for each run -------------------------------------------------------------
 
-def print_comparison(console: Console, found: Comparison, text_name: str) -> None:
+def comparison_view(found: Comparison, text_name: str) -> View:
     """Losses, memory and traffic of each run, and which of them ended in the same bits."""
     options = found.runs[0].options
-    title(console, options.model, f" on {text_name}, {counted(options.ranks, 'rank')}, "
-                                  f"{counted(options.steps, 'step')}, by {found.over}")
-    console.print(plain_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found)))
-    console.print()
-    note(console, "Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
+    return View(options.model, f" on {' '.join(text_name.splitlines())}, {counted(options.ranks, 'rank')}, "
+                               f"{counted(options.steps, 'step')}, by {found.over}", tuple(_comparison_parts(found)))
+
+
+def _comparison_parts(found: Comparison) -> Iterator[Part]:
+    options = found.runs[0].options
+    yield Note("")
+    yield marked_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found))
+    yield Note("")
+    yield Note("Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
                   "step.")
     for value, run in zip(found.values, found.runs, strict=True):
         if run.diverged_at is not None:
-            note(console, f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
+            yield Note(f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
     if all(run.diverged_at is not None for run in found.runs):
         return
     if found.all_same_bits:
-        note(console, f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
+        yield Note(f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
         return
     if len(found.same_bits) == len(found.runs):
-        note(console, "No two runs ended in the same weights.")
+        yield Note("No two runs ended in the same weights.")
     else:
         groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
-        note(console, f"These ended in the same weights, bit for bit: {groups}.")
+        yield Note(f"These ended in the same weights, bit for bit: {groups}.")
     if found.over == "stage" and options.micro_batches > 1:
-        note(console, "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
+        yield Note("Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
     if found.over == "recompute" and "tiled" in found.values:
-        note(console, "Tiled attention adds in another order; all other policies recompute the same bits.")
+        yield Note("Tiled attention adds in another order; all other policies recompute the same bits.")
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:

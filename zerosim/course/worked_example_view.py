@@ -1,44 +1,39 @@
-"""Prints a replay: where each state rests, what happened in order, and what every number came to.
+"""A replay as a view: where each state rests, what happened in order, and what every number came to.
 
 Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
 """
 
-from collections.abc import Iterable, Sequence
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterable, Iterator, Sequence
 
 from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, Step, decimal, exact
+from zerosim.display.numbers import short
+from zerosim.display.views import RIGHT, Note, Part, Rule, Table, View, marked_table
 from zerosim.ranks.memory import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
 MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}
 
 
-def print_replays(console: Console, example: Example, found: dict[int, Replay], *, hops: bool) -> None:
+def replays_view(example: Example, found: dict[int, Replay], *, hops: bool) -> View:
     """The example, then every stage; where there are several, a last word on what they share."""
-    print_header(console, example)
-    for stage, of_stage in found.items():
-        print_replay(console, stage, of_stage, hops=hops)
+    parts = [part for stage, of_stage in found.items() for part in stage_parts(stage, of_stage, hops=hops)]
     if len(found) > 1:
-        console.print()
-        console.rule("[bold]all stages[/]")
-        console.print(comparison_table(found))
-        console.print(
+        parts += [Rule("[bold]all stages[/]"), comparison_table(found), Note(
             f"The fp32 masters and the {example.compute} copies are "
-            + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage.")
-        )
+            + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage."), 0)]
+    return View("The worked example", f": 4 weights on {example.ranks} ranks, {example.compute}, "
+                f"Adam with learning rate {example.learning_rate:g}", (*map(Note, header(example)), *parts))
 
 
 def comparison_table(found: dict[int, Replay]) -> Table:
     """What each stage cost every rank."""
-    table = plain_table("", "stage", "rank", "at rest B", "peak B", "sent B")
+    rows = []
     for stage, of_stage in found.items():
         for rank, witness in enumerate(of_stage.witnesses):
-            table.add_row(str(stage) if rank == 0 else "", str(rank),
+            rows.append((str(stage) if rank == 0 else "", str(rank),
                           str(sum(witness.snapshot("start").held_nbytes.values())),
-                          str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank]))
-    return table
+                          str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank])))
+    return table("", "stage", "rank", "at rest B", "peak B", "sent B", rows=rows)
 
 
 def same_bits(found: dict[int, Replay]) -> bool:
@@ -48,31 +43,28 @@ def same_bits(found: dict[int, Replay]) -> bool:
     return len(ends) == 1
 
 
-def print_header(console: Console, example: Example) -> None:
+def header(example: Example) -> Iterator[str]:
     """The model, the data and the settings, which all stages share."""
-    console.print(f"[bold]The worked example[/]: 4 weights on {example.ranks} ranks, {example.compute}, "
-                  f"Adam with learning rate {example.learning_rate:g}")
-    console.print("  h = w1·x1 + w2·x2   a = relu(h)   y = w3·a + w4   loss = ½(y - t)²")
-    console.print(f"  layer1 is w1 w2, layer2 is w3 w4; they begin as {numbers(example.weights)}")
+    yield "h = w1·x1 + w2·x2   a = relu(h)   y = w3·a + w4   loss = ½(y - t)²"
+    yield f"layer1 is w1 w2, layer2 is w3 w4; they begin as {numbers(example.weights)}"
     for rank in range(example.ranks):
         (x1, x2), target = example.sample(rank)
-        console.print(f"  rank {rank} trains on x = ({x1:g}, {x2:g}), t = {target:g}")
-    console.print(f"  layout {example.layout}, recompute {example.recompute}")
+        yield f"rank {rank} trains on x = ({x1:g}, {x2:g}), t = {target:g}"
+    yield f"layout {example.layout}, recompute {example.recompute}"
 
 
-def print_replay(console: Console, number: int, found: Replay, *, hops: bool) -> None:
+def stage_parts(number: int, found: Replay, *, hops: bool) -> Iterator[Part]:
     """One stage, from where its states rest to what they came to."""
-    console.print()
-    console.rule(f"[bold]stage {number}[/]: {stage_text(found)}")
-    console.print(resting_table(found))
-    console.print(story_table(found, hops=hops))
-    print_disagreement(console, found)
+    yield Rule(f"[bold]stage {number}[/]: {stage_text(found)}")
+    yield resting_table(found)
+    yield story_table(found, hops=hops)
+    yield from disagreement(found)
     if found.witnesses[0].skipped:
-        console.print("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.")
-    console.print(results_table(found))
-    console.print(cast_remark(found))
-    console.print(memory_table(found))
-    console.print(f"Sent by each rank, parameters and gradients: {listed(found.sent_nbytes)} bytes")
+        yield Note("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
+    yield results_table(found)
+    yield Note(cast_remark(found), 0)
+    yield memory_table(found)
+    yield Note(f"Sent by each rank, parameters and gradients: {listed(found.sent_nbytes)} bytes", 0)
 
 
 def stage_text(found: Replay) -> str:
@@ -84,27 +76,27 @@ def stage_text(found: Replay) -> str:
 
 def resting_table(found: Replay) -> Table:
     """State by rank: the weights of which each rank holds that state between steps."""
-    table = plain_table("Where each state rests", "rank", *STATES)
+    rows = []
     for rank in range(found.example.ranks):
         cells = [" ".join(NAMES[i] for i in found.held_part(state, "start", rank)) or "-" for state in STATES]
-        table.add_row(str(rank), *cells)
-    return table
+        rows.append((str(rank), *cells))
+    return table("Where each state rests", "rank", *STATES, rows=rows)
 
 
 def story_table(found: Replay, *, hops: bool) -> Table:
     """Every step, and under it every rank: the values, the bytes sent, the bytes held right after."""
-    table = plain_table("What happens", "", "event", "rank", "values", "sent B", "holds B")
+    rows = []
     seen = [0] * found.example.ranks
     for number, step in enumerate(found.steps, 1):
         for rank in range(found.example.ranks):
             first = rank == 0
-            table.add_row(str(number) if first else "", f"{step.op} {step.unit}" if first else "", str(rank),
+            rows.append((str(number) if first else "", f"{step.op} {step.unit}" if first else "", str(rank),
                           values_text(found, step, rank, seen), str(step.sent_nbytes[rank] or ""),
-                          str(sum(step.held_nbytes[rank].values())))
+                          str(sum(step.held_nbytes[rank].values()))))
         if hops and step.call is not None:
             for made in found.hops.get(step.call, []):
-                table.add_row("", "", "", hop_text(made), "", "")
-    return table
+                rows.append(("", "", "", hop_text(made), "", ""))
+    return table("What happens", "", "event", "rank", "values", "sent B", "holds B", rows=rows)
 
 
 def hop_text(made: HopValues) -> str:
@@ -159,54 +151,45 @@ def owned_text(word: str, values: dict[int, float]) -> str:
     return f"{word} " + ", ".join(f"{NAMES[i]} {short(value)}" for i, value in values.items()) if values else "-"
 
 
-def print_disagreement(console: Console, found: Replay) -> None:
-    """Between the update and the all-gather, replicated copies that only their owners have updated disagree."""
+def disagreement(found: Replay) -> Iterator[Note]:
+    """The copies between the update and the all-gather: only their owners have updated replicated ones."""
     copies = [decimals(found.whole("parameter", "update", rank)) for rank in range(found.example.ranks)]
     if len({tuple(copy) for copy in copies}) == 1:
         return
-    console.print(f"\nAfter the update and before the all-gather the {found.example.compute} copies disagree:")
+    yield Note("")
+    yield Note(f"After the update and before the all-gather the {found.example.compute} copies disagree:", 0)
     for rank, copy in enumerate(copies):
-        console.print(f"  rank {rank} has {', '.join(copy)}")
+        yield Note(f"rank {rank} has {', '.join(copy)}")
 
 
 def results_table(found: Replay) -> Table:
     """For each weight the mean gradient, Adam's state, the new master, and what its cast really is."""
     low = found.example.compute
-    table = plain_table("What it comes to", "", "mean gradient", "m", "v", "fp32 master", f"{low} copy, exactly")
+    rows = []
     columns = [found.reduced_gradients, exact(found.whole("m", "refresh")), exact(found.whole("v", "refresh")),
                exact(found.whole("master", "refresh"))]
     casts = decimals(found.whole("parameter", "refresh"))
     for i, name in enumerate(NAMES):
-        table.add_row(name, *(short(column[i]) for column in columns), casts[i])
-    return table
+        rows.append((name, *(short(column[i]) for column in columns), casts[i]))
+    return table("What it comes to", "", "mean gradient", "m", "v", "fp32 master", f"{low} copy, exactly", rows=rows)
 
 
 def memory_table(found: Replay) -> Table:
     """Bytes by kind on every rank: at the moments of the step, and at its peak."""
-    table = plain_table("Bytes held", "rank", "kind", *MOMENTS.values(), "peak")
+    rows = []
     for rank, witness in enumerate(found.witnesses):
         columns = [witness.snapshot(moment).held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
         for kind in (kind for kind in KINDS if any(kind in column for column in columns)):
-            table.add_row(str(rank) if kind == KINDS[0] else "", kind.replace("_", " "),
-                          *(str(column.get(kind, "")) for column in columns))
-        table.add_row("", "[bold]all[/]", *(f"[bold]{sum(column.values())}[/]" for column in columns))
-    return table
+            rows.append((str(rank) if kind == KINDS[0] else "", kind.replace("_", " "),
+                          *(str(column.get(kind, "")) for column in columns)))
+        rows.append(("", "[bold]all[/]", *(f"[bold]{sum(column.values())}[/]" for column in columns)))
+    return table("Bytes held", "rank", "kind", *MOMENTS.values(), "peak", rows=rows)
 
 
-def plain_table(title: str, *columns: str) -> Table:
-    """A table without frames, numbers to the right where a column's name says bytes."""
-    table = Table(
-        title=f"\n{title}" if title else None, title_justify="left", title_style="bold", box=None, pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column.endswith(" B") else "left", overflow="fold")
-    return table
-
-
-def short(value: float) -> str:
-    """The shortest decimal of an fp32 value, without a useless ``.0``."""
-    return str(value).removesuffix(".0")
+def table(caption: str, *columns: str, rows: Iterable[Sequence[str]]) -> Table:
+    """A table at the margin, numbers to the right where a column's name says bytes."""
+    names = (RIGHT + name if name.endswith(" B") else name for name in columns)
+    return marked_table(*names, rows=rows, caption=caption, indent=0)
 
 
 def numbers(values: Iterable[float]) -> str:

@@ -7,9 +7,24 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise, zip_longest
 
+from rich.text import Text
+
 from zerosim.display.colors import ink_on, rank_color
-from zerosim.display.terminal import RIGHT
-from zerosim.display.views import MOST_ROWS, Bars, Line, Part, Strip, Table, View, shortened, words
+from zerosim.display.views import (
+    MOST_ROWS,
+    RIGHT,
+    Bars,
+    Heading,
+    Line,
+    Note,
+    Part,
+    Rule,
+    Strip,
+    Table,
+    View,
+    shortened,
+    words,
+)
 from zerosim.numerics.units import bytes_text
 
 STYLE = """<style>
@@ -23,6 +38,7 @@ STYLE = """<style>
 .zs svg text { fill: currentColor; font: 13px system-ui, sans-serif; }
 .zs p { margin: 2px 0 6px; }
 </style>"""
+STRONG = ("bold", "red")  # of rich's styles, those that lessons use
 WIDTH, LABEL, VALUE, ROW, BAR = 720, 120, 100, 24, 16
 HATCH = ('<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
          '<rect width="6" height="6" fill="rgba(127,127,127,0.15)"/>'
@@ -36,8 +52,14 @@ def as_html(view: View) -> str:
 
 
 def part_html(part: Part) -> str:
-    """A table or a drawing with its caption."""
+    """A line of text, a table or a drawing with its caption."""
     match part:
+        case Heading():
+            return f"<p><strong>{part.number}. {marked_html(part.title)}</strong></p>"
+        case Rule():
+            return f"<hr><p>{marked_html(part.title)}</p>"
+        case Note():
+            return f"<p>{marked_html(part.text)}</p>" if part.text else ""
         case Table():
             return table_html(part)
         case Bars():
@@ -46,18 +68,33 @@ def part_html(part: Part) -> str:
             return strip_html(part)
 
 
+def marked_html(text: str) -> str:
+    """Rich's markup as HTML: what is bold or red in a terminal is strong here."""
+    found = Text.from_markup(text)
+    edges = sorted({0, len(found), *(edge for span in found.spans for edge in (span.start, span.end))})
+    pieces = []
+    for low, high in pairwise(edges):
+        piece = escape(found.plain[low:high])
+        strong = any(span.start <= low < span.end and str(span.style) in STRONG for span in found.spans)
+        pieces.append(f"<strong>{piece}</strong>" if strong else piece)
+    return "".join(pieces)
+
+
 def table_html(table: Table, *, attributes: Sequence[str] = (), all_rows: bool = False) -> str:
     """A table whose first column heads its rows. ``attributes``, one for each row, stand in its ``<tr>``."""
     def cell(tag: str, number: int, text: str, scope: str = "") -> str:
         right = ' class="n"' if table.columns[number].startswith(RIGHT) else ""
-        return f"<{tag}{right}{scope}>{escape(text)}</{tag}>"
+        content = marked_html(text) if table.marked else escape(text)
+        return f"<{tag}{right}{scope}>{content}</{tag}>"
 
     head = "".join(cell("th", at, name.removeprefix(RIGHT), ' scope="col"') for at, name in enumerate(table.columns))
+    shown = table.rows if all_rows or table.marked else shortened(table.rows, "rows")
     rows = "".join(f"<tr{mark}>" + "".join(cell("th" if at == 0 else "td", at, text, ' scope="row"' if at == 0 else "")
                                            for at, text in enumerate(row)) + "</tr>"
-                   for mark, row in zip_longest(attributes, table.rows if all_rows else shortened(table.rows, "rows"),
+                   for mark, row in zip_longest(attributes, shown,
                                                 fillvalue=""))
-    return (f"<table><caption>{escape(table.caption)}</caption><thead><tr>{head}</tr></thead>"
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    return (f"<table>{caption}<thead><tr>{head}</tr></thead>"
             f"<tbody>{rows}</tbody></table>")
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.colors import BLUE, GRAY, GREEN, ORANGE, VERMILLION
 from zerosim.display.notebook import as_html
 from zerosim.display.numbers import short
-from zerosim.display.plots import PARTS, parts_of, row_name
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import COLUMNS, Plan, cells, subject
+from zerosim.planning.plan import COLUMNS, Plan, Row, cells, subject
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
@@ -184,6 +184,10 @@ def stage_name(stage: Stage) -> str:
 
 # -- plans ------------------------------------------------------------------------------------------------------------
 
+PARTS: Mapping[str, str] = MappingProxyType({
+    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "passing": GREEN, "overhead": GRAY})
+
+
 def plan_view(plan: Plan) -> View:
     """The verdict, bars of bytes beside the capacity, and the rows."""
     question = plan.question
@@ -194,6 +198,16 @@ def plan_view(plan: Plan) -> View:
     table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
                   tuple(map(tuple, cells(plan))))
     return View(plan.verdict, " " + "".join(subject(question, plan.rows[0].dialect)) + ".", (bars, table))
+
+
+def parts_of(row: Row) -> dict[str, int]:
+    """Bytes of each part; they add up to the row's total."""
+    return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
+
+
+def row_name(row: Row) -> str:
+    """``ZeRO-2 block``."""
+    return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
 
 
 # -- steps of a run: what moved, and every rank as it is then ---------------------------------------------------------

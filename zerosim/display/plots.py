@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zerosim.display.colors import BLUE, GRAY, GREEN, KIND_COLORS, ORANGE, PHASE_COLORS, VERMILLION
+from zerosim.display.colors import KIND_COLORS, PHASE_COLORS
 from zerosim.display.drawing import DARK, LIGHT, Drawing, Style, heading, look, scale_of, within_limits
+from zerosim.display.objects import PARTS, parts_of, row_name
 from zerosim.display.traffic_plots import (
     ring_traffic,
     ring_traffic_data,
@@ -20,7 +21,6 @@ from zerosim.display.traffic_plots import (
 )
 from zerosim.numerics.units import counted
 from zerosim.planning.plan import Plan
-from zerosim.planning.plan import Row as PlanRow
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.memory import Memories, Memory
@@ -197,8 +197,6 @@ def _capacity(axes: "Axes", capacity_nbytes: int | None, peak: int, unit: float,
 
 
 # The parts of what a device must hold, by the names of a row's fields, in the order of the stack; hatched: in a step.
-PARTS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "passing": GREEN, "overhead": GRAY})
 NAMES: Mapping[str, str] = MappingProxyType({"optimizer": "optimizer and masters", "overhead": "the runtime's own",
                                              "passing": "what comes and goes, at the step's fullest moment"})
 HATCHED = ("passing",)
@@ -225,16 +223,6 @@ def plan_bars_data(plan: Plan) -> PlanBars:
     what = f"{question.model.name} on {counted(question.ranks, 'rank')} of {question.device.name}"
     return PlanBars(what, plan.verdict, {row_name(row): parts_of(row) for row in plan.rows},
                     plan.rows[0].capacity_nbytes)
-
-
-def parts_of(row: PlanRow) -> dict[str, int]:
-    """Bytes of each part; they add up to the row's total."""
-    return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
-
-
-def row_name(row: PlanRow) -> str:
-    """``ZeRO-2 block``."""
-    return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
 
 
 def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:

@@ -5,27 +5,41 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+import rich.rule
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from zerosim.display.colors import ink_on, rank_color
-from zerosim.display.views import MOST_ROWS, Bars, Part, Strip, Table, View, shortened, words
+from zerosim.display.views import (
+    MOST_ROWS,
+    RIGHT,
+    Bars,
+    Heading,
+    Note,
+    Part,
+    Rule,
+    Strip,
+    Table,
+    View,
+    shortened,
+    words,
+)
 from zerosim.numerics.units import bytes_text
 
-RIGHT = ">"  # stands before the name of a column of numbers
 
-
-def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = ()) -> RichTable:
+def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), indented: bool = True) -> RichTable:
     """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right."""
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("", width=0)
+    first = ("",) if indented else ()
+    if indented:
+        table.add_column("", width=0)
     for column in columns:
         right = column.startswith(RIGHT)
         table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row("", *row)
+        table.add_row(*first, *row)
     return table
 
 
@@ -34,20 +48,9 @@ def title(console: Console, name: str, rest: str) -> None:
     console.print(Text.assemble((name, "bold"), " ".join(rest.splitlines())), "", sep="\n", highlight=False)
 
 
-def heading(console: Console, number: int, title: str) -> None:
-    """``1. One addition``, and a free line."""
-    console.print(f"[bold cyan]{number}. {title}[/]\n")
-
-
 def note(console: Console, text: str) -> None:
-    """A line of text under the tables, indented as they are, wherever the terminal is so narrow that it breaks."""
-    indent = 2 + len(text) - len(text.lstrip())
-    console.print(Padding(text.lstrip(), (0, 0, 0, indent), expand=False) if text else "")
-
-
-def verdict(lost: bool, otherwise: str = "kept") -> str:
-    """``lost`` in red, or what is so otherwise."""
-    return "[red]lost[/]" if lost else otherwise
+    """A line of text under the tables, indented as they are."""
+    console.print(indented(Note(text)))
 
 
 # -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------
@@ -58,23 +61,36 @@ FULL, PADDING = "█", "░"
 
 def as_text(view: View) -> Group:
     """The view as something that rich prints."""
-    return Group(Text.assemble((view.title, "bold"), view.rest), *(line for part in view.parts for line in _part(part)))
+    title = [Text.assemble((view.title, "bold"), view.rest)] if view.title else []
+    return Group(*title, *(line for part in view.parts for line in _part(part)))
 
 
 def _part(part: Part) -> Iterator[RenderableType]:
-    yield Text(f"\n{part.caption}", "bold")
+    if isinstance(part, Table | Bars | Strip) and part.caption:
+        yield Text(f"\n{part.caption}", "bold")
     match part:
+        case Heading():
+            yield Text.from_markup(f"\n[bold cyan]{part.number}. {part.title}[/]\n")
+        case Rule():
+            yield Text()
+            yield rich.rule.Rule(Text.from_markup(part.title))
+        case Note():
+            yield indented(part)
         case Table():
-            yield plain_table(*part.columns, rows=[tuple(map(_literal, row)) for row in shortened(part.rows, "rows")])
+            rows = part.rows if part.marked else shortened(part.rows, "rows")
+            read = Text.from_markup if part.marked else Text
+            yield plain_table(*part.columns, rows=[tuple(map(read, row)) for row in rows], indented=part.indent > 0)
         case Bars():
             yield from _bars(part)
         case Strip():
             yield from _strip(part)
 
 
-def _literal(text: str) -> Text:
-    """Brackets in a name are no markup."""
-    return Text(text)
+def indented(line: Note) -> RenderableType:
+    """The note, with its own leading blanks in front of every line where the terminal is so narrow that it breaks."""
+    text = line.text.lstrip()
+    indent = line.indent + len(line.text) - len(text)
+    return Padding(Text.from_markup(text), (0, 0, 0, indent), expand=False) if text else Text()
 
 
 def _bars(bars: Bars) -> Iterator[RenderableType]:
@@ -86,7 +102,7 @@ def _bars(bars: Bars) -> Iterator[RenderableType]:
             columns = round(COLUMNS * done / scale) - shown  # of the running sum, so that rounding never adds up
             bar.append(FULL * columns, bars.colors[kind])
             shown += columns
-        rows.append((_literal(label), Text(bytes_text(sum(held.values()))), bar))
+        rows.append((Text(label), Text(bytes_text(sum(held.values()))), bar))
     yield plain_table("", ">held", "", rows=rows)
     legend = Text("  ")
     for kind in bars.kinds:
@@ -106,7 +122,7 @@ def _strip(strip: Strip) -> Iterator[RenderableType]:
             owner = bisect_right(line.bounds, element, hi=len(line.bounds) - 1) - 1
             color = rank_color(owner)
             cells.append(PADDING if element >= line.valid else str(owner % 10), f"{ink_on(color)} on {color}")
-        rows.append((_literal(line.name), Text(f"{line.bounds[-1]:,}"), cells))
+        rows.append((Text(line.name), Text(f"{line.bounds[-1]:,}"), cells))
     yield plain_table("", ">elements", "", rows=rows)
     if len(strip.lines) > MOST_ROWS:
         yield Text(f"  and {len(strip.lines) - MOST_ROWS} more")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from zerosim.display.numbers import percent
-from zerosim.display.terminal import RIGHT, note, plain_table, title
+from zerosim.display.terminal import note, plain_table, title
+from zerosim.display.views import RIGHT
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import (
