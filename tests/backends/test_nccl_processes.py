@@ -46,7 +46,14 @@ def doubled(request: pytest.FixtureRequest) -> Iterator[Doubled]:
     if reason is not None:
         pytest.skip(f"{request.param.name}: {reason}")
     yield request.param
-    request.param.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_of_the_processes() -> Iterator[None]:
+    """When all tests here are over."""
+    yield
+    for world in WORLDS:
+        world.close()
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp8_e5m2"])
@@ -140,7 +147,7 @@ def dies(rank: zs.Rank) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
 def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
-    world = Doubled("doubles of GPUs", 3)
+    world = WORLDS[0]
     with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
         world.run(dies)
     assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell
