@@ -14,9 +14,8 @@ from pathlib import Path
 from timing import best_seconds
 
 import zerosim as zs
-from zerosim.lessons.measured import measured_row
-from zerosim.planning.asking import question
-from zerosim.planning.plan import plan
+from zerosim.course.measured.plans import measured_row
+from zerosim.planning.plan import plan_of, question
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,11 +29,11 @@ def _once(action: Callable[[], object]) -> float:
 def main() -> None:
     asked = question("megatron-1t", ranks=1024, nodes=128, optimizer=zs.optim.AdamW())
     floor = best_seconds(lambda: subprocess.run([sys.executable, "-c", "import zerosim"], check=True, cwd=ROOT))
-    pencil = best_seconds(lambda: plan(asked))
+    pencil = best_seconds(lambda: plan_of(asked))
     print(f"import zerosim                     {floor:6.2f} s")
     print(f"pencil, 4 stages x 3 policies      {pencil:6.2f} s   {pencil / floor:5.2f} imports")
     total = 0.0
-    for row in plan(asked).rows:
+    for row in plan_of(asked).rows:
         seconds = _once(lambda row=row: measured_row(asked, row.stage, row.recompute))
         total += seconds
         print(f"measured, {row.title:40s} {seconds:6.2f} s")

@@ -18,9 +18,16 @@ import zerosim as zs
 from zerosim.planning import ceil_cut
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.recording import Call, Recording, Shape, from_plain, record, to_plain
-from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
-from zerosim.planning.timeline.collective import Collectives
-from zerosim.planning.timeline.prices import FloatPrices
+from zerosim.planning.timeline import (
+    Collectives,
+    FloatPrices,
+    Machine,
+    SlowRank,
+    chrome_trace,
+    critical_path,
+    memory,
+    replay,
+)
 from zerosim.ranks.trace import Traces
 
 RANKS, ROWS, ROWS_PER_STEP = 8, 1_000_000, 2_500

@@ -74,8 +74,8 @@ def look() -> Machine:
     import numpy as np
 
     import zerosim as zs
-    from zerosim.ranks.gpu import cuda_text, cupy_on, device_count
-    from zerosim.ranks.nccl.adapter import NCCL
+    from zerosim.backends.cupy.cluster import cuda_text, cupy_on, device_count
+    from zerosim.backends.nccl.adapter import NCCL
 
     versions = {"python": platform.python_version(), "zerosim": zs.__version__, "numpy": np.__version__}
     try:

@@ -15,7 +15,7 @@ import numpy as np
 import zerosim as zs
 from benchmarks.apart import from_the_ring
 from zerosim.numerics.arrays import to_host
-from zerosim.planning.cost.bandwidth import bus_bytes_per_second
+from zerosim.planning.cost import bus_bytes_per_second
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ALGORITHMS = ("ring", "native")

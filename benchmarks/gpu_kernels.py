@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.cupy_kernels import CupyKernels
+from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.numerics.formats import FORMATS
 
 ELEMENTS = 1 << 27  # 512 MiB of float32: no cache holds it

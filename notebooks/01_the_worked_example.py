@@ -119,7 +119,7 @@ for value in by_hand[0]["weights"]:
 # each rank sends one chunk in each of them. That makes the 8 bytes counted above.
 
 # %%
-from zerosim.lessons import figures
+from zerosim.course import figures
 
 figures.ring(figures.ring_data(ranks=2, length=4, format="fp16"))
 

@@ -23,7 +23,7 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
+from zerosim.course import figures
 
 # %% [markdown]
 # ## Predict first

@@ -24,8 +24,9 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
-from zerosim.lessons.precision.format_runs import network, samples
+from zerosim.course import figures
+from zerosim.course.precision.format_runs import network
+from zerosim.course.precision.format_runs import samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]

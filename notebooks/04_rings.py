@@ -108,7 +108,7 @@ for index, total in enumerate(zs.Cluster(3).run(three_ranks)):
 # from rank 1 round to rank 0.
 
 # %%
-from zerosim.lessons import figures
+from zerosim.course import figures
 
 figures.ring(figures.ring_data(ranks=4, length=8, format="fp16"))
 

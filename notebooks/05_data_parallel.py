@@ -23,7 +23,7 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
+from zerosim.course import figures
 
 MODEL = zs.models.MLP([6, 10, 10, 3])  # three linear layers, ReLU between them, half the squared error
 ADAM = zs.optim.Adam(lr=0.01)

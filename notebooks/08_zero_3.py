@@ -25,7 +25,7 @@ from contextlib import contextmanager
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
+from zerosim.course import figures
 
 MODEL = zs.models.MLP([16] * 9)  # eight linear layers of 16 x 16 weights and 16 biases
 ADAM = zs.optim.Adam(lr=0.01)

@@ -24,8 +24,9 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
-from zerosim.planning import activations, transformer_flops
+from zerosim.course import figures
+from zerosim.planning import activations
+from zerosim.planning.flops import savings
 
 B, L, D, H, BLOCKS = 2, 32, 24, 3, 4  # sequences, tokens in each, channels, heads of attention, blocks
 GPT = zs.models.GPT(zs.models.GPTConfig(BLOCKS, D, H, L, vocabulary=50), tied=False)
@@ -98,7 +99,7 @@ print(f"{'a block':24} {activations.kept(activations.EXAMPLE).nbytes / 1e6:9.2f}
 # Each from what is kept beside it, as bytes saved for each operation:
 
 # %%
-for saving in transformer_flops.savings(activations.EXAMPLE):
+for saving in savings(activations.EXAMPLE):
     print(f"{saving.tensor:24} {saving.nbytes / 1e6:8.2f} MB, {saving.flops / 1e9:7.2f} billion operations by "
           f"{saving.made_by:37}: {saving.nbytes_per_flop:.2g} bytes per operation")
 
@@ -216,7 +217,7 @@ figures.activations(figures.activations_data())
 
 # %%
 for k in (1, 2, 3, 4, 6, 8, 16, 32):
-    print(f"segment({k:2}): {activations.peak(activations.EXAMPLE, 32, f'segment({k})').nbytes / 1e9:6.2f} GB")
+    print(f"segment({k:2}): {activations.peak_nbytes(activations.EXAMPLE, 32, f'segment({k})').nbytes / 1e9:6.2f} GB")
 print(f"best k by formula, √(n·input/inside): {activations.best_segment(activations.EXAMPLE, 32):.2f}; "
       f"√32 is {32**0.5:.2f}")
 

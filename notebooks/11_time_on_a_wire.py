@@ -27,7 +27,7 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
+from zerosim.course import figures
 from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
 
 INFINIBAND = hardware.link("infiniband-ndr")

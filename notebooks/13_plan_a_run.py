@@ -20,10 +20,14 @@
 
 # %%
 import zerosim as zs
-from zerosim.lessons.figures.plan_bars import plan_bars, plan_bars_data
-from zerosim.lessons.measured import measured_row
+from zerosim.course.figures.plan_bars import plan_bars
+from zerosim.course.figures.plan_bars import plan_bars_data
+from zerosim.course.measured.plans import measured_row
 from zerosim.models.text import shipped
-from zerosim.planning import explained, fit
+from zerosim.planning import explained
+from zerosim.planning.plan import cheapest_that_fits
+from zerosim.planning.plan import fewest_ranks
+from zerosim.planning.plan import largest_batch
 
 # %% [markdown]
 # ## Predict first
@@ -98,9 +102,9 @@ for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batch
 # turned round, too:
 
 # %%
-print("largest batch of each rank that fits:", fit.largest_batch(plan.question))
-print("fewest ranks:", fit.fewest_ranks(plan.question))
-print("what sends least of all that fit:", fit.cheapest_that_fits(plan).title)
+print("largest batch of each rank that fits:", largest_batch(plan.question))
+print("fewest ranks:", fewest_ranks(plan.question))
+print("what sends least of all that fit:", cheapest_that_fits(plan).title)
 
 # %% [markdown]
 # ## Where does a number come from?

@@ -24,10 +24,10 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons import figures
-from zerosim.lessons.measured import settled
-from zerosim.lessons.measured.published_runs import blocks
-from zerosim.planning.published import published
+from zerosim.course import figures
+from zerosim.course.measured.published import settled
+from zerosim.course.measured.published_runs import blocks
+from zerosim.course.published import published
 
 # %% [markdown]
 # ## Predict first

@@ -29,9 +29,10 @@ from pathlib import Path
 import numpy as np
 
 import zerosim as zs
-from zerosim.lessons.figures.ring_traffic import ring_traffic, ring_traffic_data
-from zerosim.lessons.running.launching import launched
-from zerosim.numerics.fingerprint import sha256
+from zerosim.course.figures.ring_traffic import ring_traffic
+from zerosim.course.figures.ring_traffic import ring_traffic_data
+from zerosim.course.running.launching import launched
+from zerosim.numerics.arrays import sha256
 
 # %% [markdown]
 # ## Predict first

@@ -23,7 +23,7 @@ MINUTES = 600  # seconds after which a process is taken to hang, on a busy machi
 SAYS_WHEN_IT_RUNS = """
 import signal
 from zerosim import cli
-from zerosim.lessons.lost_updates import lesson
+from zerosim.course.lost_updates import lesson
 
 def begun(question, answer=lesson.lost_updates):
     print("it runs", flush=True)
@@ -63,7 +63,7 @@ def test_help_explains_every_switch():
 def test_help_imports_no_lesson_and_draws_nothing():
     program = ("import sys\nfrom typer.testing import CliRunner\nfrom zerosim import cli\n"
                "assert CliRunner().invoke(cli.app, ['--help']).exit_code == 0\n"
-               "print(*sorted(name for name in sys.modules if name.startswith(('zerosim.lessons', 'matplotlib'))))")
+               "print(*sorted(name for name in sys.modules if name.startswith(('zerosim.course', 'matplotlib'))))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

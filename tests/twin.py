@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from zerosim.models.context import Context
+from zerosim.models.layers import Context
 from zerosim.models.units import Model
 from zerosim.numerics import random
 from zerosim.numerics.formats import format_of

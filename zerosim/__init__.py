@@ -1,5 +1,6 @@
 """zerosim: ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zerosim import models, optim, planning, zero
@@ -7,17 +8,15 @@ from zerosim.connect import connect
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
-from zerosim.planning.asking import plan
+from zerosim.planning.plan import plan
 from zerosim.ranks import (
                            AsymmetryError,
                            BackendError,
                            Cluster,
-                           CuPyCluster,
                            DeadlockError,
                            Hop,
                            Memory,
                            MismatchError,
-                           NCCLCluster,
                            NullCluster,
                            OutOfMemoryError,
                            PendingWorkError,
@@ -34,7 +33,9 @@ from zerosim.ranks import (
 from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
 
 if TYPE_CHECKING:
-    from zerosim.lessons import puzzles
+    from zerosim.backends.cupy.cluster import CuPyCluster
+    from zerosim.backends.nccl.cluster import NCCLCluster
+    from zerosim.course import puzzles
 
 __version__ = "0.1.0"
 
@@ -85,13 +86,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports ``zs.puzzles`` when it is first asked for: most programs never do."""
-    if name == "puzzles":
-        from zerosim.lessons import puzzles
+# Loaded when they are first asked for: most programs never do, and nothing here depends on them.
+_LAZY = {"CuPyCluster": "zerosim.backends.cupy.cluster", "NCCLCluster": "zerosim.backends.nccl.cluster",
+         "puzzles": "zerosim.course.puzzles"}
 
-        return puzzles
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LAZY[name])
+    return module if name == "puzzles" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -2,18 +2,22 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from zerosim.backends import PATIENCE_SECONDS
 from zerosim.ranks.errors import BackendError
-from zerosim.ranks.processes.cluster import PATIENCE_SECONDS, ProcessCluster
-from zerosim.ranks.processes.mail import Mail
+
+if TYPE_CHECKING:
+    from zerosim.backends.processes.notes import Mail
+    from zerosim.backends.processes.transport import ProcessCluster
+
 
 BACKENDS = ("mpi", "nccl")
 LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its kin, of torchrun
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
-            debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> ProcessCluster:
+            debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
@@ -28,13 +32,13 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,
                                "patience_seconds": patience_seconds}
     if backend == "nccl":
-        from zerosim.ranks.nccl.process_cluster import NCCLProcessCluster
+        from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
         mail, local_rank = _mail()
         return NCCLProcessCluster(mail, local_rank=local_rank, share_devices=share_devices, **options)
     if share_devices:
         raise ValueError("share_devices=True is about GPUs, of which ranks over MPI have none; use backend='nccl'")
-    from zerosim.ranks.mpi.cluster import MPICluster
+    from zerosim.backends.mpi import MPICluster
 
     cluster = MPICluster(**options)
     if cluster.ranks[0].size == 1:
@@ -53,17 +57,16 @@ def _check_alone(variables: Mapping[str, str]) -> None:
                                       "(zerosim doctor names both), and zs.connect('nccl') under torchrun")
 
 
-def _mail() -> tuple[Mail, int]:
+def _mail() -> "tuple[Mail, int]":
     """What carries this job's notes, and this process' place on its machine."""
-    from zerosim.ranks.processes.job import job_of
+    from zerosim.backends.processes.tcp import job_of
 
     job = job_of(os.environ)
     if job is not None:
-        from zerosim.ranks.processes.tcp_mail import TCPMail
+        from zerosim.backends.processes.tcp import TCPMail
 
         return TCPMail(job.rank, job.ranks, job.address, job.key), job.local_rank
-    from zerosim.ranks.mpi.library import mpi
-    from zerosim.ranks.mpi.mail import MPIMail
+    from zerosim.backends.mpi import MPIMail, mpi
 
     library = mpi()
     neighbors = library.COMM_WORLD.Split_type(library.COMM_TYPE_SHARED)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from zerosim import __version__
-from zerosim.lessons.tables import plain_table
+from zerosim.display.tables import plain_table
 from zerosim.ranks import Cluster, Rank
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
@@ -52,7 +52,7 @@ print(cupy.__version__, '·', ', '.join(names) or 'no device')
 # NCCL's own sum, and the ring over its sends, on as many GPUs as there are, two at the most.
 CUDA_TRIAL = """
 import numpy as np, zerosim as zs
-from zerosim.ranks.gpu import cupy_on, device_count
+from zerosim.backends.cupy.cluster import cupy_on, device_count
 ranks = min(2, device_count(cupy_on(0)))
 def program(rank):
     x = rank.xp.asarray(np.full(2, rank.index + 1, np.float32))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOOKS = "zerosim.lessons.displays"
+LOOKS = "zerosim.display"
 
 
 def upstairs() -> Any:

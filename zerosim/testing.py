@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.mlp import MLP
+from zerosim.models.small import MLP
 from zerosim.models.units import Model
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.optim.tensor_norms import with_norms
-from zerosim.ranks.cuts import checked_cut
-from zerosim.zero.wide import wide
+from zerosim.ranks.call import checked_cut
+from zerosim.zero.update import wide
 
 try:
     from hypothesis import strategies as st

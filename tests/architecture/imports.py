@@ -8,6 +8,7 @@ from tests.architecture.source import Source
 # Floor by floor, downwards. `connect` is the edge where a run meets its launcher.
 # `zerosim/__init__` and `testing` offer the floors' names to those outside only.
 MAY_IMPORT = {
+    "tiny": set(),  # ZeRO in one file, which one may copy anywhere
     "shown": set(),
     "numerics": set(),
     "ranks": {"numerics", "shown"},

@@ -14,7 +14,7 @@ WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
 SENT = re.compile(r"(^|_)sent(_|$)")
 HELD = re.compile(r"(^|_)(now|peak|held)_nbytes")
 HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
-CASTS = ("zerosim/numerics/packing.py", "zerosim/numerics/kernels.py")
+CASTS = ("zerosim/numerics/rounding.py", "zerosim/numerics/kernels.py")
 
 
 def functions(source: Source) -> Iterator[Function]:
@@ -77,7 +77,9 @@ def _assigned_attributes(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def sent_counted_elsewhere(source: Source) -> list[str]:
-    """Counters of sent bytes changed anywhere but in `Trace.sent`."""
+    """Counters of sent bytes changed anywhere but in `Trace.sent`; `tiny`, which stands alone, has one of its own."""
+    if source.path == "zerosim/tiny.py":
+        return []
     allowed: set[int] = set()
     if source.path == "zerosim/ranks/trace.py":
         trace = [node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == "Trace"]

@@ -46,7 +46,7 @@ def test_what_is_heavy_is_imported_inside_functions_alone(heavy: str) -> None:
 
 
 def test_the_kernels_of_a_gpu_can_be_read_without_cupy() -> None:
-    assert "cupy" not in loaded_by("import zerosim.numerics.cupy_kernels, zerosim.ranks.cupy_cluster")
+    assert "cupy" not in loaded_by("import zerosim.backends.cupy.kernels, zerosim.backends.cupy.cluster")
 
 
 def test_importing_zerosim_is_silent() -> None:
@@ -55,10 +55,10 @@ def test_importing_zerosim_is_silent() -> None:
 
 
 def test_importing_zerosim_loads_no_lesson_and_asking_for_the_puzzles_loads_them() -> None:
-    assert not [name for name in modules_of("import zerosim") if name.startswith("zerosim.lessons")]
+    assert not [name for name in modules_of("import zerosim") if name.startswith("zerosim.course")]
     found = modules_of("import zerosim as zs; zs.puzzles.list()")
-    assert "zerosim.lessons.puzzles.catalogue" in found
-    assert "zerosim.lessons.puzzles.spoilers" not in found
+    assert "zerosim.course.puzzles.catalogue" in found
+    assert "zerosim.course.puzzles.spoilers" not in found
 
 
 def test_the_puzzles_are_offered_by_name_and_what_there_is_not_is_said() -> None:

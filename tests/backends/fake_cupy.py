@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tests.backends import compiled_kernels
+from zerosim.numerics.blockwise import row_sums
 from zerosim.numerics.formats import FORMATS
-from zerosim.numerics.reductions import row_sums
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 POOL = {"used": 0}

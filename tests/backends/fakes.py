@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from tests.backends import compiled_kernels, fake_cupy
+from zerosim.backends.cupy.kernels import CupyBase
+from zerosim.backends.cupy.tracing import compiled
 from zerosim.numerics.arrays import to_host
-from zerosim.numerics.cupy_base import CupyBase
-from zerosim.numerics.cupy_launch import compiled
-from zerosim.numerics.reductions import row_products
+from zerosim.numerics.blockwise import row_products
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """CuPy's kernels on the stand-in: their arithmetic on the CPU."""
-    from zerosim.numerics.cupy_kernels import CupyKernels
+    from zerosim.backends.cupy.kernels import CupyKernels
 
     if compiled_kernels.COMPILER is None:
         pytest.skip(compiled_kernels.MISSING)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends import fake_cuda, fake_cupy, fake_nccl
 from tests.backends.fakes import kernels
-from zerosim.numerics.cupy_launch import compiled
+from zerosim.backends.cupy.tracing import compiled
 
 __all__ = ["gpus", "kernels"]
 

@@ -9,10 +9,9 @@ import sys
 import time
 from typing import Any
 
+from zerosim.backends.processes.notes import Failed, Settled
+from zerosim.backends.processes.tcp import TCPMail, job_of
 from zerosim.ranks.errors import RemoteError
-from zerosim.ranks.processes.job import job_of
-from zerosim.ranks.processes.notes import Failed, Settled
-from zerosim.ranks.processes.tcp_mail import TCPMail
 
 
 def heard(mail: TCPMail, count: int, seconds: float = 600.0) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import zerosim as zs
 from tests.backends.arrays import on_host, on_rank
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
-from zerosim.models.four_weights import four_weights
+from zerosim.models.small import four_weights
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
            "fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}

@@ -105,7 +105,7 @@ def test_attention_is_the_same_formula(kernels: Any, name: str, batch: int, toke
 
 def test_attention_in_strips_tiles_and_groups_is_that_of_one(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short strips, so that a strip has a past; the sums over tiles are in another order: within 1e-5 of each other."""
-    import zerosim.numerics.cupy_attention as module
+    import zerosim.backends.cupy.kernels as module
 
     qkv, do = normal((2, 23, 24), "fp32"), normal((2, 23, 8), "fp32", 1)
     p, o, dqkv, sums = (np.zeros(s, np.float32) for s in ((2, 2, 23, 23), (2, 23, 8), (2, 23, 24), (2, 2, 23)))

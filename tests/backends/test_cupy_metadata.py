@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.numerics import arrays, cupy_launch
-from zerosim.numerics.cupy_source import OPTIONS, PRELUDE
+from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, _plan
+from zerosim.numerics import arrays
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 
@@ -80,7 +80,7 @@ def adams(options: tuple[str, ...]) -> str:
     class Traced(NumpyKernels):
         def _step(self, rows: Any, function: Any, scratch: int) -> None:
             kinds = ((np.dtype(np.float32), False, False),) * len(rows)
-            texts.append(cupy_launch._plan(function, kinds, np.dtype(np.float32), True, 1 + scratch).text)
+            texts.append(_plan(function, kinds, np.dtype(np.float32), True, 1 + scratch).text)
 
     rows = np.zeros((4, 8), np.float32)
     Traced().adam_step(*rows, lr=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8, step=1, weight_decay=0.1)

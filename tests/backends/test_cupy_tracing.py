@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.backends.fakes import differing, kernels
+from zerosim.backends.cupy.tracing import Unknown, key_of
 from zerosim.numerics.arrays import to_host
-from zerosim.numerics.cupy_keys import Unknown, key_of
 
 __all__ = ["kernels"]
 

@@ -14,8 +14,8 @@ import pytest
 
 import zerosim as zs
 from tests.backends import fake_nccl
-from zerosim.ranks.nccl import adapter
-from zerosim.ranks.nccl.process_cluster import together
+from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
+from zerosim.backends.nccl.cluster import together
 
 # Of CuPy 14.2.0's compiled module with NCCL 2.32.3, as its docstrings have them (2026-11-21), less the C types.
 SIGNATURES = {
@@ -125,7 +125,7 @@ def test_a_missing_nccl_is_told_with_cupys_reason_and_no_warning_escapes(monkeyp
     nccl_module(monkeypatch, "import warnings\navailable = False\nwarnings.warn('''\nnccl library could not be loaded."
                              "\n\nReason: ImportError (libnccl.so.2: cannot open shared object file)\n\nYou can''')")
     with pytest.raises(zs.BackendError) as caught:  # and not the warning: pytest makes errors of those
-        adapter.NCCL()
+        NCCL()
     assert str(caught.value) == (
         "CuPy is installed, but NCCL is not to be had: ImportError (libnccl.so.2: cannot open shared object file). "
         "Install it: pip install nvidia-nccl-cu12 (for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for cupy-cuda13x)")
@@ -134,13 +134,13 @@ def test_a_missing_nccl_is_told_with_cupys_reason_and_no_warning_escapes(monkeyp
 def test_a_cupy_built_without_nccl_is_told_so(monkeypatch) -> None:
     nccl_module(monkeypatch, "available = False")
     with pytest.raises(zs.BackendError, match="NCCL is not to be had: CuPy was built without it"):
-        adapter.NCCL()
+        NCCL()
 
 
 def test_an_nccl_that_cannot_be_imported_is_named(monkeypatch) -> None:
     nccl_module(monkeypatch, "raise ImportError('undefined symbol: ncclCommSplit')")
     with pytest.raises(zs.BackendError, match=r"is not to be had: undefined symbol: ncclCommSplit\. Install it: "):
-        adapter.NCCL()
+        NCCL()
 
 
 class OneMail:
@@ -188,7 +188,7 @@ def test_the_doubles_constants_are_the_librarys() -> None:
 def test_a_cupy_that_is_installed_has_the_signatures_that_are_recorded_here() -> None:
     pytest.importorskip("cupy", reason="CuPy is not installed, so what is recorded here of its NCCL is not asked again")
     try:
-        nccl = adapter.load()
+        nccl = load()
     except zs.BackendError as error:
         pytest.skip(str(error))
     for name, parameters in SIGNATURES.items():
@@ -196,4 +196,4 @@ def test_a_cupy_that_is_installed_has_the_signatures_that_are_recorded_here() ->
         inside = first.partition("(")[2].rpartition(")")[0].split(",")
         assert [p.split()[-1].split("=")[0] for p in inside if p.strip() != "self"] == parameters.split(), first
     assert {name: getattr(nccl, name) for name in CONSTANTS} == CONSTANTS
-    assert len(nccl.get_unique_id()) == adapter.ID_NBYTES
+    assert len(nccl.get_unique_id()) == ID_NBYTES

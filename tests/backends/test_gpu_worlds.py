@@ -16,9 +16,9 @@ import zerosim as zs
 from tests.backends import programs, test_failures, test_native, test_one_suite
 from tests.backends.torchrun import Torchrun, UnderMPI
 from tests.backends.worlds import Here, Processes, World
-from zerosim.numerics.fingerprint import sha256
-from zerosim.ranks.gpu import cupy_on, device_count
-from zerosim.ranks.nccl.adapter import NCCL
+from zerosim.backends.cupy.cluster import cupy_on, device_count
+from zerosim.backends.nccl.adapter import NCCL
+from zerosim.numerics.arrays import sha256
 
 
 def lacking(gpus: int, *, nccl: bool = True) -> str | None:

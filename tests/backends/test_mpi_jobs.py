@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.backends.worlds import MPI, ROOT, SECONDS, Said, launch, one_thread
 from zerosim import cli
-from zerosim.lessons.figures.timeline import MACHINE
-from zerosim.lessons.report import report_data
-from zerosim.lessons.running.program import RanPart
-from zerosim.lessons.running.text import print_run
+from zerosim.course.figures.timeline import MACHINE
+from zerosim.course.running.program import RanPart
+from zerosim.course.running.text import print_run
+from zerosim.display.report import report_data
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))

@@ -8,7 +8,7 @@ import pytest
 import zerosim as zs
 from tests.backends import programs
 from tests.backends.worlds import World
-from zerosim.numerics.fingerprint import sha256
+from zerosim.numerics.arrays import sha256
 from zerosim.testing import ulps_apart
 
 MOVES = ("all_gather", "broadcast", "gather", "all_to_all")

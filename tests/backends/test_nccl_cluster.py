@@ -18,9 +18,9 @@ from tests.backends import programs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.gpus import gpus, kernels
 from tests.ranks.asking import ROWS, allowed, ask
-from zerosim.numerics.fingerprint import sha256
-from zerosim.ranks.nccl.cluster import NCCLCluster
-from zerosim.ranks.nccl.devices import Lane
+from zerosim.backends.nccl.adapter import Lane
+from zerosim.backends.nccl.cluster import NCCLCluster
+from zerosim.numerics.arrays import sha256
 
 __all__ = ["gpus", "kernels"]
 WORLDS = (1, 2, 3, 4, 5)

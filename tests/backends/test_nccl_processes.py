@@ -17,7 +17,7 @@ from tests.backends import compiled_kernels, programs
 from tests.backends.test_one_suite import assert_same
 from tests.backends.torchrun import Torchrun, UnderMPI
 from tests.backends.worlds import SECONDS
-from zerosim.numerics.fingerprint import sha256
+from zerosim.numerics.arrays import sha256
 
 pytestmark = pytest.mark.skipif(compiled_kernels.COMPILER is None, reason=compiled_kernels.MISSING)
 

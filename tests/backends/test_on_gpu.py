@@ -18,11 +18,11 @@ from tests.backends import test_cupy_arithmetic, test_cupy_cluster
 from tests.backends.test_cupy_arithmetic import DTYPES, NARROW, all_codes, chance
 from tests.backends.test_cupy_cluster import trained
 from tests.zero.test_gpt import token_batches
+from zerosim.backends.cupy.cluster import cupy_on
 from zerosim.models import GPT
 from zerosim.numerics.arrays import to_host
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.gpu import cupy_on
 
 try:
     cupy = cupy_on(0)
@@ -42,7 +42,7 @@ test_debug_mode_shows_what_is_read_too_early = test_cupy_cluster.test_debug_mode
 @pytest.fixture
 def kernels() -> Iterator[Any]:
     """CuPy's kernels on the first GPU."""
-    from zerosim.numerics.cupy_kernels import CupyKernels
+    from zerosim.backends.cupy.kernels import CupyKernels
 
     with np.errstate(all="ignore"):
         yield CupyKernels()

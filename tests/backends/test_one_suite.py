@@ -10,7 +10,7 @@ import pytest
 import zerosim as zs
 from tests.backends import programs
 from tests.backends.worlds import Here, Outcome, World
-from zerosim.numerics.fingerprint import sha256
+from zerosim.numerics.arrays import sha256
 
 # A row and a column: every length in one format, and every format at the lengths that cut unevenly.
 LENGTHS = {format: (0, 1, 2, 7, 40, 1000) if format == "bf16" else (7, 40) for format in programs.FORMATS}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.ranks.processes.cluster import OwnResult, ProcessCluster
+from zerosim.backends.processes.transport import OwnResult, ProcessCluster
 
 
 class NoMail:

@@ -20,11 +20,8 @@ import pytest
 
 from tests.backends import mail_worker
 from tests.backends.worlds import ROOT
+from zerosim.backends.processes.tcp import TCPMail, job_of, receive_frame, send_frame, welcome
 from zerosim.ranks.errors import BackendError
-from zerosim.ranks.processes import tcp_mail
-from zerosim.ranks.processes.framing import receive_frame, send_frame
-from zerosim.ranks.processes.job import job_of
-from zerosim.ranks.processes.tcp_mail import TCPMail
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -51,14 +48,14 @@ class Threads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port, self.now, self.pool = free_port(), 0.0, ThreadPoolExecutor(8)
         self.welcomed: queue.SimpleQueue[int] = queue.SimpleQueue()
-        monkeypatch.setattr(tcp_mail, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+        monkeypatch.setattr("zerosim.backends.processes.tcp.time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
 
-        def noted(*args: Any, real: Any = tcp_mail.welcome) -> int:
+        def noted(*args: Any, real: Any = welcome) -> int:
             index: int = real(*args)
             self.welcomed.put(index)
             return index
 
-        monkeypatch.setattr(tcp_mail, "welcome", noted)
+        monkeypatch.setattr("zerosim.backends.processes.tcp.welcome", noted)
 
     def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
         """A rank that does something with its mail."""

@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.ranks.call import Call
-from zerosim.ranks.entry import CollectiveEntry
-from zerosim.ranks.interrupts import Interrupts
-from zerosim.ranks.processes.agreement import Agreement
-from zerosim.ranks.processes.notes import Entered, Failed, Finished, Issued, Waiting, raised_elsewhere
-from zerosim.ranks.processes.transport import ProcessTransport
-from zerosim.ranks.processes.verdict import unmet, verdict
+from zerosim.backends.processes.notes import (
+    Agreement,
+    Entered,
+    Failed,
+    Finished,
+    Issued,
+    Waiting,
+    raised_elsewhere,
+    unmet,
+    verdict,
+)
+from zerosim.backends.processes.transport import ProcessTransport
+from zerosim.ranks.call import Call, CollectiveEntry
+from zerosim.ranks.errors import Interrupts
 from zerosim.ranks.trace import Collective, Trace
 
 GROUP = (0, 1, 2), ()
@@ -131,7 +138,7 @@ class Letters:
 
 def entry(its: Call):
     """This rank's part in a call, as the agreement sees it."""
-    from zerosim.ranks.entry import CollectiveEntry
+    from zerosim.ranks.call import CollectiveEntry
     from zerosim.ranks.trace import Collective, Trace
 
     nothing = np.empty(0, np.float32)

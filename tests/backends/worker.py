@@ -11,9 +11,8 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
-from zerosim.ranks.processes.cluster import ProcessCluster
-from zerosim.ranks.processes.mail import Mail
-from zerosim.ranks.processes.notes import Failed
+from zerosim.backends.processes.notes import Failed, Mail
+from zerosim.backends.processes.transport import ProcessCluster
 
 
 def main(host: str, port: str, key: str, backend: str) -> None:

@@ -15,10 +15,10 @@ import zerosim
 from tests.architecture.source import ROOT
 from tests.documentation.reader import imported_by_readers, is_described, notebook_files, public, resolved
 from zerosim.cli import app
-from zerosim.lessons.figures import FIGURES
+from zerosim.course.figures import FIGURES
 
 PACKAGES = ["zerosim", "zerosim.ranks", "zerosim.zero", "zerosim.models", "zerosim.optim", "zerosim.planning",
-            "zerosim.lessons.puzzles", "zerosim.lessons.figures"]
+            "zerosim.course.puzzles", "zerosim.course.figures"]
 DIRECTIVE = re.compile(r"^::: ([\w.]+)\n((?:    .*\n?)*)", re.M)
 MEMBER = re.compile(r"^ {8}- (\w+)$", re.M)
 ANCHOR = re.compile(r"^## .*\{ #([\w.]+) ", re.M)

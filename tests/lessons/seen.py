@@ -1,14 +1,16 @@
 """How colors look to whom, and what a drawing shows: the instruments of the tests of figures."""
 
-import itertools
 import re
+from functools import cache
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from zerosim.lessons.figures import Drawing
+from zerosim.course.figures import FIGURES
+from zerosim.display.drawing import Drawing
 
 # Linear RGB as people with full color vision see it, and as those without one kind of cone do.
 # Source: Machado, Oliveira & Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency".
@@ -39,6 +41,12 @@ def difference(one: str, other: str, vision: str) -> float:
     return float(np.linalg.norm(lab(one, vision) - lab(other, vision)))
 
 
+@cache
+def data_of(name: str) -> Any:
+    """The data of a committed figure, measured once in all tests."""
+    return FIGURES[name].data()
+
+
 def texts(drawing: Drawing) -> list[Text]:
     """The visible texts of a drawing."""
     return [text for text in drawing.figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
@@ -48,21 +56,21 @@ def boxes(drawing: Drawing) -> list[tuple[str, Bbox]]:
     """Every text of a drawing and where it lies, in pixels, shrunk by half a pixel on each side."""
     with drawing.style.in_force():
         canvas = FigureCanvasAgg(drawing.figure)
-        canvas.draw()
+        drawing.figure.draw_without_rendering()
         renderer = canvas.get_renderer()
         return [(text.get_text(), Text.get_window_extent(text, renderer).padded(-0.5)) for text in texts(drawing)]
 
 
-def overlapping(drawing: Drawing) -> list[tuple[str, str]]:
-    """Pairs of texts that lie on each other."""
-    return [(one, other) for (one, a), (other, b) in itertools.combinations(boxes(drawing), 2) if a.overlaps(b)]
-
-
-def cut_off(drawing: Drawing) -> list[str]:
-    """Texts that leave the page."""
-    page = drawing.figure.bbox
-    return [text for text, box in boxes(drawing)
-            if box.x0 < page.x0 or box.y0 < page.y0 or box.x1 > page.x1 or box.y1 > page.y1]
+def misplaced(drawing: Drawing) -> list[str]:
+    """The pairs of texts that lie on each other, and the texts that leave the page."""
+    found, page = boxes(drawing), drawing.figure.bbox
+    corners = np.array([box.extents for _, box in found]).reshape(-1, 4)
+    # Two boxes overlap where each begins, in x and in y, before the other ends.
+    before = (corners[:, None, :2] <= corners[None, :, 2:]).all(axis=2)
+    pairs = np.argwhere(np.triu(before & before.T, 1))
+    return [f"{found[one][0]!r} and {found[other][0]!r} lie on each other" for one, other in pairs] + [
+        f"{text!r} leaves the page" for text, box in found
+        if box.x0 < page.x0 or box.y0 < page.y0 or box.x1 > page.x1 or box.y1 > page.y1]
 
 
 def drawn_by(svg: str) -> str:
@@ -70,3 +78,30 @@ def drawn_by(svg: str) -> str:
     match = re.search(r"Matplotlib v([\w.+]+?), ", svg)
     assert match, "the SVG does not say which Matplotlib drew it"
     return match[1]
+
+
+IDS = re.compile(r"\b[a-z]?[0-9a-f]{10}\b")
+NUMBERS = re.compile(r"(?<![#\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def _with_numbered_ids(svg: str) -> str:
+    """Ids are made of shapes and colors; here they are numbered in their order."""
+    names: dict[str, str] = {}
+    return IDS.sub(lambda found: names.setdefault(found[0], f"id{len(names)}"), svg)
+
+
+def without_colors(svg: str) -> str:
+    """An SVG's shapes and words alone."""
+    return _with_numbered_ids(re.sub(r"#[0-9a-f]{6}\b|; fill: #[0-9a-f]{6}(?=\")", "", svg))
+
+
+def same_picture(one: str, other: str) -> bool:
+    """The same words, colors and shapes, with coordinates equal to a hundredth of a point.
+
+    Another processor's BLAS adds in another order, so that a curve of losses may differ far behind the point.
+    """
+    both = [_with_numbered_ids(svg) for svg in (one, other)]
+    coordinates = [[float(number) for tag in re.findall("<[^>]*>", svg) for number in NUMBERS.findall(tag)]
+                   for svg in both]
+    rest = [re.sub("<[^>]*>", lambda tag: NUMBERS.sub("0", tag[0]), svg) for svg in both]
+    return rest[0] == rest[1] and np.allclose(*coordinates, rtol=0, atol=0.01)

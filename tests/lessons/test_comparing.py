@@ -8,10 +8,10 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures.comparison import comparison, comparison_data, save_comparison
-from zerosim.lessons.figures.style import DARK, LIGHT
-from zerosim.lessons.training.comparing import OVER, compare, values_of
-from zerosim.lessons.training.options import Options
+from zerosim.course.figures.comparison import comparison, comparison_data, save_comparison
+from zerosim.course.training.comparing import OVER, compare, values_of
+from zerosim.course.training.options import Options
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.models.text import Corpus, shipped
 
 TINY = Options(model="gpt-nano", ranks=2, steps=3, batch=2)
@@ -124,8 +124,7 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words(style, by_s
 @pytest.mark.parametrize("over", OVER)
 def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
     drawing = comparison(comparison_data(compare(replace(TINY, steps=2), shipped(), over)))
-    assert seen.overlapping(drawing) == []
-    assert seen.cut_off(drawing) == []
+    assert seen.misplaced(drawing) == []
     assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
     assert drawing.figure.get_figwidth() <= 15
 

@@ -6,19 +6,12 @@ from matplotlib.colors import to_hex
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import (
-    DARK,
-    LIGHT,
-    activations,
-    activations_data,
-    latency_wall,
-    latency_wall_data,
-)
-from zerosim.lessons.figures.activations import SQUARE
-from zerosim.lessons.figures.latency_wall import ALGORITHMS
-from zerosim.lessons.measured import measured_activations, measured_tensors
-from zerosim.lessons.measured.kinds import FLOWING
-from zerosim.planning.activations import EXAMPLE, Block, kept, peak
+from zerosim.course.figures.activations import SQUARE, activations, activations_data
+from zerosim.course.figures.latency_wall import ALGORITHMS, latency_wall, latency_wall_data
+from zerosim.course.measured.activations import measured_activations, measured_tensors
+from zerosim.course.measured.kinds import FLOWING
+from zerosim.display.drawing import DARK, LIGHT
+from zerosim.planning.activations import EXAMPLE, Block, kept, peak_nbytes
 from zerosim.planning.hardware import Link
 
 SMALL = Block(2, 8, 12, 3)
@@ -80,7 +73,7 @@ def test_the_published_example_stands_in_the_committed_figure():
     assert round(data.tensors[SQUARE] / 1e6, 1) == 1073.7
     none, block = data.policies
     logits = 2 * 4 * 2048 * 32_000
-    assert none.peak_nbytes - peak(EXAMPLE, 32).nbytes == pytest.approx(2 * logits, rel=0.1)
+    assert none.peak_nbytes - peak_nbytes(EXAMPLE, 32).nbytes == pytest.approx(2 * logits, rel=0.1)
     assert block.peak_nbytes < none.peak_nbytes / 10
     assert data.arithmetic == [0, pytest.approx(1 / 3, abs=1e-3)]
     assert sum(data.tensors.values()) == kept(EXAMPLE).nbytes
@@ -154,5 +147,4 @@ def test_the_lines_of_the_latency_wall_are_its_data():
 def test_other_costs_keep_their_words_apart(style):
     for drawing in (activations(activations_data(SMALL, 2, 19, POLICIES, (8, 16, 32, 64)), style),
                     latency_wall(latency_wall_data(WIRE, 8, 2**20, (2**12, 2**20, 2**28), (2, 8, 32), 8), style)):
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []

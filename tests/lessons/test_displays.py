@@ -12,13 +12,13 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from zerosim.lessons.displays import VIEWS, html, view
-from zerosim.lessons.displays.as_html import as_html, table_html
-from zerosim.lessons.displays.as_text import as_text
-from zerosim.lessons.displays.views import MOST_ROWS, Bars, Line, Strip, Table, View
+from zerosim.display import VIEWS, html, view
+from zerosim.display.html import as_html, table_html
+from zerosim.display.text import as_text
+from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View
 from zerosim.planning.plan import Plan
 from zerosim.ranks.memory import KINDS
-from zerosim.zero.layouts import lay_out
+from zerosim.zero.layout import lay_out
 
 
 def program(rank, stage=3):
@@ -286,7 +286,7 @@ def test_looking_changes_nothing(cluster):
 
 def test_html_and_text_load_no_matplotlib():
     code = ("import sys, zerosim as zs; cluster = zs.Cluster(2); cluster.run(lambda rank: rank.barrier()); "
-            "assert 'zerosim.lessons' not in sys.modules and 'rich' not in sys.modules; "
+            "assert 'zerosim.course' not in sys.modules and 'rich' not in sys.modules; "
             "cluster._repr_html_(); cluster.__rich__(); assert 'matplotlib' not in sys.modules; "
             "cluster.show_ring(); assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules")
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)

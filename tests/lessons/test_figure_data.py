@@ -10,10 +10,11 @@ from matplotlib.container import BarContainer
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import memory, memory_data, ring, ring_data
-from zerosim.lessons.figures.ring import Cell
-from zerosim.lessons.figures.style import KIND_COLORS
-from zerosim.lessons.measured import measured_step
+from zerosim.course.figures.memory import memory, memory_data
+from zerosim.course.figures.ring import Cell, ring_data
+from zerosim.course.figures.ring_sheet import ring
+from zerosim.course.measured.steps import measured_step
+from zerosim.display.drawing import KIND_COLORS
 from zerosim.planning import closed_forms
 
 WORLDS = (2, 3, 4, 5)
@@ -65,8 +66,7 @@ def test_the_sheet_shows_every_message_once_and_nothing_overlaps(ranks):
     digits = [text.get_text() for text in seen.texts(drawing) if text.get_text().isdigit()]
     assert digits == [str(rank) for board in data.boards for cells in board for cell in cells if cell.needed
                       for rank in cell.addends]
-    assert seen.overlapping(drawing) == []
-    assert seen.cut_off(drawing) == []
+    assert seen.misplaced(drawing) == []
 
 
 def test_the_rings_words_tell_every_hop():

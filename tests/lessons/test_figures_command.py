@@ -3,7 +3,9 @@
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.lessons.figures import DARK, ring, ring_data
+from zerosim.course.figures.ring import ring_data
+from zerosim.course.figures.ring_sheet import ring
+from zerosim.display.drawing import DARK
 
 
 def test_the_command_line_draws_by_name_and_refuses_in_one_line(tmp_path):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.precision.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
-from zerosim.lessons.precision.resting_formats import batch
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.course.precision.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
+from zerosim.course.precision.resting_formats import batch
+from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics.loss_scale import Dynamic
 
 SCALED = zs.Policy("fp16", loss_scale=Dynamic(initial=2.0**20, window=3))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.precision import forward_overflow
-from zerosim.lessons.precision.forward_overflow import (
+from zerosim.course.precision import forward_overflow
+from zerosim.course.precision.forward_overflow import (
     RANKS,
     SCALINGS,
     STEPS,
@@ -19,7 +19,7 @@ from zerosim.lessons.precision.forward_overflow import (
     trial,
     trials,
 )
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.models.units import first_weights, one_pass
 
 LARGE = large_unit("fp16")
 

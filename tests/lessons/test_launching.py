@@ -6,10 +6,10 @@ import pytest
 
 import zerosim as zs
 from tests.backends.worlds import Processes
-from zerosim.lessons.running import launching
-from zerosim.lessons.running.launching import launched
-from zerosim.lessons.running.program import load
-from zerosim.numerics.fingerprint import sha256
+from zerosim.course.running import launching
+from zerosim.course.running.launching import launched
+from zerosim.course.running.program import load
+from zerosim.numerics.arrays import sha256
 
 REASON = Processes("MPI", 3).missing()
 NEEDS_MPI = pytest.mark.skipif(REASON is not None, reason=f"MPI: {REASON}")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.lessons.lost_updates import cures
-from zerosim.lessons.lost_updates.lesson import POPULAR_UPDATE, LostUpdates, Question, lost_updates
-from zerosim.lessons.lost_updates.one_addition import add_once, last_that, neighbor_of, shortest
+from zerosim.course.lost_updates import cures
+from zerosim.course.lost_updates.lesson import POPULAR_UPDATE, LostUpdates, Question, lost_updates
+from zerosim.course.lost_updates.one_addition import add_once, last_that, neighbor_of, shortest
 from zerosim.numerics.kernels import NumpyKernels
 
 KERNELS = NumpyKernels()

@@ -5,9 +5,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from zerosim.lessons.lost_updates.lesson import LostUpdates, Question, lost_updates
-from zerosim.lessons.lost_updates.text import print_lesson
-from zerosim.lessons.tables import fitted, percent, plain_table, rough, short
+from zerosim.course.lost_updates.lesson import LostUpdates, Question, lost_updates
+from zerosim.course.lost_updates.text import print_lesson
+from zerosim.display.tables import fitted, percent, plain_table, rough, short
 
 
 def printed(found: LostUpdates, width: int = 80) -> str:

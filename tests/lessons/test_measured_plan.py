@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 import zerosim as zs
 from zerosim.cli import app
-from zerosim.lessons.costs.plan_text import print_plan
-from zerosim.lessons.measured import gpt_of, measured_row
+from zerosim.course.costs.plan_text import print_plan
+from zerosim.course.measured.plans import gpt_of, measured_row
 from zerosim.planning import Transformer, model_of, model_shape
-from zerosim.planning.asking import question
-from zerosim.planning.plan import Question, plan
+from zerosim.planning.plan import Question, plan_of, question
 
 
 def ask(*arguments):
@@ -56,7 +55,7 @@ def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(stage, policy
     """The runtime's overheads apart, in the engine's own dialect."""
     asked = question("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, dialect="zerosim",
                      optimizer=zs.optim.AdamW(), **levers)
-    (row,), peak = plan(asked).rows, measured_row(asked, stage, policy)[-1]
+    (row,), peak = plan_of(asked).rows, measured_row(asked, stage, policy)[-1]
     assert row.total_nbytes - row.overhead_nbytes == peak.pencil_nbytes == peak.ledger_nbytes
 
 
@@ -65,7 +64,7 @@ def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(stage, policy
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(ranks, stage, levers):
     asked = small(ranks, stage, **levers)
-    (row,), gpt = plan(asked).rows, gpt_of(asked.model)
+    (row,), gpt = plan_of(asked).rows, gpt_of(asked.model)
 
     def program(rank):
         engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **levers)
@@ -91,7 +90,7 @@ def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, levers)
     """gpt2-xl with the plan's total as capacity: the plan's `fits` is the engine's, with the levers of its seconds."""
     asked = question("gpt2-xl", ranks=8, stage=stage, recompute="block", dialect="zerosim", optimizer=zs.optim.AdamW(),
                      **levers)
-    (row,), gpt = plan(asked).rows, gpt_of(asked.model)
+    (row,), gpt = plan_of(asked).rows, gpt_of(asked.model)
 
     def program(rank):
         engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **levers)

@@ -10,26 +10,17 @@ from PIL import Image
 
 import zerosim as zs
 from tests.architecture.source import ROOT
+from tests.cases import chosen
 from tests.lessons import seen
 from tests.lessons.browser import browser, dom_of
-from zerosim.lessons.figures import (
-    DARK,
-    FIGURES,
-    LIGHT,
-    draw,
-    liveness,
-    liveness_data,
-    memory_scaling,
-    memory_scaling_data,
-    ring_animation,
-    ring_data,
-    traffic,
-    traffic_data,
-)
-from zerosim.lessons.figures.liveness import GRADIENT_KINDS
-from zerosim.lessons.figures.memory_scaling import OPTIMIZERS, widths_of
-from zerosim.lessons.figures.style import RANK_COLORS, luminance
-from zerosim.lessons.measured import measured_bytes
+from zerosim.course.figures import draw
+from zerosim.course.figures.liveness import GRADIENT_KINDS, liveness, liveness_data
+from zerosim.course.figures.memory_scaling import OPTIMIZERS, memory_scaling, memory_scaling_data, widths_of
+from zerosim.course.figures.ring import ring_data
+from zerosim.course.figures.ring_frames import ring_animation
+from zerosim.course.figures.traffic import traffic, traffic_data
+from zerosim.course.measured.steps import measured_bytes
+from zerosim.display.drawing import DARK, LIGHT, RANK_COLORS, luminance
 from zerosim.ranks.trace import Held
 
 SIXTEENTHS = {  # bytes per parameter at rest, replicated and shared, of Adam: ZeRO's paper, section 5
@@ -56,7 +47,7 @@ def test_memory_at_rest_is_zeros_formula_for_every_n_and_p():
 
 def test_the_papers_numbers_stand_in_the_committed_figure():
     """120, 31.4, 16.6 and 1.9 GB for 7.5e9 parameters on 64 ranks. Source: Rajbhandari et al. 2020, figure 1."""
-    panel = FIGURES["memory-scaling"].data().panels[0]
+    panel = seen.data_of("memory-scaling").panels[0]
     at = panel.names.index("64")
     assert [round(column[at] / 1e9, 1) for column in panel.resting_nbytes] == [120.0, 31.4, 16.6, 1.9]
 
@@ -129,7 +120,7 @@ def test_stage_1_keeps_all_gradients_and_stage_2_its_share_and_one_unit():
     assert max(two.held["unit_gradient"]) == pytest.approx(2 / 8)
     assert max(one.held["unit_gradient"]) == 0
     drawn = liveness(liveness_data(ranks=4))
-    assert seen.overlapping(drawn) == []
+    assert seen.misplaced(drawn) == []
 
 
 @pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)
@@ -137,13 +128,12 @@ def test_other_data_keep_their_words_apart(style):
     for drawing in (traffic(traffic_data((1, 2), (4, 4)), style),
                     liveness(liveness_data((0, 2, 3), (128,) * 4, 64, 2), style),
                     memory_scaling(memory_scaling_data(1e4, 2, (1, 2, 4), (1e3, 1e4)), style)):
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
 
 
 # -- the ring, animated -------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", chosen([2, 4], [2, 3, 4, 5]))
 def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
     data = ring_data(ranks, 2 * ranks)
     found = ring_animation(data)
@@ -157,8 +147,7 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
         digits = Counter(word for word in words if word.isdigit())
         board = data.boards[number // 2]
         assert digits == Counter(str(rank) for cells in board for cell in cells if cell.needed for rank in cell.addends)
-        assert seen.overlapping(frame) == []
-        assert seen.cut_off(frame) == []
+        assert seen.misplaced(frame) == []
         assert len(frame.description) > 60
 
 
@@ -176,7 +165,8 @@ def test_the_gif_has_every_frame_and_plays_for_ever_the_same_each_time():
 
 
 def test_the_gif_keeps_the_colors_of_the_ranks():
-    image = Image.open(io.BytesIO(ring_animation(ring_data(4, 4)).gif())).convert("RGB")
+    with Image.open(ROOT / "figures/ring.gif") as moving:
+        image = moving.convert("RGB")
     shown = {f"#{r:02X}{g:02X}{b:02X}" for _, (r, g, b) in image.getcolors(1_000_000)}
     for color in RANK_COLORS[:4]:
         assert min(abs(luminance(color) - luminance(other)) for other in shown) < 0.01

@@ -5,15 +5,10 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import (
-    DARK,
-    LIGHT,
-    lost_updates,
-    lost_updates_data,
-    spacing,
-    spacing_data,
-)
-from zerosim.lessons.lost_updates import cures
+from zerosim.course.figures.lost_updates import lost_updates, lost_updates_data
+from zerosim.course.figures.spacing import spacing, spacing_data
+from zerosim.course.lost_updates import cures
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.numerics.kernels import NumpyKernels
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)
@@ -118,5 +113,4 @@ def test_other_numbers_keep_their_words_apart(style):
     for drawing in (spacing(spacing_data(("bf16", "fp16", "fp32")), style), spacing(spacing_data(("fp16",)), style),
                     lost_updates(lost_updates_data((1e-5,), (200,), 0.1), style),
                     lost_updates(lost_updates_data((-1e-8, 3e-4), (20, 20), 0.5), style)):
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []

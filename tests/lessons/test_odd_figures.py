@@ -2,7 +2,9 @@
 
 import pytest
 
-from zerosim.lessons.figures import format_losses_data, latency_wall_data, published_data
+from zerosim.course.figures.format_losses import format_losses_data
+from zerosim.course.figures.latency_wall import latency_wall_data
+from zerosim.course.figures.published import published_data
 
 
 @pytest.mark.parametrize("said", [{"ranks": 1}, {"worlds": (1, 2)}, {"worlds": ()}, {"sizes": ()}],

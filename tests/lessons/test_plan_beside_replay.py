@@ -5,14 +5,11 @@ from collections import Counter
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.measured import gpt_of
-from zerosim.planning.asking import question
-from zerosim.planning.clock import communicated, update_seconds
+from zerosim.course.measured.plans import gpt_of
 from zerosim.planning.cost import curve
-from zerosim.planning.plan import plan
-from zerosim.planning.plan_rows import job_of
-from zerosim.planning.program import after_backward, micro_batch
+from zerosim.planning.plan import communicated, job_of, plan_of, question, update_seconds
 from zerosim.planning.recording import record
+from zerosim.planning.step import after_backward, micro_batch
 from zerosim.planning.timeline import Machine, replay
 
 LEVERS = [{"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1},
@@ -62,7 +59,7 @@ def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(sta
     it computes longer, and stands still no longer than the plan says."""
     asked = question("gpt2", ranks=8, batch=4, stage=stage, recompute="block", micro_batches=micro_batches,
                      optimizer=zs.optim.AdamW(), **levers)
-    (row,), timeline, control = plan(asked).rows, replayed(asked, stage), control_seconds(asked, stage)
+    (row,), timeline, control = plan_of(asked).rows, replayed(asked, stage), control_seconds(asked, stage)
     usage = timeline.usage[0]
     assert usage.communication_seconds == pytest.approx(row.communication_seconds + control, rel=1e-9)
     assert usage.exposed_seconds <= row.exposed_communication_seconds + control + 1e-12

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures.ledger import ledger_data, ledgers_data
-from zerosim.lessons.figures.plan_bars import PARTS, plan_bars_data
-from zerosim.lessons.figures.ring_traffic import ring_traffic_data
-from zerosim.lessons.figures.style import DARK, LIGHT
-from zerosim.lessons.figures.trace_order import trace_order_data
+from zerosim.course.figures.ledger import ledger_data, ledgers_data
+from zerosim.course.figures.plan_bars import PARTS, plan_bars_data
+from zerosim.course.figures.ring_traffic import ring_traffic_data
+from zerosim.course.figures.trace_order import trace_order_data
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.ranks.trace import Held
 
 
@@ -57,12 +57,10 @@ def test_no_words_of_a_plot_lie_on_others_or_leave_the_page_or_are_small(ranks):
     cluster = run(ranks, capacity_nbytes=10_000)
     for thing in plotted(cluster):
         drawing = thing.plot().drawing
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
     drawing = cluster.show_ring().drawing
-    assert seen.overlapping(drawing) == []
-    assert seen.cut_off(drawing) == []
+    assert seen.misplaced(drawing) == []
 
 
 def test_every_axis_of_a_plot_has_a_unit():

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 import zerosim as zs
-from zerosim.lessons.precision.forward_overflow import SCALINGS
-from zerosim.lessons.precision.lesson import SCALES, Precision, Question, Underflows, precision, underflows
-from zerosim.lessons.precision.scaler_traces import PATTERN, traces
-from zerosim.lessons.precision.text import histogram, print_lesson, scale_text
-from zerosim.models.one_pass import one_pass
+from zerosim.course.precision.forward_overflow import SCALINGS
+from zerosim.course.precision.lesson import SCALES, Precision, Question, Underflows, precision, underflows
+from zerosim.course.precision.scaler_traces import PATTERN, traces
+from zerosim.course.precision.text import histogram, print_lesson, scale_text
 from zerosim.models.text import Corpus, shipped
+from zerosim.models.units import one_pass
 from zerosim.numerics.formats import format_of
 
 SMALL = Question("fp16", "gpt-nano", 30)

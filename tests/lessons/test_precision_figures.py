@@ -7,21 +7,13 @@ import pytest
 from matplotlib.colors import same_color
 
 from tests.lessons import seen
-from zerosim.lessons.figures import (
-    DARK,
-    FIGURES,
-    LIGHT,
-    format_losses,
-    format_losses_data,
-    loss_scale,
-    loss_scale_data,
-    mixed_precision,
-    mixed_precision_data,
-)
-from zerosim.lessons.figures.format_losses import LOOKS
-from zerosim.lessons.figures.loss_scale import EVERYWHERE, IN_THE_SUM, MARKS, SOMEWHERE
-from zerosim.lessons.precision.format_runs import POLICIES
-from zerosim.lessons.precision.observed_step import Passed, observed_step
+from zerosim.course.figures import FIGURES
+from zerosim.course.figures.format_losses import LOOKS, format_losses, format_losses_data
+from zerosim.course.figures.loss_scale import EVERYWHERE, IN_THE_SUM, MARKS, SOMEWHERE, loss_scale, loss_scale_data
+from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.course.precision.format_runs import POLICIES
+from zerosim.course.precision.observed_step import Passed, observed_step
+from zerosim.display.drawing import DARK, LIGHT
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)
 
@@ -166,5 +158,4 @@ def test_other_runs_keep_their_words_apart(style):
                     loss_scale(loss_scale_data((("torch", 1), ("deepspeed", 1), ("deepspeed", 2)), 20), style),
                     format_losses(format_losses_data(30, 1.0), style),
                     mixed_precision(observed_step("bf16", (1024, 1024, 1024), 64, ranks=3), style)):
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []

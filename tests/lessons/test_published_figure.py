@@ -4,10 +4,12 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import DARK, FIGURES, LIGHT, published, published_data
-from zerosim.lessons.measured import settled
-from zerosim.lessons.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
-from zerosim.planning.published import published as published_rows
+from zerosim.course.figures import FIGURES
+from zerosim.course.figures.published import published, published_data
+from zerosim.course.measured.published import settled
+from zerosim.course.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
+from zerosim.course.published import published as published_rows
+from zerosim.display.drawing import DARK, LIGHT
 
 SETTLED = list(settled())
 OPEN = [one for one in SETTLED if not one.row.closes]
@@ -88,6 +90,5 @@ def test_the_marks_are_the_data_and_words_keep_apart(style):
         assert all(row.label in words and row.brief in words for row in data.differing)
         low, high = axes.get_xlim()
         assert all(low < row.ratio < high for row in data.differing)
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert all(row.label in drawing.description for row in data.differing)

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 import zerosim as zs
-from zerosim.lessons.worked_example import text as replay_text
-from zerosim.lessons.worked_example.example import Example, parse_samples, sample_of
-from zerosim.lessons.worked_example.replay import replay, replays_as_json
+from zerosim.course.worked_example import text as replay_text
+from zerosim.course.worked_example.example import Example, parse_samples, sample_of
+from zerosim.course.worked_example.replay import replay, replays_as_json
 from zerosim.planning import closed_forms as pencil
 
 EXAMPLE = Example()

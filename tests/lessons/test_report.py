@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.lessons.browser import browser, dom_of, screenshot
 from zerosim.cli import app
-from zerosim.lessons.figures.timeline import MACHINE
-from zerosim.lessons.report import data as report_parts
-from zerosim.lessons.report import machine_of, page, report_data, save_report
+from zerosim.course.figures.timeline import MACHINE
+from zerosim.display.report import machine_of, page, report_data, save_report
 from zerosim.planning.recording import load, record
 from zerosim.planning.timeline import memory, replay
 
@@ -99,7 +98,7 @@ def test_a_run_that_takes_no_time_and_one_that_did_nothing_have_pages():
 
 
 def test_a_run_too_long_for_a_page_names_the_spans_that_would_do(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(report_parts, "MOST_MARKS", 100)
+    monkeypatch.setattr("zerosim.display.report.MOST_MARKS", 100)
     with pytest.raises(ValueError, match=r"rows were recorded, and a page holds 100; take one stretch of the program "
                                          r"with --span NAME: step 1, forward, layer0"):
         save_report(saved[1], tmp_path / "page.html")
@@ -138,7 +137,7 @@ def test_a_failed_save_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     cluster.run(lambda rank: rank.barrier())
     path = cluster.save(tmp_path / "run.json")
     before = path.read_bytes()
-    monkeypatch.setattr("zerosim.planning.recording.plain.to_plain", lambda recording: 1 / 0)
+    monkeypatch.setattr("zerosim.planning.recording.to_plain", lambda recording: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cluster.save(path)
     assert path.read_bytes() == before

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.figures.ring_traffic import ring_traffic_data
-from zerosim.lessons.figures.timeline import MACHINE
-from zerosim.lessons.report import page, report_data
-from zerosim.lessons.report.curves import curve_html
-from zerosim.lessons.report.data import RankReport
+from zerosim.course.figures.ring_traffic import ring_traffic_data
+from zerosim.course.figures.timeline import MACHINE
+from zerosim.display.report import RankReport, curve_html, page, report_data
 from zerosim.planning.recording import record
 
 

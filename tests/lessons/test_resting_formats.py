@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.precision.resting_formats import BATCHES, LR, batch, policies, rested
+from zerosim.course.precision.resting_formats import BATCHES, LR, batch, policies, rested
 
 STEPS = 120
 

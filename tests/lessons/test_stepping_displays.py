@@ -12,10 +12,9 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.displays import html
-from zerosim.lessons.displays.slider import MOST_STEPS
-from zerosim.lessons.displays.step_views import values_text
-from zerosim.lessons.figures.step_sheet import BLANK, step_sheet_data
+from zerosim.course.figures.step_sheet import BLANK, step_sheet_data
+from zerosim.display import html
+from zerosim.display.objects import MOST_STEPS, values_text
 
 
 def reduced(rank):
@@ -43,8 +42,7 @@ def test_every_step_can_be_drawn_and_its_words_are_apart(program, ranks, dark):
         axes = step.draw(dark=dark)
         assert isinstance(axes, Axes)
         drawing = axes.figure.drawing
-        assert seen.overlapping(drawing) == []
-        assert seen.cut_off(drawing) == []
+        assert seen.misplaced(drawing) == []
         assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
 
 
@@ -208,7 +206,7 @@ def test_a_run_of_too_many_steps_is_refused_and_left(played):
 
 
 def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(played, monkeypatch):
-    monkeypatch.setattr(sys.modules["zerosim.lessons.displays.slider"], "MOST_STEPS", 4)
+    monkeypatch.setattr(sys.modules["zerosim.display.objects"], "MOST_STEPS", 4)
     zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), ranks=2).slider()  # 4 hops
     with pytest.raises(ValueError, match="at most 4 steps"):
         zs.step_through(lambda rank: (rank.all_reduce(np.ones(2)), rank.broadcast(np.ones(1))), ranks=2).slider()

@@ -7,10 +7,9 @@ from matplotlib.colors import to_hex
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.lessons.figures import timeline, timeline_data, timeline_of
-from zerosim.lessons.figures.style import KIND_COLORS
-from zerosim.lessons.figures.timeline import MACHINE, PHASES, PURPOSES, _peak
-from zerosim.lessons.figures.timeline_run import LEVERS
+from zerosim.course.figures.timeline import MACHINE, PHASES, PURPOSES, _peak, timeline, timeline_data, timeline_of
+from zerosim.course.figures.timeline_run import LEVERS
+from zerosim.display.drawing import KIND_COLORS
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import replay
 
@@ -75,8 +74,7 @@ def test_the_areas_are_what_is_held_over_time():
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 2), (8, 3)])
 def test_other_timelines_keep_their_words_apart(ranks, stage):
     found = timeline(timeline_data(WIDTHS, ROWS, ranks=ranks, stage=stage))
-    assert seen.overlapping(found) == []
-    assert seen.cut_off(found) == []
+    assert seen.misplaced(found) == []
 
 
 def test_the_timelines_words_tell_what_overlap_brings_and_what_it_costs():
@@ -100,7 +98,7 @@ def test_a_timeline_has_the_panels_that_were_asked_for():
     assert data.replays[1] == timeline_data(WIDTHS, ROWS, stage=2).replays[0]
     drawn = timeline(data)
     assert len(drawn.figure.axes) == 4
-    assert seen.overlapping(drawn) == []
+    assert seen.misplaced(drawn) == []
 
 
 def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_is_refused():

@@ -9,8 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.lessons.training.run import Step
-from zerosim.lessons.training.text import progress_bar
+from zerosim.course.training.run import Step
+from zerosim.course.training.text import progress_bar
 
 TINY = ["--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2"]
 SHORT = [*TINY, "--sample", "2"]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
-from zerosim.lessons.precision.underflow import Binade, Fates, binades, fates, losses_by_tensor, rounded_fates
-from zerosim.models.one_pass import first_weights, one_pass
+from zerosim.course.precision.underflow import Binade, Fates, binades, fates, losses_by_tensor, rounded_fates
+from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics.kernels import NumpyKernels
 
 KERNELS = NumpyKernels()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.report import save_report
+from zerosim.display.report import save_report
 from zerosim.numerics.files import write_whole
 from zerosim.planning.recording import record, save
 

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from zerosim.models.context import Context, PlainWorkspace
+from zerosim.models.layers import Context, PlainWorkspace
 from zerosim.numerics.kernels import NumpyKernels
 
 DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),

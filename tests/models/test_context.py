@@ -7,7 +7,7 @@ import pytest
 
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import Context, LinearUnit
-from zerosim.numerics.fp8 import quantized
+from zerosim.numerics.kernels import quantized
 from zerosim.numerics.policy import Policy
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
 from zerosim.models import CrossEntropy
-from zerosim.models.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from zerosim.models.losses import cross_entropy_backward, cross_entropy_forward
 
 FORMATS = ["fp16", "bf16", "fp32", "fp64"]
 TARGET = np.array([[1, 0, -1, 3], [2, -1, 1, 1]])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.gpt_runs import batch_of, run_of
 from zerosim.models import GPT, PRESETS
-from zerosim.models.generate import generate, logits_of
+from zerosim.models.gpt import generate, logits_of
 
 
 def always(*shares: float):

@@ -8,11 +8,11 @@ import pytest
 from tests.models.contexts import bits_of
 from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
 from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.policy import Policy
-from zerosim.planning import activations, transformer_flops
-from zerosim.planning.activations import Block
-from zerosim.planning.moments import moments
+from zerosim.planning import activations
+from zerosim.planning.activations import Block, moments
+from zerosim.planning.flops import ROW_SUM, backward, forward, recomputed
 
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
@@ -128,7 +128,7 @@ def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
 def test_what_blocks_keep_at_their_peak_is_the_closed_form(policy, shape):
     run, block, x = setting(shape, "bf16", layers=5)
     assert run.counting.now["activation"] == x.nbytes
-    assert kept_at_peak(run, x, policy) == activations.peak(block, 5, policy).nbytes
+    assert kept_at_peak(run, x, policy) == activations.peak_nbytes(block, 5, policy).nbytes
 
 
 # -- operations -------------------------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape):
     keeping(run, policy)
     unit, results = run.model.units[1], []
     assert flops_of(run, lambda: results.append(unit.forward(run.ctx, run.w, x))) == sum(
-        transformer_flops.forward(block).values())
+        forward(block).values())
     _, kept = results.pop()
     assert flops_of(run, lambda: unit.backward(run.ctx, run.w, kept, x)) == sum(
-        transformer_flops.backward(block, policy).values())
+        backward(block, policy).values())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -167,8 +167,8 @@ def test_what_is_computed_a_second_time_is_the_closed_form(policy):
         ends = sum(flops_of(run, lambda u=u, x=x: u.forward(run.ctx, run.w, x))
                    for u, x in [(run.model.units[0], batch[0]), (run.model.units[-1], x)])
     if recompute.inside == "tiled":  # and what backward saves by summing dO·O instead of P·dP
-        ends += 4 * transformer_flops.ROW_SUM * (block.stream - block.square)
-    assert again == transformer_flops.recomputed(block, 4, policy) + ends
+        ends += 4 * ROW_SUM * (block.stream - block.square)
+    assert again == recomputed(block, 4, policy) + ends
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_published_shape_runs_on_arrays_without_data_and_notes_the_same_operat
     w = {name: kernels.empty(shape, ctx.dtype) for name, shape in model.shapes.items()}
     unit, block = model.units[1], Block(4, 1024, 1600, 25)
     y, kept = unit.forward(ctx, w, kernels.empty((4, 1024, 1600), ctx.dtype))
-    assert (y.shape, sum(flops)) == ((4, 1024, 1600), sum(transformer_flops.forward(block).values()))
+    assert (y.shape, sum(flops)) == ((4, 1024, 1600), sum(forward(block).values()))
     unit.backward(ctx, w, kept, y)
-    both = [*transformer_flops.forward(block).values(), *transformer_flops.backward(block).values()]
+    both = [*forward(block).values(), *backward(block).values()]
     assert sum(flops) == sum(both)

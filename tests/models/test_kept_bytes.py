@@ -9,9 +9,8 @@ import pytest
 
 from tests.models.contexts import context, normal
 from zerosim.models import layers
-from zerosim.models.context import Context
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.models.layers import Context
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.numerics.policy import Policy
 
 

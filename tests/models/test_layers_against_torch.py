@@ -7,7 +7,7 @@ import pytest
 
 from tests.models.contexts import context, normal
 from zerosim.models import layers
-from zerosim.models.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from zerosim.models.losses import cross_entropy_backward, cross_entropy_forward
 
 torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
 from torch.nn import functional  # noqa: E402  # only where there is one

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.models import BLOCK, NONE, Recompute, segment
-from zerosim.models.recompute import NAMED
+from zerosim.models.units import NAMED
 
 
 @pytest.mark.parametrize(("text", "policy"), [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.models.contexts import bits_of, context, normal, recorded, slope
 from tests.models.steps import initial_weights, loss_and_gradients, loss_of
 from zerosim.models import MLP, HalfSquaredError, LinearUnit, Model
-from zerosim.models.initializers import Constants, Normal
+from zerosim.models.units import Constants, Normal
 
 ACTIVATIONS = [None, "relu", "gelu"]
 

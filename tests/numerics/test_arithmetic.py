@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, every_code, same
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.kernels import SMALL_SUM, NumpyKernels
 from zerosim.numerics.rounding import round_to
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.numerics.oracle import LOW, ROWS, awkward_floats, cast, every_code, rounded, same
-from zerosim.numerics.blocks import BLOCK, SMALL
+from zerosim.numerics.arrays import BLOCK, SMALL
 from zerosim.numerics.kernels import NumpyKernels
 
 TYPES = [row.dtype for row in ROWS] + [np.dtype(np.float64)]

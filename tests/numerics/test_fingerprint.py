@@ -4,8 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.numerics.fingerprint import sha256
-from zerosim.numerics.null import NullArray
+from zerosim.numerics.arrays import NullArray, sha256
 
 DIFFERENT = [
     np.zeros(2, np.float32), np.zeros(2, np.float64), np.zeros((2, 1), np.float32), np.zeros((1, 2), np.float32),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
-from zerosim.models.context import Context
+from zerosim.models.layers import Context
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.fp8 import quantized, scale_to
+from zerosim.numerics.kernels import quantized, scale_to
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2")
 

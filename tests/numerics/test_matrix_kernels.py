@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.kernels import NumpyKernels
 
 KERNELS = NumpyKernels()

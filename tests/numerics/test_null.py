@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.cupy_kernels import CupyKernels
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullArray
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.backends.cupy.kernels import CupyKernels
+from zerosim.numerics.arrays import NullArray
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 
 SLICES = st.slices(7) | st.integers(-7, 6) | st.none() | st.just(Ellipsis)
 

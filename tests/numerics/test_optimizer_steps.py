@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.numerics.oracle import same
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.kernels import NumpyKernels
 
 HYPER = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.kernels import NumpyKernels
 
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

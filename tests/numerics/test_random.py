@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.blocks import BLOCK
+from zerosim.numerics.arrays import BLOCK
 from zerosim.numerics.random import bits, normal, uniform
 
 KEY = (0, "init", 0, "layer0.weight")

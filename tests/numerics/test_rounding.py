@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, rounded, same
-from zerosim.numerics.blocks import BLOCK, SMALL
+from zerosim.numerics.arrays import BLOCK, SMALL
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.rounding import round_to
 

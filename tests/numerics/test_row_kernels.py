@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics import erfc
-from zerosim.numerics.blocks import Scratch
-from zerosim.numerics.blockwise import room_for, settle, widened_view
-from zerosim.numerics.erfc import SATURATED, SERIES, complement
+from zerosim.numerics.arrays import Scratch
+from zerosim.numerics.blockwise import EINSUM_PIECE, room_for, row_maxima, row_products, row_sums, settle, widened_view
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.reductions import EINSUM_PIECE, row_maxima, row_products, row_sums
+from zerosim.numerics.layer_kernels import SATURATED, SERIES, _series, complement
 
 LENGTHS = [1, 3, 100, EINSUM_PIECE - 1, EINSUM_PIECE, EINSUM_PIECE + 1, 3 * EINSUM_PIECE + 7]
 
@@ -88,10 +86,10 @@ def test_the_stored_series_of_erfc_is_the_interpolation_that_it_is_said_to_be() 
 def test_the_stored_series_is_what_erfc_is_computed_from(monkeypatch: pytest.MonkeyPatch) -> None:
     z = np.linspace(0, 9, 301)
     found = complement(z.copy(), np.empty_like(z), Scratch())
-    monkeypatch.setattr(erfc, "SERIES", (SERIES[0] + math.log(2), *SERIES[1:]))
-    erfc._series.cache_clear()
+    monkeypatch.setattr("zerosim.numerics.layer_kernels.SERIES", (SERIES[0] + math.log(2), *SERIES[1:]))
+    _series.cache_clear()
     doubled = complement(z.copy(), np.empty_like(z), Scratch())
-    erfc._series.cache_clear()
+    _series.cache_clear()
     np.testing.assert_allclose(doubled, 2 * found, rtol=1e-13)
 
 

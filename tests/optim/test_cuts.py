@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from tests.optim.papers import KERNELS, factors_of, new_state, tensors, updated
 from zerosim import Cluster, Engine, optim
 from zerosim.models import MLP
-from zerosim.numerics import blocks, step_kernels
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.null import NullArray
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.numerics.arrays import BLOCK, NullArray
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.optim import UpdateContext, with_norms
 from zerosim.ranks import Memory
 
@@ -70,14 +68,14 @@ def test_the_length_of_a_block_changes_no_bit(optimizer, block, monkeypatch):
         seen.append(block)
         return [slice(low, min(low + block, count)) for low in range(0, count, block)]
 
-    monkeypatch.setattr(step_kernels, "spans", spans)
+    monkeypatch.setattr("zerosim.numerics.kernels.spans", spans)
     assert_equal_bits(stepped(optimizer, w, gradients, NumpyKernels()), expected)
     assert seen, "the step went through the loop of blocks"
 
 
 @pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
 def test_cutting_across_the_kernels_blocks_changes_no_bit(optimizer):
-    count, at = 2 * blocks.BLOCK + 7, blocks.BLOCK - 3
+    count, at = 2 * BLOCK + 7, BLOCK - 3
     w, gradients = tensors((count,), 1)
     whole = stepped(optimizer, w, gradients)
     for here in (slice(0, at), slice(at, count)):

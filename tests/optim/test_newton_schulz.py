@@ -5,7 +5,7 @@ import pytest
 
 from tests.optim.papers import KERNELS
 from zerosim.optim import UpdateContext, orthogonalize
-from zerosim.optim.newton_schulz import COEFFICIENTS
+from zerosim.optim.matrix import COEFFICIENTS
 
 CTX = UpdateContext(KERNELS)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from zerosim.numerics.null_kernels import NullKernels
+from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.timeline import Machine, SlowRank
-from zerosim.ranks.algorithms import ALGORITHMS
-from zerosim.ranks.lockstep import null_arrays, null_party
+from zerosim.ranks.collectives import ALGORITHMS
+from zerosim.ranks.hub import null_arrays, null_party
 from zerosim.ranks.trace import Collective, Compute, Issue, Message, Traces, Wait
 
 

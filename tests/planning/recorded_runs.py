@@ -7,8 +7,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.recording import Recording, record
-from zerosim.planning.recording.codes import COLLECTIVE, ISSUE, WAIT
+from zerosim.planning.recording import COLLECTIVE, ISSUE, WAIT, Recording, record
 from zerosim.planning.timeline import Machine
 from zerosim.ranks.trace import Traces
 

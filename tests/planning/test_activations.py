@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.planning import moments
 from zerosim.planning.activations import (
     EXAMPLE,
     INSIDE_NAMES,
     Block,
     best_segment,
+    fullest_nbytes,
     kept,
+    moments,
     parse,
-    peak,
+    peak_nbytes,
     published_nbytes,
     tensors,
 )
@@ -50,26 +51,26 @@ def test_a_block_of_the_published_example_keeps_939_5_and_1073_7_megabytes() -> 
 
 
 def test_its_32_blocks_keep_64_4_gigabytes() -> None:
-    assert gigabytes(peak(EXAMPLE, 32).nbytes) == 64.4
+    assert gigabytes(peak_nbytes(EXAMPLE, 32).nbytes) == 64.4
     # With 16 bytes for each of 7e9 parameters.
-    assert gigabytes(peak(EXAMPLE, 32).nbytes + 16 * 7_000_000_000) == 176.4
+    assert gigabytes(peak_nbytes(EXAMPLE, 32).nbytes + 16 * 7_000_000_000) == 176.4
 
 
 def test_twice_the_tokens_add_133_gigabytes_of_which_103_are_quadratic() -> None:
-    added = peak(at_length(4096), 32).elements * 2 - peak(EXAMPLE, 32).elements * 2
+    added = peak_nbytes(at_length(4096), 32).elements * 2 - peak_nbytes(EXAMPLE, 32).elements * 2
     quadratic = 32 * 2 * (at_length(4096).square - EXAMPLE.square)
     assert (gigabytes(added, 0), gigabytes(quadratic, 0), gigabytes(added - quadratic, 0)) == (133, 103, 30)
 
 
 def test_8192_tokens_keep_670_gigabytes_of_which_550_are_probabilities() -> None:
     block = at_length(8192)
-    assert gigabytes(2 * peak(block, 32).elements) == 670.0
+    assert gigabytes(2 * peak_nbytes(block, 32).elements) == 670.0
     assert gigabytes(32 * tensors(block)["probabilities"].nbytes) == 549.8
 
 
 def test_recomputing_blocks_leaves_one_block_of_the_quadratic_term() -> None:
     """Popular belief: checkpointing leaves the L² term intact. It leaves one n-th of it."""
-    none, block = peak(EXAMPLE, 32).elements, peak(EXAMPLE, 32, "block").elements
+    none, block = peak_nbytes(EXAMPLE, 32).elements, peak_nbytes(EXAMPLE, 32, "block").elements
     assert (gigabytes(2 * (none - 32 * 14 * BLD)), gigabytes(2 * (block - (32 + 13) * BLD), 2)) == (34.4, 1.07)
 
 
@@ -97,7 +98,7 @@ def test_what_n_blocks_keep_is_the_closed_form(block: Block, n: int) -> None:
             ("block", n * bld + 13 * bld + square, 4 * bl),
             ("selective", 14 * n * bld + square, 4 * n * bl),
             ("tiled", 14 * n * bld, 4 * n * bl + n * bl * block.heads)]:
-        found = peak(block, n, policy)
+        found = peak_nbytes(block, n, policy)
         assert (found.elements, found.statistics) == (elements, statistics)
         assert found.nbytes == elements * block.itemsize + 4 * statistics
 
@@ -105,7 +106,7 @@ def test_what_n_blocks_keep_is_the_closed_form(block: Block, n: int) -> None:
 @given(blocks(), st.integers(1, 12))
 def test_sub_blocks_keep_their_inputs_and_the_larger_of_two_insides(block: Block, n: int) -> None:
     bld, bl = block.stream, block.batch * block.tokens
-    found = peak(block, n, "sub_block")
+    found = peak_nbytes(block, n, "sub_block")
     assert found.elements == 2 * n * bld + max(4 * bld + block.square, 8 * bld)
     assert found.statistics == 2 * bl
 
@@ -113,7 +114,7 @@ def test_sub_blocks_keep_their_inputs_and_the_larger_of_two_insides(block: Block
 @given(blocks(), st.integers(1, 6), st.integers(1, 6))
 def test_segments_keep_the_inputs_of_the_others_and_all_of_one(block: Block, k: int, segments: int) -> None:
     whole = 14 * block.stream + block.square
-    found = peak(block, k * segments, f"segment({k})")
+    found = peak_nbytes(block, k * segments, f"segment({k})")
     assert found.elements == (segments - 1) * block.stream + k * whole
     # The published (n/k)BLd + k(14·BLd + BHL²) has the input of the segment in use in both of its terms.
     assert found.elements == segments * block.stream + k * whole - block.stream
@@ -124,13 +125,13 @@ def test_a_shorter_last_segment_is_counted_as_it_is(block: Block, n: int, k: int
     starts = range(0, n, k)
     whole = 14 * block.stream + block.square
     by_segment = [index * block.stream + min(k, n - start) * whole for index, start in enumerate(starts)]
-    assert peak(block, n, f"segment({k})").elements == max(by_segment)
+    assert peak_nbytes(block, n, f"segment({k})").elements == max(by_segment)
 
 
 @given(blocks(), st.integers(1, 12), st.sampled_from(POLICIES))
 def test_no_policy_keeps_more_than_none_but_for_what_it_has_in_use(block: Block, n: int, policy: str) -> None:
     extra = block.square if "selective" in policy else block.positions * block.heads * n * 4
-    assert peak(block, n, policy).nbytes <= peak(block, n).nbytes + block.itemsize * extra
+    assert peak_nbytes(block, n, policy).nbytes <= peak_nbytes(block, n).nbytes + block.itemsize * extra
 
 
 @given(blocks(), st.sampled_from(POLICIES))
@@ -144,7 +145,7 @@ def test_what_a_block_keeps_is_the_sum_of_its_tensors(block: Block, policy: str)
 def test_the_best_segment_of_the_published_example_is_one_block() -> None:
     """Popular belief: √n is best, 5 or 6 of 32 blocks. It takes a block's inside to weigh as much as its input."""
     assert best_segment(EXAMPLE, 32) == pytest.approx(math.sqrt(32 / 30), rel=1e-12)  # a double's rounding
-    by_k = {k: peak(EXAMPLE, 32, f"segment({k})").nbytes for k in range(1, 33)}
+    by_k = {k: peak_nbytes(EXAMPLE, 32, f"segment({k})").nbytes for k in range(1, 33)}
     assert min(by_k, key=by_k.__getitem__) == 1
     assert by_k[6] > 3 * by_k[1]
 
@@ -189,7 +190,7 @@ def test_a_block_of_no_such_shape_is_refused(arguments: tuple[int, ...], said: s
 
 def test_no_blocks_keep_nothing_that_could_be_asked_for() -> None:
     with pytest.raises(ValueError, match="blocks must be at least 1, got 0"):
-        peak(EXAMPLE, 0)
+        peak_nbytes(EXAMPLE, 0)
 
 
 def test_an_unknown_count_is_refused() -> None:
@@ -215,7 +216,7 @@ ANY_BLOCK = st.builds(
 
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50), st.sampled_from(["none", "selective", "tiled"]))
 def test_after_forward_blocks_hold_what_they_keep_and_the_head_its_input_and_logits(block, blocks, vocabulary, policy):
-    (loss,) = [moment for moment in moments.moments(block, blocks, vocabulary, policy)
+    (loss,) = [moment for moment in moments(block, blocks, vocabulary, policy)
                if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)
     assert loss.nbytes == {"activation": blocks * kept(block, policy).nbytes + head}
@@ -224,5 +225,5 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_head_its_input_and_log
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50),
        st.sampled_from(["none", "block", "segment(2)", "sub_block", "selective", "tiled"]))
 def test_the_fullest_moment_of_any_batch_is_the_fullest_of_all_moments(block, blocks, vocabulary, policy):
-    most = max(moment.total_nbytes for moment in moments.moments(block, blocks, vocabulary, policy))
-    assert moments.fullest_nbytes(block, blocks, vocabulary, policy) == most
+    most = max(moment.total_nbytes for moment in moments(block, blocks, vocabulary, policy))
+    assert fullest_nbytes(block, blocks, vocabulary, policy) == most

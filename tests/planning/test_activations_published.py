@@ -6,16 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerosim.course.published.activations import ends_nbytes, layer_nbytes, megatron_nbytes, peak_nbytes, tensors_nbytes
 from zerosim.planning import activations
 from zerosim.planning.activations import INSIDE_NAMES, Block
-from zerosim.planning.activations_published import (
-    ends_nbytes,
-    layer_nbytes,
-    megatron_nbytes,
-    peak_nbytes,
-    tensors_nbytes,
-)
-from zerosim.planning.shapes_presets import PRESETS
+from zerosim.planning.shapes import PRESETS
 
 POLICIES = ["none", "block", "segment(2)", "segment(5)", *INSIDE_NAMES, "block+tiled", "segment(3)+selective"]
 
@@ -35,7 +29,7 @@ def test_the_tensors_of_the_literatures_count_add_up_to_it(block: Block) -> None
 def test_the_literatures_count_is_never_less_than_what_is_needed(block: Block, n: int, policy: str) -> None:
     """It keeps masks and LayerNorm outputs beside; statistics are in neither count, log-sum-exps in one."""
     needed = peak_nbytes(block, n, policy, "recomputed-outputs")
-    assert peak_nbytes(block, n, policy) >= needed == 2 * activations.peak(block, n, policy).elements
+    assert peak_nbytes(block, n, policy) >= needed == 2 * activations.peak_nbytes(block, n, policy).elements
 
 
 @given(blocks(), st.integers(1, 12))

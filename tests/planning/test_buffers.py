@@ -7,17 +7,17 @@ import pytest
 
 import zerosim as zs
 from zerosim.models import GPT, MLP, GPTConfig
-from zerosim.models.recompute import Recompute
+from zerosim.models.units import Recompute
 from zerosim.planning.activations import Block
-from zerosim.planning.buffers import (
+from zerosim.planning.closed_forms import STAGES, Job
+from zerosim.planning.step import (
     OVERHEADS,
     accumulator_nbytes,
     bucket_nbytes,
     gathered_nbytes,
     logits_nbytes,
-    overhead_nbytes,
+    overheads_nbytes,
 )
-from zerosim.planning.closed_forms import STAGES, Job
 
 POLICY = zs.Policy("bf16")
 WIDTHS = [5, 9, 4, 11, 3, 7, 6]
@@ -91,8 +91,8 @@ def test_two_to_four_gigabytes_of_overhead_are_less_than_their_own_parts() -> No
 
 
 def test_an_overhead_is_replaced_by_name_and_an_unknown_one_is_refused() -> None:
-    assert overhead_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
+    assert overheads_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
     with pytest.raises(ValueError, match=re.escape("no overhead is called 'cuda'; there are runtime context, alloc")):
-        overhead_nbytes({"cuda": 1})
+        overheads_nbytes({"cuda": 1})
     with pytest.raises(ValueError, match="runtime context must be at least 0, got -1"):
-        overhead_nbytes({"runtime context": -1})
+        overheads_nbytes({"runtime context": -1})

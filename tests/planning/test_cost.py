@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from zerosim.planning import ceil_cut, sent
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, asked
-from zerosim.planning.cost import BUS_FACTORS, cost
-from zerosim.planning.cost.schedule import levels
-from zerosim.planning.cost.seconds import longest_messages
-from zerosim.planning.cost.steps import longest_by_step, placed
+from zerosim.planning.cost import BUS_FACTORS, cost, levels, longest_by_step, longest_messages, placed
 from zerosim.planning.hardware import Link, Network, link
 
 WORLDS = [1, 2, 3, 4, 5, 8, 16, 64]

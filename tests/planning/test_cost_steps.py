@@ -12,8 +12,7 @@ from tests.ranks.asking import ROOTED, ROWS, allowed, ask, takes_splits
 from tests.ranks.data import normals
 from zerosim.planning import ceil_cut, sent
 from zerosim.planning.collectives import ALGORITHMS, asked
-from zerosim.planning.cost.schedule import LEVELS, levels
-from zerosim.planning.cost.steps import longest_by_step, placed
+from zerosim.planning.cost import LEVELS, levels, longest_by_step, placed
 from zerosim.planning.hardware import Link, Network
 
 WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]

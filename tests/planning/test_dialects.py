@@ -12,8 +12,17 @@ import zerosim as zs
 from zerosim.models import GPT, GPTConfig
 from zerosim.numerics.policy import Policy
 from zerosim.planning.closed_forms import STAGES, Job, States, resting_nbytes
-from zerosim.planning.dialects import DIALECTS, dialect_of, estimate_nbytes, formula, states_nbytes
-from zerosim.planning.optimizer_state import ADAM, Elementwise, state_nbytes, whole_tensor_cut
+from zerosim.planning.conventions import (
+    ADAM,
+    DIALECTS,
+    Elementwise,
+    dialect_of,
+    estimate_nbytes,
+    formula,
+    state_nbytes,
+    states_nbytes,
+    whole_tensor_cut,
+)
 from zerosim.planning.shapes import ModelShape, TensorShape, Transformer, UnitShape, model_of, model_of_parameters
 
 ALL_STATES = [States(*choice) for choice in product((False, True), repeat=3)]

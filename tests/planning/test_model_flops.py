@@ -6,21 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.planning import transformer_flops as by_step
 from zerosim.planning.activations import INSIDE_NAMES, Block
-from zerosim.planning.model_flops import (
+from zerosim.planning.flops import (
     AGAIN,
     SELECTIVE_AS_PUBLISHED,
     eight_n,
+    forward,
     logits_flops,
+    matmuls,
+    recomputed,
     recomputed_flops,
     six_n,
     six_n_and_attention,
     step_flops,
+    step_matmul_flops,
     utilization,
 )
-from zerosim.planning.shapes import Transformer, model_of
-from zerosim.planning.shapes_presets import PRESETS
+from zerosim.planning.shapes import PRESETS, Transformer, model_of
 
 
 @st.composite
@@ -58,7 +60,7 @@ def test_a_gpts_step_is_the_published_96_bslh_squared() -> None:
     gpt, batch, tokens = PRESETS["megatron-175b"], 2, 2048
     block = gpt.block(batch, tokens)
     for policy in ("none", "block"):
-        published = by_step.step_matmul_flops(block, gpt.blocks, gpt.vocabulary, policy)
+        published = step_matmul_flops(block, gpt.blocks, gpt.vocabulary, policy)
         assert step_flops(gpt, batch, tokens, policy).hardware == published
 
 
@@ -66,14 +68,14 @@ def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_eleme
     """Of large blocks the products are all but a per mille."""
     block = Block(2, 2048, 8192, 64)
     for policy in ("block", "sub_block", "segment(2)+selective"):
-        noted = by_step.recomputed(block, 1, policy)
+        noted = recomputed(block, 1, policy)
         assert recomputed_flops(block, policy) == pytest.approx(noted, rel=5e-3)  # elementwise: 1 in d
 
 
 def test_a_gate_makes_three_products_of_the_two_and_groups_shrink_keys_and_values_alone() -> None:
-    plain, gated = (by_step.matmuls(Block(1, 8, 64, 8, feed_forward=96, gated=gate)) for gate in (False, True))
+    plain, gated = (matmuls(Block(1, 8, 64, 8, feed_forward=96, gated=gate)) for gate in (False, True))
     assert sum(gated.values()) - sum(plain.values()) == plain["up"] == plain["down"]
-    many, few = (by_step.matmuls(Block(1, 8, 64, 8, key_channels=channels)) for channels in (64, 16))
+    many, few = (matmuls(Block(1, 8, 64, 8, key_channels=channels)) for channels in (64, 16))
     assert {name for name in many if many[name] != few[name]} == {"QKV"}
     assert few["QKV"] * 2 == many["QKV"]
 
@@ -89,7 +91,7 @@ def test_6pd_misses_attention_and_counts_the_embedding() -> None:
 
 
 def test_selective_recomputation_as_published_makes_twice_what_keeping_the_attention_output_makes() -> None:
-    products = by_step.matmuls(Block(1, 2048, 12288, 96))
+    products = matmuls(Block(1, 2048, 12288, 96))
     assert sum(products[name] for name in SELECTIVE_AS_PUBLISHED) == 2 * sum(products[name] for name in AGAIN["tiled"])
 
 
@@ -109,7 +111,7 @@ def test_hardware_utilization_exceeds_model_utilization_by_what_is_made_again() 
     (lambda: step_flops(PRESETS["gpt2"], 1, 8, "full"), "'full' names no recomputation policy; there are none"),
     (lambda: step_flops(PRESETS["t5-small"], 1, 8), "what a block keeps and computes is counted for decoders alone, "
      "and this model has 6 blocks of encoder beside 6 of decoder; its states and its traffic are counted"),
-    (lambda: by_step.forward(PRESETS["llama-2-7b"].block(1, 8)), "the count of every step's operations is of blocks "
+    (lambda: forward(PRESETS["llama-2-7b"].block(1, 8)), "the count of every step's operations is of blocks "
      "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
      "gated network of 11008; take matmul_flops"),
 ])

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.planning.recorded_runs import recorded
-from zerosim.planning import STAGES, Job, fit
-from zerosim.planning.asking import question
-from zerosim.planning.dialects import DIALECTS
-from zerosim.planning.explain import explained
+from zerosim.planning import STAGES, Job
+from zerosim.planning.conventions import DIALECTS
 from zerosim.planning.hardware import device, link, parse, presets
-from zerosim.planning.offload import host_traffic, on_device
+from zerosim.planning.plan import explained, host_traffic, largest_model, on_device, question
 from zerosim.planning.timeline import Machine, replay
 
 GPT2 = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}
@@ -131,7 +129,7 @@ def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_off
 def test_a_larger_model_fits_when_its_optimizers_states_lie_on_the_host(stage, ranks, dialect):
     here = question(parameters=10**9, ranks=ranks, dialect=dialect)
     there = replace(here, offload=True, host_link=link("pcie5"))
-    assert fit.largest_model(there, stage) > fit.largest_model(here, stage)
+    assert largest_model(there, stage) > largest_model(here, stage)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -141,5 +139,5 @@ def test_the_largest_model_with_offload_holds_what_the_row_holds_on_the_device(d
     replicated, shared = kept(DIALECTS[dialect]).per_parameter(STAGES[2], 0)
     assert row.states_nbytes == replicated * 10**9 + shared * 10**9 // 8
     spare = asked.device.reported_nbytes - row.overhead_nbytes
-    most = fit.largest_model(asked, 2)
+    most = largest_model(asked, 2)
     assert replicated * most + shared * most // 8 <= spare < replicated * (most + 1) + shared * (most + 1) // 8

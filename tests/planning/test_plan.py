@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning import STAGES, fit
-from zerosim.planning.asking import question, whole_number
-from zerosim.planning.explain import explained
-from zerosim.planning.plan import plan
-from zerosim.planning.plan_rows import fits
+from zerosim.planning import STAGES
+from zerosim.planning.plan import (
+    cheapest_that_fits,
+    explained,
+    fewest_ranks,
+    fits,
+    largest_batch,
+    largest_model,
+    plan_of,
+    question,
+    whole_number,
+)
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 FIELDS = {
@@ -151,7 +158,7 @@ def test_levers_cost_bytes_and_spare_seconds_and_never_the_other_way_round(name,
 
 
 def test_the_largest_batch_is_smaller_where_levers_take_room():
-    batches = [fit.largest_batch(question("llama-2-7b", **LLAMA, stage=3, recompute="block", overlap=overlap,
+    batches = [largest_batch(question("llama-2-7b", **LLAMA, stage=3, recompute="block", overlap=overlap,
                                           prefetch=prefetch)) for overlap, prefetch in ((False, 0), (True, 4))]
     assert batches[1] < batches[0]
 
@@ -168,26 +175,26 @@ def test_of_a_number_of_parameters_alone_no_lever_changes_anything():
 
 def test_the_largest_batch_fits_and_one_more_does_not():
     asked = question("llama-2-7b", **LLAMA)
-    most = fit.largest_batch(asked)
+    most = largest_batch(asked)
     assert most > 4
-    assert any(row.fits for row in plan(replace(asked, batch=most)).rows)
-    assert not any(row.fits for row in plan(replace(asked, batch=most + 1)).rows)
+    assert any(row.fits for row in plan_of(replace(asked, batch=most)).rows)
+    assert not any(row.fits for row in plan_of(replace(asked, batch=most + 1)).rows)
 
 
 def test_the_fewest_ranks_fit_and_half_of_them_do_not():
     asked = question("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3")
-    fewest = fit.fewest_ranks(asked)
+    fewest = fewest_ranks(asked)
     network = replace(asked.network, between=None, ranks_per_node=None)
-    fits = [any(row.fits for row in plan(replace(asked, ranks=n, network=network)).rows) for n in (fewest // 2, fewest)]
+    fits = [any(row.fits for row in plan_of(replace(asked, ranks=n, network=network)).rows) for n in (fewest // 2, fewest)]
     assert fits == [False, True]
-    assert fit.fewest_ranks(question("gpt3-175b", ranks=8, stage=0)) is None
+    assert fewest_ranks(question("gpt3-175b", ranks=8, stage=0)) is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_largest_model_fits_and_one_more_parameter_does_not(stage):
     asked = question("gpt2", ranks=64)
-    most = fit.largest_model(asked, stage)
-    spare = asked.device.reported_nbytes - plan(asked).rows[0].overhead_nbytes
+    most = largest_model(asked, stage)
+    spare = asked.device.reported_nbytes - plan_of(asked).rows[0].overhead_nbytes
     nbytes = [
         zs.planning.estimate_nbytes(parameters, 64, STAGES[stage], "zero-paper") for parameters in (most, most + 1)
     ]
@@ -202,7 +209,7 @@ def test_the_largest_model_is_of_the_optimizer_dialect_and_offload_that_are_aske
         stage, dialect, optimizer, offload):
     """A plan of so many parameters on one rank, where nothing is padded, fits, and one of one more does not."""
     asked = {"ranks": 1, "stage": stage, "dialect": dialect, "optimizer": optimizer, "offload": offload}
-    most = fit.largest_model(question("gpt2", **asked), stage)
+    most = largest_model(question("gpt2", **asked), stage)
     assert [zs.plan(parameters=count, **asked).rows[0].fits for count in (most, most + 1)] == [True, False]
 
 
@@ -219,15 +226,15 @@ def test_the_explained_states_are_the_formulas_value_whatever_the_optimizer():
        offload=st.booleans())
 def test_what_fits_is_what_the_rows_say(name, ranks, batch, offload):
     asked = question(name, ranks=ranks, batch=batch, tokens=1024, offload=offload)
-    assert [row.fits for row in plan(asked).rows] == [
+    assert [row.fits for row in plan_of(asked).rows] == [
         fits(asked, stage, policy) for stage in asked.stages for policy in asked.policies]
 
 
 def test_the_cheapest_that_fits_sends_least():
     asked = question("llama-2-7b", **LLAMA)
-    cheapest = fit.cheapest_that_fits(plan(asked))
-    assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in plan(asked).rows if row.fits)
-    assert fit.cheapest_that_fits(zs.plan("gpt3-175b", ranks=1)) is None
+    cheapest = cheapest_that_fits(plan_of(asked))
+    assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in plan_of(asked).rows if row.fits)
+    assert cheapest_that_fits(zs.plan("gpt3-175b", ranks=1)) is None
 
 
 # -- what cannot be asked ---------------------------------------------------------------------------------------------

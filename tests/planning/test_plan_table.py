@@ -6,7 +6,7 @@ from inspect import signature
 import pytest
 
 import zerosim as zs
-from zerosim.planning.plan_table import FEWER
+from zerosim.planning.plan import FEWER
 
 LLAMA = {"ranks": 8, "batch": 4, "tokens": 2048}
 

@@ -5,14 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning.activations import Block
-from zerosim.planning.buffers import gathered_nbytes
-from zerosim.planning.clock import communicated
+from zerosim.planning.activations import Block, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, States, gradient_peak_nbytes, sent_nbytes
 from zerosim.planning.hardware import Network, link
-from zerosim.planning.moments import fullest_nbytes
-from zerosim.planning.passing import Flow, passing
-from zerosim.planning.program import At, Issued, Waited, after_backward, micro_batch
+from zerosim.planning.plan import communicated
+from zerosim.planning.step import At, Flow, Issued, Waited, after_backward, gathered_nbytes, micro_batch, passing
 
 NETWORK = Network(link("nvlink4"))
 

@@ -7,8 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from zerosim.planning.published import SUBJECTS, Published, published
-from zerosim.planning.published.quantities import QUANTITIES
+from zerosim.course.published import SUBJECTS, Published, published
+from zerosim.course.published.quantities import QUANTITIES
 
 ROWS = published()
 OPEN = [row for row in ROWS if not row.closes]
@@ -37,7 +37,7 @@ def test_every_row_names_its_source_and_a_unit_and_no_two_rows_are_one() -> None
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_file_says_no_more_and_no_less_of_a_row_than_a_row_has(subject: str) -> None:
-    rows = tomllib.loads(files("zerosim.planning.published").joinpath(f"{subject}.toml").read_text("utf-8"))["row"]
+    rows = tomllib.loads(files("zerosim.course.published").joinpath(f"{subject}.toml").read_text("utf-8"))["row"]
     known = {field.name for field in fields(Published)} - {"subject"}
     for row in rows:
         assert {"name", "source", "inputs", "expected", "tolerance"} <= set(row) <= known

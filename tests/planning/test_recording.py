@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.planning.recorded_runs import EVEN, LEVERS, MACHINE, WORLDS, recorded, step, traces
 from zerosim.planning.recording import Recording, from_plain, load, record, save, to_plain
 from zerosim.planning.timeline import replay
-from zerosim.ranks.null_cluster import NullCluster
+from zerosim.ranks.cluster import NullCluster
 from zerosim.ranks.trace import Collective, Compute, Held, Issue, Message, SpanBegin, SpanEnd, Trace, Wait
 
 

@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.models import GPT, GPTConfig
-from zerosim.planning.shapes import Transformer, model_of, model_of_parameters, pad_vocabulary
-from zerosim.planning.shapes_config import FAMILIES, model_of_config, model_shape, read_config
-from zerosim.planning.shapes_presets import PRESETS
+from zerosim.planning.shapes import (
+    FAMILIES,
+    PRESETS,
+    Transformer,
+    model_of,
+    model_of_config,
+    model_of_parameters,
+    model_shape,
+    pad_vocabulary,
+    read_config,
+)
 
 # Sizes as the checkpoints' own configuration files name them, and the number of parameters that they load.
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}

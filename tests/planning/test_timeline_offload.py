@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.planning.recorded_runs import MACHINE, recorded
 from zerosim.planning.hardware import Link, link
+from zerosim.planning.recording import OFFLOAD, from_plain, to_plain
 from zerosim.planning.recording import Transfer as Moved
-from zerosim.planning.recording import from_plain, to_plain
-from zerosim.planning.timeline import (
-    COMMUNICATION,
-    COMPUTATION,
-    OFFLOAD,
-    STREAMS,
-    SlowRank,
-    chrome_trace,
-    critical_path,
-    replay,
-)
+from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, STREAMS, SlowRank, chrome_trace, critical_path, replay
 
 TO_HOST, TO_DEVICE = OFFLOAD
 HOST = Link("host", 5e8, 2e-6, "made up", "today")

@@ -18,16 +18,19 @@ from zerosim.planning.cost import cost, curve
 from zerosim.planning.cuts import chunk_lengths
 from zerosim.planning.hardware import Network
 from zerosim.planning.recording import Shape, record
-from zerosim.planning.timeline import Machine, SlowLink, SlowRank, replay
-from zerosim.planning.timeline.collective import (
+from zerosim.planning.timeline import (
+    FloatPrices,
+    Machine,
+    SlowLink,
+    SlowRank,
     by_message,
     by_step,
     origins_by_message,
     origins_by_step,
+    replay,
     schedule,
     steps_of,
 )
-from zerosim.planning.timeline.prices import FloatPrices
 
 RINGS = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}  # times N-1 steps
 ALPHA, BETA = FAST.alpha, FAST.beta

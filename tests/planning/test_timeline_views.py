@@ -17,10 +17,10 @@ from zerosim.planning.timeline import (
     SlowRank,
     chrome_trace,
     memory,
+    nanoseconds,
     replay,
     save_chrome_trace,
 )
-from zerosim.planning.timeline.chrome import nanoseconds
 from zerosim.ranks.trace import Held
 
 # -- memory -------------------------------------------------------------------------------------------------------

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.planning.activations import EXAMPLE, INSIDE_NAMES, Block
-from zerosim.planning.transformer_flops import (
-    backward,
-    forward,
-    matmul_flops,
-    recomputed,
-    savings,
-    step_matmul_flops,
-    table,
-)
+from zerosim.planning.flops import backward, forward, matmul_flops, recomputed, savings, step_matmul_flops, table
 
 
 @st.composite

@@ -11,8 +11,8 @@ import zerosim as zs
 from tests.cases import covering
 from tests.ranks.asking import ROWS, ask
 from tests.ranks.data import normals, whole_numbers
-from zerosim.numerics.blocks import BLOCK
-from zerosim.ranks import direct
+from zerosim.numerics.arrays import BLOCK
+from zerosim.ranks import fast_ring as direct
 
 PYTHON_NBYTES = 150_000  # objects that are no arrays: greenlets and their stacks, trace rows, entries
 LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out

@@ -8,7 +8,7 @@ from tests.cases import covering
 from tests.ranks import oracles
 from tests.ranks.asking import KINDS, REDUCTIONS, WORLDS, allowed, ask, bits, ceil_cut
 from tests.ranks.data import FLOATS, NARROW, normals
-from zerosim.ranks.averaging import AVERAGES, split_factors
+from zerosim.ranks.call import AVERAGES, split_factors
 
 # The division factors before and after the sum, as PyTorch's and fairscale's FSDP have them.
 SPLITS = {1: (1, 1), 2: (2, 1), 3: (2, 1.5), 4: (2, 2), 5: (2, 2.5), 6: (4, 1.5), 7: (2, 3.5), 8: (4, 2), 12: (4, 3),

@@ -8,9 +8,9 @@ from tests.cases import chosen
 from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
 from tests.ranks.data import NARROW, whole_numbers
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.algorithms import ALGORITHMS, Party
 from zerosim.ranks.call import Call
-from zerosim.ranks.lockstep import lockstep, null_arrays
+from zerosim.ranks.collectives import ALGORITHMS, Party
+from zerosim.ranks.hub import lockstep, null_arrays
 from zerosim.ranks.trace import Held
 
 UNTOUCHED = -77  # no sum of the data, which are positive, is this

@@ -22,7 +22,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.ranks.asking import REDUCTIONS, ROWS, allowed, ask, bits
 from tests.ranks.data import FLOATS, any_bits, normals
-from zerosim.ranks.averaging import AVERAGES
+from zerosim.ranks.call import AVERAGES
 from zerosim.ranks.errors import RankUseError
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import zerosim as zs
 from tests.cases import chosen, covering
 from tests.ranks.asking import WORLDS, ask, bits, cuts_of
 from tests.ranks.data import FLOATS, INTEGERS, any_bits, normals
-from zerosim.numerics.blocks import BLOCK
-from zerosim.ranks import direct
+from zerosim.numerics.arrays import BLOCK
+from zerosim.ranks import fast_ring as direct
 
 RINGS = ["reduce_scatter", "all_gather", "all_reduce"]
 TYPES = {**FLOATS, **INTEGERS}

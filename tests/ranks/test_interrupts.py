@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from zerosim.ranks.errors import guarded
 from zerosim.ranks.memory import Memory
 
 ROOT = Path(__file__).parents[2]
@@ -233,8 +234,7 @@ def test_ctrl_c_inside_the_ledger_waits_until_the_step_may_be_left(monkeypatch) 
         signal.raise_signal(signal.SIGINT) if holding.name == "struck" and sign > 0 else None
         moved(self, holding, sign)
 
-    struck.__code__ = struck.__code__.replace(co_filename=Memory._move.__code__.co_filename)
-    monkeypatch.setattr(Memory, "_move", struck)
+    monkeypatch.setattr(Memory, "_move", guarded(struck))
     cluster, told = zs.Cluster(2), []
 
     def program(rank):

@@ -21,7 +21,7 @@ from tests.ranks.asking import (
     takes_splits,
 )
 from tests.ranks.data import whole_numbers
-from zerosim.ranks.algorithms import ALGORITHMS
+from zerosim.ranks.collectives import ALGORITHMS
 
 
 def check(kind: str, operation: str, algorithm: str, ranks: int, lengths: list[int], roots: list[int]) -> None:

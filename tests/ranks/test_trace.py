@@ -124,7 +124,7 @@ def test_ranks_of_one_call_share_all_but_their_bytes() -> None:
 
 
 def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group() -> None:
-    from zerosim.ranks import lockstep
+    from zerosim.ranks.hub import _expand
 
     def loop(rank):
         group = rank.split(rank.index % 2)
@@ -134,10 +134,10 @@ def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group
 
     cluster = zs.Cluster(6)
     cluster.run(loop)
-    lockstep._expand.cache_clear()
+    _expand.cache_clear()
     expansions = [row.hops() for trace in cluster.trace for row in trace.collectives("all_reduce")]
     assert all(hops == expansions[0] for hops in expansions)
-    assert lockstep._expand.cache_info().misses == 1
+    assert _expand.cache_info().misses == 1
     expansions[0].clear()  # what is handed out is the caller's
     assert len(cluster.trace[0].collectives("all_reduce")[0].hops()) == 12
 

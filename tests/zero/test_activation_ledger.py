@@ -6,7 +6,7 @@ import pytest
 import zerosim as zs
 from zerosim.models import GPT, GPTConfig
 from zerosim.planning import activations, closed_forms
-from zerosim.planning.moments import moments
+from zerosim.planning.activations import moments
 
 ADAM = zs.optim.Adam(lr=0.01)
 FLOWING = ("activation", "checkpointed_input", "activation_gradient")

@@ -6,7 +6,7 @@ import pytest
 import zerosim as zs
 from zerosim.models.units import LinearUnit, Model
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
-from zerosim.zero.layouts import lay_out
+from zerosim.zero.layout import lay_out
 
 
 def alone(program, *args):

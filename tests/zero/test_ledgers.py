@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.zero.training import MODELS, batches
 from tests.zero.units import tied
 from zerosim.models import MLP
-from zerosim.models.recompute import Recompute
+from zerosim.models.units import Recompute
 from zerosim.planning import closed_forms as pencil
 
 WORLDS = (1, 2, 3, 4, 5, 8)

@@ -10,7 +10,7 @@ from tests.zero.training import MODELS, batches, bits, train
 from zerosim.models import MLP
 from zerosim.ranks.trace import Issue, Wait
 from zerosim.zero.buckets import Bucket, buckets
-from zerosim.zero.layouts import lay_out, layout_of
+from zerosim.zero.layout import lay_out, layout_of
 
 DEEP = MLP((3, 7, 5, 4, 2), activation="gelu", seed=4)
 WIDE = 4 * DEEP.parameter_count  # bytes: more than the whole model has in any format of these tests

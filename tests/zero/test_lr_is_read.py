@@ -3,7 +3,7 @@
 import pytest
 
 import zerosim as zs
-from zerosim.optim.trials import reads_its_group
+from zerosim.optim.shardability import reads_its_group
 
 OPTIMIZERS = [getattr(zs.optim, name)() if name not in ("SGD", "Momentum") else getattr(zs.optim, name)(lr=0.1)
               for name in zs.optim.__all__

@@ -8,7 +8,7 @@ from tests.twin import Rule, Twin
 from tests.zero.test_gpt import token_batches
 from tests.zero.training import batches, bits, train
 from zerosim.models import GPT, MLP
-from zerosim.models.cross_entropy import CrossEntropy
+from zerosim.models.losses import CrossEntropy
 from zerosim.models.units import LinearUnit, Model
 
 MODEL = MLP((5, 7, 3), activation="gelu", seed=2)

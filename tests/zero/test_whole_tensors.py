@@ -8,7 +8,7 @@ from tests.twin import Rule, Twin
 from tests.zero.optimizers import Factored, Spectral, Trusting
 from tests.zero.training import batches, bits, train
 from zerosim.models import MLP
-from zerosim.zero.layouts import layout_of
+from zerosim.zero.layout import layout_of
 
 MODEL = MLP((3, 7, 5, 2), activation="gelu", seed=4)
 ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Normal
-from zerosim.models.units import LinearUnit, Model, Unit
+from zerosim.models.units import LinearUnit, Model, Normal, Unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,15 +23,15 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and told number by number."""
-    from zerosim.lessons.worked_example.example import example_of
-    from zerosim.lessons.worked_example.replay import replays, replays_as_json, stages_named
+    from zerosim.course.worked_example.example import example_of
+    from zerosim.course.worked_example.replay import replays, replays_as_json, stages_named
 
     example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
     found = replays(example, stages_named(stage))
     if as_json:
         print_json(replays_as_json(example, found))
         return
-    from zerosim.lessons.worked_example.text import print_replays
+    from zerosim.course.worked_example.text import print_replays
 
     print_replays(console(), example, found, hops=hops)
 
@@ -45,9 +45,9 @@ def lost_updates(
     as_json: AsJson = False,
 ) -> None:
     """What 16 bits lose of small updates, which cures help, and which does not."""
-    from zerosim.lessons.lost_updates.lesson import Question
-    from zerosim.lessons.lost_updates.lesson import lost_updates as answer
-    from zerosim.lessons.lost_updates.text import print_lesson
+    from zerosim.course.lost_updates.lesson import Question
+    from zerosim.course.lost_updates.lesson import lost_updates as answer
+    from zerosim.course.lost_updates.text import print_lesson
 
     question = Question(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
@@ -67,9 +67,9 @@ def precision(
     as_json: AsJson = False,
 ) -> None:
     """What goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
-    from zerosim.lessons.precision.lesson import Question
-    from zerosim.lessons.precision.lesson import precision as answer
-    from zerosim.lessons.precision.text import print_lesson
+    from zerosim.course.precision.lesson import Question
+    from zerosim.course.precision.lesson import precision as answer
+    from zerosim.course.precision.text import print_lesson
 
     question, corpus = Question(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):

@@ -56,15 +56,15 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """What a collective costs: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.lessons.costs.collective import Question, collective_cost, nbytes_of
-    from zerosim.lessons.costs.collective import as_json as plain
+    from zerosim.course.costs.collective import Question, collective_cost, nbytes_of
+    from zerosim.course.costs.collective import as_json as plain
 
     found = collective_cost(Question(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between, itemsize,
                                      hardware))
     if as_json:
         print_json(plain(found))
         return
-    from zerosim.lessons.costs.collective_text import print_answer
+    from zerosim.course.costs.collective_text import print_answer
 
     print_answer(console(), found)
 
@@ -80,11 +80,10 @@ def plan(
     measure: Measure = False, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
-    from zerosim.lessons.training.optimizers import optimizer_named
-    from zerosim.planning import asking
-    from zerosim.planning.plan import plan as plan_of
+    from zerosim.course.training.optimizers import optimizer_named
+    from zerosim.planning.plan import plan_of, question
 
-    found = plan_of(asking.question(
+    found = plan_of(question(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), dialect=dialect, utilization=utilization,
@@ -93,12 +92,12 @@ def plan(
 
 
 def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> None:
-    from zerosim.lessons.costs.plan_text import as_json as plain
-    from zerosim.lessons.costs.plan_text import print_explanation, print_measured, print_plan
+    from zerosim.course.costs.plan_text import as_json as plain
+    from zerosim.course.costs.plan_text import print_explanation, print_measured, print_plan
 
     measured = []
     if measure:
-        from zerosim.lessons.measured import measured_row
+        from zerosim.course.measured.plans import measured_row
 
         measured = [(row, measured_row(found.question, row.stage, row.recompute)) for row in found.rows]
     if as_json:

@@ -47,8 +47,8 @@ def run(
 
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
-    from zerosim.lessons.displays.saving import require_place
-    from zerosim.lessons.running.program import load, settings
+    from zerosim.course.running.program import load, settings
+    from zerosim.display.saving import require_place
 
     if save is not None:
         require_place(save)
@@ -58,8 +58,8 @@ def _body(program: str, given: Sequence[str], save: str | None) -> Callable[...,
 def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
     file may be on some machines of a job and not on others."""
-    from zerosim.ranks.explain import ranks_text
-    from zerosim.ranks.processes.cluster import ProcessCluster
+    from zerosim.backends.processes.transport import ProcessCluster
+    from zerosim.ranks.hub import ranks_text
 
     if not isinstance(cluster, ProcessCluster):
         return find()
@@ -81,7 +81,7 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
 
 def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
-    from zerosim.ranks.processes.job import job_of
+    from zerosim.backends.processes.tcp import job_of
 
     by_mpi = any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
@@ -100,11 +100,11 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
+    from zerosim.backends.processes.notes import raised_elsewhere
+    from zerosim.course.running.program import run as run_program
+    from zerosim.course.running.text import as_json as plain
+    from zerosim.course.running.text import print_run
     from zerosim.doctor import blas_libraries
-    from zerosim.lessons.running.program import run as run_program
-    from zerosim.lessons.running.text import as_json as plain
-    from zerosim.lessons.running.text import print_run
-    from zerosim.ranks.processes.notes import raised_elsewhere
 
     try:
         parts = run_program(cluster, body)

@@ -9,7 +9,7 @@ import typer
 from zerosim.cli.shell import AsJson, busy, command, console, print_json
 
 if TYPE_CHECKING:
-    from zerosim.lessons.puzzles.puzzle import Puzzle
+    from zerosim.course.puzzles.puzzle import Puzzle
 
 NOT_PASSED = 1  # exit code
 
@@ -26,8 +26,8 @@ def puzzles(
     as_json: AsJson = False,
 ) -> None:
     """Exercises on ranks: write a ring, write ZeRO's steps, repair a broken one; checked for bits and scored."""
-    from zerosim.lessons import puzzles as offered
-    from zerosim.lessons.puzzles.catalogue import puzzle_named
+    from zerosim.course import puzzles as offered
+    from zerosim.course.puzzles.catalogue import puzzle_named
 
     asked = [option for option, given in (("--stub", stub), ("--hint", hint is not None),
                                           ("--check", check is not None), ("--solution", solution)) if given]
@@ -70,8 +70,8 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 
 def _print_all(as_json: bool) -> None:
-    from zerosim.lessons.puzzles.catalogue import PUZZLES
-    from zerosim.lessons.tables import plain_table
+    from zerosim.course.puzzles.catalogue import PUZZLES
+    from zerosim.display.tables import plain_table
 
     if as_json:
         print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
@@ -85,9 +85,9 @@ def _print_all(as_json: bool) -> None:
 
 
 def _check(name: str, place: str, as_json: bool) -> None:
-    from zerosim.lessons.puzzles.catalogue import puzzle_named
-    from zerosim.lessons.puzzles.checker import check
-    from zerosim.lessons.running.program import load
+    from zerosim.course.puzzles.catalogue import puzzle_named
+    from zerosim.course.puzzles.checker import check
+    from zerosim.course.running.program import load
 
     puzzle = puzzle_named(name)
     answer = load(place)
@@ -104,8 +104,8 @@ def _check(name: str, place: str, as_json: bool) -> None:
 def _grade(file: str, as_json: bool) -> None:
     from pathlib import Path
 
-    from zerosim.lessons.puzzles.adapters import GRADERS
-    from zerosim.lessons.running.program import load
+    from zerosim.course.puzzles.adapters import GRADERS
+    from zerosim.course.running.program import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")

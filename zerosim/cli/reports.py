@@ -26,7 +26,7 @@ def report(
                                                  )] = None,
 ) -> None:
     """A run as one page of HTML: timeline, memory, messages and tables, without a server or a network."""
-    from zerosim.lessons.report import save_report
+    from zerosim.display.report import save_report
 
     with busy("making the page"):
         path = save_report(recording, out, device=device, link=link, span=span, compute=compute, efficiency=efficiency,

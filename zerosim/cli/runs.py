@@ -47,11 +47,11 @@ def train(
     save: SaveTo = None, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
-    from zerosim.lessons.displays.saving import require_place, save_traces
-    from zerosim.lessons.training.options import Options
-    from zerosim.lessons.training.run import train as run
-    from zerosim.lessons.training.text import as_json as plain
-    from zerosim.lessons.training.text import print_training, progress_bar, require_learned
+    from zerosim.course.training.options import Options
+    from zerosim.course.training.run import train as run
+    from zerosim.course.training.text import as_json as plain
+    from zerosim.course.training.text import print_training, progress_bar, require_learned
+    from zerosim.display.saving import require_place, save_traces
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -80,13 +80,13 @@ def compare(
     capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
-    from zerosim.lessons.figures.comparison import require_place, save_comparison
-    from zerosim.lessons.training.comparing import compare as run
-    from zerosim.lessons.training.comparing import values_of, wanted
-    from zerosim.lessons.training.comparing_text import as_json as plain
-    from zerosim.lessons.training.comparing_text import print_comparison
-    from zerosim.lessons.training.options import Options
-    from zerosim.lessons.training.text import progress_bar
+    from zerosim.course.figures.comparison import require_place, save_comparison
+    from zerosim.course.training.comparing import compare as run
+    from zerosim.course.training.comparing import values_of, wanted
+    from zerosim.course.training.comparing_text import as_json as plain
+    from zerosim.course.training.comparing_text import print_comparison
+    from zerosim.course.training.options import Options
+    from zerosim.course.training.text import progress_bar
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,

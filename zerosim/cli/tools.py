@@ -19,7 +19,7 @@ def figures(
     dark: Annotated[bool, typer.Option("--dark", help="Draw the dark variant, NAME-dark.")] = False,
 ) -> None:
     """Draws the project's figures anew, each from a run."""
-    from zerosim.lessons.figures import draw
+    from zerosim.course.figures import draw
 
     with busy("drawing"):
         paths = draw(names or (), out, format, dark)

@@ -1,21 +1,438 @@
-"""GPT-2's model as a list of units: the embedding, the blocks, the head, in units as large as one chooses.
+"""The shape of a GPT as a value, and the shapes that have a name.
 
-Legend: B batch, T tokens, C channels, V vocabulary.
-Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
+Legend: C channels, H heads, T tokens of the longest sequence, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from zerosim.models.blocks import Attention, FeedForward, Part, PartsUnit
-from zerosim.models.checks import require_integer
-from zerosim.models.cross_entropy import CrossEntropy, Normalization
-from zerosim.models.ends import Embed, Head
-from zerosim.models.gpt_config import GPTConfig, config_of
-from zerosim.models.units import Model
-from zerosim.numerics.checks import is_count
+import numpy as np
+
+from zerosim.models import layers
+from zerosim.models.layers import Context, Gradients, require_at_rest, require_integer, require_positive, require_shape
+from zerosim.models.losses import CrossEntropy, Normalization
+from zerosim.models.units import (
+    ALL,
+    SELECTIVE,
+    SUB_BLOCK,
+    TILED,
+    Initializer,
+    Model,
+    Normal,
+    Ones,
+    Unit,
+    Weights,
+    Zeros,
+    require_inside,
+)
+from zerosim.numerics import random
+from zerosim.numerics.checks import did_you_mean, is_count, is_number
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    """Transformer blocks (``layers``) of C ``channels`` in H ``heads``, T tokens of ``context``, V of ``vocabulary``.
+
+    ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
+    probabilities have none, since tiled attention never holds them. ``epsilon`` is the LayerNorms'.
+    Raises ValueError for counts below one, heads that do not divide the channels, and a rate outside [0, 1).
+    """
+
+    layers: int
+    channels: int
+    heads: int
+    context: int
+    vocabulary: int
+    dropout: float = 0.0
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require_positive("GPTConfig", layers=self.layers, channels=self.channels, heads=self.heads,
+                         context=self.context, vocabulary=self.vocabulary)
+        if self.channels % self.heads:
+            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
+                             "equally wide, so take a number of heads that divides the channels")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"GPTConfig was given dropout={self.dropout!r}; it is the share of elements that are "
+                             "dropped, from 0 to less than 1")
+        if not is_number(self.epsilon) or not self.epsilon > 0:
+            raise ValueError(f"GPTConfig was given epsilon={self.epsilon!r}; it keeps LayerNorm from dividing by 0, so "
+                             "take a small positive number, as 1e-5")
+
+    @property
+    def hidden(self) -> int:
+        """F = 4C, the width of the feed-forward network's inside."""
+        return 4 * self.channels
+
+
+# gpt-nano is for tests: everything odd. gpt-micro reads bytes and trains in a minute or two on a laptop. The others:
+# Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, with the head counts of the
+# published checkpoints.
+PRESETS: Mapping[str, GPTConfig] = {
+    "gpt-nano": GPTConfig(layers=2, channels=12, heads=3, context=8, vocabulary=17),
+    "gpt-micro": GPTConfig(layers=4, channels=128, heads=4, context=64, vocabulary=256),
+    "gpt2": GPTConfig(layers=12, channels=768, heads=12, context=1024, vocabulary=50257),
+    "gpt2-medium": GPTConfig(layers=24, channels=1024, heads=16, context=1024, vocabulary=50257),
+    "gpt2-large": GPTConfig(layers=36, channels=1280, heads=20, context=1024, vocabulary=50257),
+    "gpt2-xl": GPTConfig(layers=48, channels=1600, heads=25, context=1024, vocabulary=50257),
+}
+
+
+def config_of(config: Any) -> GPTConfig:
+    """The config of a preset's name, or a config itself; ValueError for anything else."""
+    if isinstance(config, GPTConfig):
+        return config
+    if not isinstance(config, str) or config not in PRESETS:
+        raise ValueError(f"GPT was asked for {config!r}, which is no GPTConfig and no preset; the presets are "
+                         f"{', '.join(PRESETS)}"
+                         f"{did_you_mean(config, PRESETS)}")
+    return PRESETS[config]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Transformer blocks: two residual parts each, attention and a feed-forward network, in units of any number of parts
+# Legend: B batch, T tokens, C channels, H heads, F = 4C, M = B·T rows of a matrix. Pre-norm, as in GPT-2 (Radford et al.
+# 2019, section 2.3). A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear:
+# qkv and projection round attention, up and down round a GELU.
+#
+# What a part keeps is the context's choice (`Context.keep`): "all", everything that backward needs; "selective", all but
+# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's input
+# alone. LayerNorm's output is never kept, but computed again from its input.
+
+
+# GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
+# residual parts) of it (Radford et al. 2019, section 2.3).
+DEVIATION = 0.02
+PROBABILITIES = {ALL: "probabilities", SELECTIVE: "nothing", SUB_BLOCK: "nothing", TILED: "tiled"}
+
+
+# What backward needs of a part: what LayerNorm and what the middle kept, and the closing linear layer's input (M, I).
+KeptByPart = tuple[Any, Any, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Part(ABC):
+    """y = x + dropout(closing(middle(opening(layernorm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix."""
+
+    block: str
+    config: GPTConfig
+    seed: int
+    local_name: ClassVar[str]
+    norm: ClassVar[str]
+    opening: ClassVar[str]
+    closing: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The part's full name."""
+        return f"{self.block}.{self.local_name}"
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, int]:
+        """Outputs of the opening linear layer, inputs of the closing one."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """LayerNorm's weight and bias (C,), the opening's (C, O) and (O,), the closing's (I, C) and (C,)."""
+        c, (o, i) = self.config.channels, self.widths
+        return {self.full(self.norm): (c,), self.full(self.norm, "bias"): (c,),
+                self.full(self.opening): (c, o), self.full(self.opening, "bias"): (o,),
+                self.full(self.closing): (i, c), self.full(self.closing, "bias"): (c,)}
+
+    def full(self, layer: str, parameter: str = "weight") -> str:
+        """A parameter's full name."""
+        return f"{self.block}.{layer}.{parameter}"
+
+    def initializer(self, name: str) -> Initializer:
+        """Zeros for biases, ones for LayerNorm's weight, normal values for the others, by the seed and the name."""
+        if name.endswith(".bias"):
+            return Zeros()
+        if name == self.full(self.norm):
+            return Ones()
+        return Normal(self.seed, DEVIATION / (2 * self.config.layers)**0.5 if name == self.full(self.closing)
+                      else DEVIATION)
+
+    @abstractmethod
+    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+                       keep: str) -> tuple[np.ndarray, Any]:
+        """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
+
+    @abstractmethod
+    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """dy (M, I) -> dh (M, O)."""
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """y (B, T, C), and what the context says is kept: x alone, or a KeptByPart."""
+        kept = self._run(ctx, w, x, ctx.keep)
+        y = layers.linear_forward(ctx, kept[-1], w[self.full(self.closing)], w[self.full(self.closing, "bias")])[0]
+        y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
+        _add_to(ctx, y, x)
+        return y, x if ctx.keep == SUB_BLOCK else kept
+
+    def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> KeptByPart:
+        """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
+        h, norm = layers.layernorm_forward(ctx, _rows(x), w[self.full(self.norm)], w[self.full(self.norm, "bias")],
+                                           self.config.epsilon)
+        h = layers.linear_forward(ctx, h, w[self.full(self.opening)], w[self.full(self.opening, "bias")])[0]
+        h, middle = self.middle_forward(ctx, h, x.shape, keep)
+        return norm, middle, h
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+        """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
+        norm, middle, closing = self._run(ctx, w, kept, ALL) if ctx.keep == SUB_BLOCK else kept
+        del kept
+        dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
+        dh = self._linear(ctx, w, self.closing, closing, _rows(dh), grads)
+        del closing
+        dh = self.middle_backward(ctx, middle, dh, dy.shape)
+        del middle
+        h = layers.layernorm_output(ctx, w[self.full(self.norm)], w[self.full(self.norm, "bias")], norm)
+        dh = self._linear(ctx, w, self.opening, h, dh, grads)
+        del h
+        dx = layers.layernorm_backward(ctx, w[self.full(self.norm)], norm, dh, grads[self.full(self.norm)],
+                                       grads[self.full(self.norm, "bias")]).reshape(dy.shape)
+        _add_to(ctx, dx, dy)
+        return dx
+
+    def _linear(self, ctx: Context, w: Weights, layer: str, x: np.ndarray, dy: np.ndarray,
+                grads: Gradients) -> np.ndarray:
+        """One linear layer back: x (M, I), dy (M, O) -> dx (M, I)."""
+        name = self.full(layer)
+        ctx.observe(name, x, dy)
+        return layers.linear_backward(ctx, w[name], x, dy, grads[name], grads[self.full(layer, "bias")])
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Part):
+    """Causal attention of H heads between qkv (C, 3C) and projection (C, C)."""
+
+    local_name: ClassVar[str] = "attention"
+    norm: ClassVar[str] = "ln_1"
+    opening: ClassVar[str] = "attention.qkv"
+    closing: ClassVar[str] = "attention.projection"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """3C, C."""
+        return 3 * self.config.channels, self.config.channels
+
+    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+                       keep: str) -> tuple[np.ndarray, Any]:
+        """h (M, 3C) -> (M, C)."""
+        o, kept = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
+                                           keep=PROBABILITIES[keep])
+        return _rows(o), kept
+
+    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """dy (M, C) -> dh (M, 3C)."""
+        return _rows(layers.attention_backward(ctx, kept, dy.reshape(shape)))
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward(Part):
+    """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C)."""
+
+    local_name: ClassVar[str] = "ffn"
+    norm: ClassVar[str] = "ln_2"
+    opening: ClassVar[str] = "ffn.up"
+    closing: ClassVar[str] = "ffn.down"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """F, F."""
+        return self.config.hidden, self.config.hidden
+
+    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+                       keep: str) -> tuple[np.ndarray, Any]:
+        """h (M, F) -> (M, F)."""
+        return layers.gelu_forward(ctx, h)
+
+    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """dy (M, F) -> dh (M, F)."""
+        return layers.gelu_backward(ctx, kept, dy)
+
+
+class PartsUnit(Unit):
+    """Parts one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
+
+    def __init__(self, name: str, parts: Sequence[Part]) -> None:
+        self.name, self.parts = name, tuple(parts)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The parts' parameters, in their order."""
+        return {name: shape for part in self.parts for name, shape in part.shapes.items()}
+
+    @property
+    def factored(self) -> frozenset[str]:
+        """The weights of all linear layers."""
+        return frozenset(part.full(layer) for part in self.parts for layer in (part.opening, part.closing))
+
+    def initializer(self, name: str) -> Initializer:
+        """What makes the first values of one parameter."""
+        return next(part for part in self.parts if name in part.shapes).initializer(name)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """y (B, T, C), and what each part kept.
+
+        Raises ValueError for an x of another shape or dtype, and for a ctx.keep that there is not.
+        """
+        require_inside(f"unit {self.name!r}", ctx.keep)
+        channels = self.parts[0].config.channels
+        require_shape(f"unit {self.name!r}", "x", x, (*x.shape[:2], channels), "x has C channels for each of B x T "
+                      "tokens")
+        require_at_rest(ctx, f"unit {self.name!r}", x=x)
+        kept = []
+        for part in self.parts:
+            x, of_part = part.forward(ctx, w, x)
+            kept.append(of_part)
+            del of_part
+        return x, kept
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+        """dx (B, T, C), and the gradient of each parameter; uses ``kept`` up."""
+        grads = ctx.gradients(self)
+        for part in reversed(self.parts):
+            dy = part.backward(ctx, w, kept.pop(), dy, grads)
+        return dy, grads
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    """(B, T, C) as (M, C), the same memory."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
+    """y += x, rounded once."""
+    ctx.kernels.add_rounded(y, x, y)
+    ctx.note(flops=y.size, nbytes=3 * y.nbytes)
+
+
+# -- The two ends of a GPT: tokens to channels, and channels to logits -----------------------------------------------
+# Legend: B batch, T tokens, C channels, V vocabulary, M = B·T rows of a matrix.
+
+
+class Embed(Unit):
+    """y = dropout(wte[tokens] + wpe): tokens (B, T) of any integer type -> y (B, T, C), each sum rounded once."""
+
+    name = "embed"
+    integer_inputs = True
+
+    def __init__(self, config: GPTConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """A row for each token of the vocabulary, and one for each place in the context."""
+        return {"wte": (self.config.vocabulary, self.config.channels),
+                "wpe": (self.config.context, self.config.channels)}
+
+    def initializer(self, name: str) -> Initializer:
+        """Normal values of GPT-2's deviation."""
+        return Normal(self.seed, DEVIATION)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """tokens (B, T) -> y (B, T, C); keeps the tokens.
+
+        Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
+        outside the vocabulary.
+        """
+        if x.ndim != 2 or not 1 <= x.shape[1] <= self.config.context:
+            raise ValueError(f"unit 'embed' asked for tokens (B, T), T from 1 to the context's {self.config.context}, "
+                             f"and found shape {x.shape}; cut longer texts into several sequences")
+        y, tokens = layers.embedding_forward(ctx, x, w["wte"])
+        places = w["wpe"][:x.shape[1]]
+        for sequence in range(x.shape[0]):
+            ctx.kernels.add_rounded(y[sequence], places, y[sequence])
+        ctx.note(flops=y.size, nbytes=3 * y.nbytes)
+        y, _ = layers.dropout_forward(ctx, y, self.config.dropout, self.name)
+        return y, tokens
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[None, Gradients]:
+        """dy (B, T, C) -> None, and the gradients of both tables; a place that no token took has zeros."""
+        dy = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
+        grads = ctx.gradients(self)
+        layers.embedding_backward(ctx, kept, dy, grads["wte"])
+        batch, tokens, channels = dy.shape
+        places = grads["wpe"]
+        ctx.kernels.column_sum(dy.reshape(batch, tokens * channels), places[:tokens].reshape(-1))
+        places[tokens:].fill(0)
+        ctx.note(flops=dy.size, nbytes=dy.nbytes + places.nbytes)
+        return None, grads
+
+
+class Head(Unit):
+    """logits = layernorm(x) @ w: x (B, T, C) -> logits (B, T, V) in the policy's output format.
+
+    w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), which is borrowed.
+    """
+
+    name = "head"
+
+    def __init__(self, config: GPTConfig, seed: int, *, tied: bool) -> None:
+        self.config, self.seed, self.tied = config, seed, tied
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The last LayerNorm's parameters, and the projection's where it is not borrowed."""
+        c, v = self.config.channels, self.config.vocabulary
+        return {"ln_f.weight": (c,), "ln_f.bias": (c,)} | ({} if self.tied else {"lm_head.weight": (c, v)})
+
+    @property
+    def borrows(self) -> Mapping[str, str]:
+        """The embedding's table, where tied."""
+        return {"wte": "embed"} if self.tied else {}
+
+    @property
+    def factored(self) -> frozenset[str]:
+        """The projection, unless it is the embedding too."""
+        return frozenset() if self.tied else frozenset({"lm_head.weight"})
+
+    def initializer(self, name: str) -> Initializer:
+        """Ones and zeros for the LayerNorm, GPT-2's normal values for the projection."""
+        if name == "ln_f.weight":
+            return Ones()
+        return Zeros() if name == "ln_f.bias" else Normal(self.seed, DEVIATION)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """logits (B, T, V); keeps x and its statistics."""
+        h, kept = layers.layernorm_forward(ctx, x.reshape(-1, x.shape[-1]), w["ln_f.weight"], w["ln_f.bias"],
+                                           self.config.epsilon)
+        logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
+        ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
+        return logits, kept
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+        """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a borrowed wte among them."""
+        d = ctx.cast(dy.reshape(-1, dy.shape[-1]), "activation_gradient", "head.dlogits")
+        grads = ctx.gradients(self)
+        h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], kept)
+        dh = ctx.empty(h.shape, "activation_gradient", name="head.dh")
+        if self.tied:
+            ctx.matmul(d.T, h, grads["wte"], gradient="a")
+            ctx.matmul(d, w["wte"], dh, gradient="a")
+        else:
+            ctx.observe("lm_head.weight", h, d)
+            ctx.matmul(h.T, d, grads["lm_head.weight"], gradient="b")
+            ctx.matmul(d, w["lm_head.weight"].T, dh, gradient="a")
+        del h, d
+        dx = layers.layernorm_backward(ctx, w["ln_f.weight"], kept, dh, grads["ln_f.weight"], grads["ln_f.bias"])
+        return dx.reshape(*dy.shape[:2], -1), grads
+
+
+# -- GPT-2's model as a list of units: the embedding, the blocks, the head, in units as large as one chooses ---------
+# Legend: B batch, T tokens, C channels, V vocabulary.
+# Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 
 
 class GPT(Model):
@@ -65,3 +482,65 @@ def _units(config: GPTConfig, seed: int, units: Any) -> list[PartsUnit]:
 
 def _name(first: int, last: int) -> str:
     return f"block{first}" if first == last else f"block{first}-{last}"
+
+
+# -- Writing with a model: the logits of a sequence, and sequences that are continued token by token -----------------
+# Legend: B batch, t tokens so far, T tokens of the longest sequence, V vocabulary.
+
+
+Logits = Callable[[np.ndarray], np.ndarray]
+
+
+def logits_of(ctx: Context, model: GPT, weights: Callable[[Unit], AbstractContextManager[Weights]],
+              tokens: np.ndarray) -> np.ndarray:
+    """Forward without dropout, and nothing kept: tokens (B, t) -> logits (B, t, V) in the policy's output format.
+
+    ``weights(unit)`` lends a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
+    sharded every rank takes part. Raises what the units raise.
+    """
+    x = tokens
+    for unit, lent in zip(model.without_dropout().units, model.units, strict=True):
+        with weights(lent) as w:
+            x = unit.forward(ctx, w, x)[0]
+    return x
+
+
+def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperature: float = 1.0,
+             seed: int = 0) -> np.ndarray:
+    """``tokens`` (t,) and ``count`` more, int64 (t + count,), each drawn from the softmax of its logits/temperature.
+
+    ``logits`` takes the last tokens (1, t), at most ``context`` of them, and returns (1, t, V). At temperature 0 the
+    likeliest token is taken. Token i after the first t is a function of the seed, i and the logits alone: of two models
+    with equal bits both write the same.
+
+    >>> def counting(tokens):  # always sure that the next token is one more, modulo 5
+    ...     return np.where(np.arange(5) == (tokens[..., None] + 1) % 5, 100.0, 0.0)
+    >>> generate(counting, [2], 6, context=4).tolist()
+    [2, 3, 4, 0, 1, 2, 3]
+
+    Raises ValueError for no tokens to continue, a negative temperature, and logits that are NaN or infinite.
+    """
+    written = [int(token) for token in tokens]
+    require_integer("generate", seed=seed, count=count)
+    require_positive("generate", context=context)
+    if not written:
+        raise ValueError("generate was asked to continue no tokens; give it one or more, as a prompt")
+    if not is_number(temperature) or temperature < 0:
+        raise ValueError(f"generate was given temperature={temperature!r}; it is 0 for the likeliest token, 1 for the "
+                         "model's own probabilities, or any other number that is not negative")
+    for u in random.uniform((seed, "generate", 0, "token"), 0, max(count, 0)):
+        last = logits(np.array([written[-context:]]))[0, -1].astype(np.float64)
+        if not np.isfinite(last).all():
+            raise ValueError(f"generate was asked for token {len(written)}, and found logits that are NaN or infinite; "
+                             "the model has diverged, so look at its loss")
+        written.append(_choose(last, temperature, float(u)))
+    return np.array(written, np.int64)
+
+
+def _choose(logits: np.ndarray, temperature: float, u: float) -> int:
+    """The token (V,) into whose share of [0, 1) u falls; ties at temperature 0 go to the first."""
+    if temperature == 0:
+        return int(logits.argmax())
+    with np.errstate(all="ignore"):  # what is beyond all measure less likely has the probability 0
+        shares = np.cumsum(np.exp((logits - logits.max()) / temperature))
+    return min(int(np.searchsorted(shares, u * shares[-1], side="right")), len(logits) - 1)

@@ -1,22 +1,165 @@
-"""A model is a list of units; a unit is what is gathered, computed with and freed at a time.
+"""First values of parameters, with random access: any piece of a parameter can be asked for, by any rank.
 
-Legend: B batch, I inputs, O outputs.
+An initializer is called with the parameter's name, a start and a count, and returns fp32 (count,). What it
+returns for an element depends on the name and the element's index alone, so nothing depends on how the vector
+is cut.
 """
 
+from __future__ import annotations
+
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.checks import require_positive
-from zerosim.models.context import Context, Gradients
-from zerosim.models.initializers import Initializer, Normal, Zeros
+from zerosim.models.layers import Context, Gradients, require_positive
 from zerosim.models.losses import HalfSquaredError, Loss
+from zerosim.numerics import random
+from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.policy import Policy
+
+Initializer = Callable[[str, int, int], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normal values of mean 0 and a given standard deviation, keyed by the seed and the parameter's name."""
+
+    seed: int
+    deviation: float
+
+    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+        """fp32 (count,)."""
+        return random.normal((self.seed, "init", 0, name), start, count) * np.float32(self.deviation)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Zeros."""
+
+    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+        """fp32 (count,)."""
+        return np.zeros(count, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Ones:
+    """Ones."""
+
+    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+        """fp32 (count,)."""
+        return np.ones(count, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Values written out one by one, in row-major order."""
+
+    values: tuple[float, ...]
+
+    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+        """fp32 (count,)."""
+        return np.array(self.values[start:start + count], np.float32)
+
+
+# -- How much of the forward pass is kept for backward, and what is computed a second time: a value, not a mode ------
+# Between units: the inputs of some units are kept and the others run again (Chen et al. 2016, arXiv:1604.06174, section
+# 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5), or
+# never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+
+
+SEGMENT = re.compile(r"segment\(\s*(\d+)\s*\)")
+ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE = ("all", "sub_block", "selective", "tiled")
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Keep the input of every ``units_per_segment``-th unit and run the rest again; None keeps everything.
+
+    ``inside`` is what a unit keeps where it has a choice: "all"; "sub_block": the inputs of attention and of the
+    feed-forward network; "selective": all but the attention probabilities; "tiled": all but the probabilities, which
+    exist tile by tile only, and one log-sum-exp for each of their rows.
+    Made by `segment`, or taken from `NAMED`: `NONE`, `BLOCK` and the three finer ones.
+
+    >>> segment(2).segments(5)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+
+    units_per_segment: int | None = None
+    inside: str = ALL
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a segment of less than one unit, and for an inside that there is not."""
+        if self.units_per_segment is not None:
+            require_positive("segment(k)", k=self.units_per_segment)
+        require_inside("Recompute", self.inside)
+
+    @classmethod
+    def parse(cls, text: Any) -> Recompute:
+        """The policy that a text names; a policy itself.
+
+        >>> Recompute.parse("segment(2)+tiled")
+        Recompute(units_per_segment=2, inside='tiled')
+
+        Raises ValueError unless the text is "none", "block", "segment(k)", "sub_block", "selective" or "tiled", or
+        joins one of the second and third with one of the last three by a "+".
+        """
+        if isinstance(text, Recompute):
+            return text
+        words = str(text).strip()
+        between, plus, inside = (part.strip() for part in words.partition("+"))
+        match = SEGMENT.fullmatch(between)
+        if words in NAMED:
+            return NAMED[words]
+        if (between != "block" and (match is None or int(match[1]) < 1)) or (plus and inside not in INSIDE[1:]):
+            raise ValueError(f"recompute={text!r} names no policy; write 'none', 'block' or 'segment(k)' with k of at "
+                             f"least 1, as in 'segment(2)', or {', '.join(map(repr, INSIDE[1:]))}, or "
+                             "two of them, as in 'segment(2)+tiled'")
+        return cls(1 if match is None else int(match[1]), inside or ALL)
+
+    def segments(self, unit_count: int) -> list[range]:
+        """The runs of units that are run again together, the last maybe shorter; none when all is kept."""
+        if self.units_per_segment is None:
+            return []
+        return [range(start, min(start + self.units_per_segment, unit_count))
+                for start in range(0, unit_count, self.units_per_segment)]
+
+    def __str__(self) -> str:
+        """The text that `parse` reads back."""
+        inside = [] if self.inside == ALL else [self.inside]
+        if self.units_per_segment is None:
+            return "+".join(inside) or "none"
+        between = "block" if self.units_per_segment == 1 else f"segment({self.units_per_segment})"
+        return "+".join([between, *inside])
+
+
+def segment(k: int) -> Recompute:
+    """Keep the input of every k-th unit; ValueError unless k is a whole number of at least 1."""
+    require_positive("segment(k)", k=k)
+    return Recompute(k)
+
+
+def require_inside(where: str, inside: Any) -> None:
+    """Raises ValueError unless a unit can keep this of its inside."""
+    if inside not in INSIDE:
+        raise ValueError(f"{where} was asked to keep {inside!r} of the inside of a unit; it keeps one of "
+                         f"{', '.join(map(repr, INSIDE))}")
+
+
+NONE = Recompute()
+BLOCK = Recompute(1)
+NAMED = {"none": NONE, "block": BLOCK} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
+
+
+# -- A model is a list of units; a unit is what is gathered, computed with and freed at a time -----------------------
+# Legend: B batch, I inputs, O outputs.
+
 
 Weights = Mapping[str, np.ndarray]
 ACTIVATIONS = (None, "relu", "gelu")
@@ -211,3 +354,93 @@ def _refuse_twins(what: str, names: Iterable[str]) -> None:
     if twins:
         raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, twins))}; state "
                          f"is kept by name, so give each {what} a name of its own")
+
+
+# -- One forward and one backward of a model without ranks, from given weights, with what can be seen on the way -----
+# Legend: B batch, T tokens, V vocabulary.
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``loss`` is unscaled. ``largest`` is the largest magnitude of each unit's output, by unit; NaN where one is.
+
+    ``output_gradient`` is where backward begins, the gradient of the model's output, ``gradients`` where it ends, those
+    of the parameters by name: all of S times the loss, in the compute format, each in its own shape.
+    """
+
+    loss: float
+    largest: dict[str, float]
+    output_gradient: HostArray
+    gradients: dict[str, HostArray]
+
+
+def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: HostArray, target: HostArray,
+             scale: float = 1.0) -> Pass:
+    """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
+
+    The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
+    Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
+    """
+    _check(model, weights, policy)
+    ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
+    own = [_cast(ctx, unit, weights) for unit in model.units]
+    y = x if model.units[0].integer_inputs else ctx.cast(x)
+    kept, largest = [], {}
+    for unit, w in zip(model.units, own, strict=True):
+        y, of_unit = unit.forward(ctx, w, y)
+        kept.append(of_unit)
+        largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
+    loss, of_loss = model.loss.forward(ctx, y, target)
+    begun = model.loss.backward(ctx, of_loss, scale)
+    output_gradient, gradients = begun.copy(), dict[str, HostArray]()
+    dy: HostArray | None = begun
+    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(kept), strict=True):
+        assert dy is not None, "only the first unit gives back no gradient of its input"
+        dy, found = unit.backward(ctx, w, of_unit, dy)
+        for name, gradient in found.items():
+            if name in gradients:  # borrowed: a later user's part is the first addend
+                ctx.kernels.add_rounded(gradients[name], gradient, gradient)
+            gradients[name] = gradient
+    return Pass(loss, largest, output_gradient, gradients)
+
+
+def _check(model: Model, weights: Mapping[str, HostArray], policy: Policy) -> None:
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
+    if wrong := sorted(weights.keys() ^ model.shapes.keys()):
+        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
+                         f"or not of this model: {', '.join(wrong[:5])}")
+    for name, shape in model.shapes.items():
+        if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
+            raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "
+                             f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
+                             "shows the form of all")
+
+
+def first_weights(model: Model) -> dict[str, HostArray]:
+    """A model's first values by name, fp32, each in its own shape."""
+    return dict(_first_values(model))
+
+
+def widened(ctx: Context, x: HostArray) -> HostArray:
+    """x in fp32, exactly: itself where it is."""
+    if x.dtype == np.float32:
+        return x
+    wide = np.empty(x.shape, np.float32)
+    ctx.kernels.cast_pack(x, wide)
+    return wide
+
+
+def _first_values(model: Model) -> Iterator[tuple[str, HostArray]]:
+    for unit in model.units:
+        for name, shape in unit.shapes.items():
+            yield name, unit.initial(name, 0, int(np.prod(shape))).reshape(shape)
+
+
+def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
+    """Where a unit writes the gradients of its own parameters and of those that it borrows."""
+    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.borrows)}
+
+
+def _cast(ctx: Context, unit: Unit, weights: Mapping[str, HostArray]) -> dict[str, HostArray]:
+    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.borrows)}

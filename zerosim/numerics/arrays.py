@@ -1,20 +1,321 @@
-"""What may be asked of an array, with numbers in it or without, on the host or on a device: where it lies, and with
-whom it shares memory.
+"""Arrays without data: a step of a trillion parameters in no memory.
 
-The one place that tells the kinds of arrays apart; what computes with them is in the kernels. CuPy's arrays are known
-by their type's module, so that nobody imports cupy who has none of them.
+A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import zlib
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from math import prod
+from types import EllipsisType
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from zerosim.numerics.blocks import spans
 from zerosim.numerics.formats import FORMATS
-from zerosim.numerics.null import NullArray
+
+_Index = int | slice | EllipsisType | None
+
+
+class NullArray:
+    """A shape and a type. Views (slices, reshape, view, T) share their `base`, as NumPy's do.
+
+    A view's shape, strides and place in its base are NumPy's own: those of a view of the same name of one element that
+    is said to have the strides of the whole array, and that nobody reads.
+    """
+
+    __slots__ = ("__weakref__", "_ghost", "base")
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self._ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
+        self.base: NullArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._ghost.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, along each dimension."""
+        return self._ghost.strides
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._ghost.dtype
+
+    @property
+    def flags(self) -> Any:
+        """Whether elements lie in a row, and may be written: NumPy's own."""
+        return self._ghost.flags
+
+    @property
+    def ndim(self) -> int:
+        return self._ghost.ndim
+
+    @property
+    def size(self) -> int:
+        return self._ghost.size
+
+    @property
+    def itemsize(self) -> int:
+        return self._ghost.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._ghost.nbytes
+
+    @property
+    def offset_nbytes(self) -> int:
+        """Where the first element lies in the base."""
+        return _address(self._ghost) - _address((self if self.base is None else self.base)._ghost)
+
+    @property
+    def T(self) -> NullArray:
+        return self._view(self._ghost.T)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without dimensions has no length")
+        return self.shape[0]
+
+    def __getitem__(self, key: _Index | tuple[_Index, ...]) -> NullArray:
+        """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
+        be data. An element is an array without dimensions."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(part is None or isinstance(part, int | slice | EllipsisType | np.integer) for part in keys):
+            raise TypeError(f"a null array is indexed by integers, slices, ... and None, got {key!r}")
+        return self._view(self._ghost[keys if ... in keys else (*keys, ...)])
+
+    def __setitem__(self, key: _Index | tuple[_Index, ...], value: object) -> None:
+        self[key]
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> NullArray:
+        """The same elements in another shape; one length may be -1. A copy where NumPy makes one."""
+        asked: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        try:
+            return self._view(np.reshape(self._ghost, asked, copy=False))
+        except ValueError:
+            pass
+        lengths = _lengths(asked, self.size)
+        if lengths is None:
+            raise ValueError(f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}")
+        return NullArray(lengths, self.dtype)
+
+    def view(self, dtype: npt.DTypeLike) -> NullArray:
+        """The same bytes in another type; the last length changes with the bytes of an element."""
+        try:
+            return self._view(self._ghost.view(dtype))
+        except ValueError as error:
+            raise ValueError(f"an array of shape {self.shape} and type {self.dtype.name} has no view as "
+                             f"{np.dtype(dtype).name}") from error
+
+    def astype(self, dtype: npt.DTypeLike, copy: bool = True) -> NullArray:
+        return self if not copy and np.dtype(dtype) == self.dtype else NullArray(self.shape, dtype)
+
+    def copy(self) -> NullArray:
+        return NullArray(self.shape, self.dtype)
+
+    def fill(self, value: object) -> None:
+        pass
+
+    def may_overlap(self, other: NullArray) -> bool:
+        """Whether both look at one base, and at overlapping stretches of it."""
+        one_base = (self if self.base is None else self.base) is (other if other.base is None else other.base)
+        return one_base and np.may_share_memory(self._ghost, other._ghost)
+
+    def _compared(self, other: Any) -> NullArray:
+        """Bools that nobody knows, of the shape that NumPy's comparison has."""
+        return NullArray(np.broadcast_shapes(self.shape, np.shape(getattr(other, "_ghost", other))), bool)
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays, since equality is no bool
+
+    def _view(self, ghost: npt.NDArray[Any]) -> NullArray:
+        found = NullArray.__new__(NullArray)
+        found._ghost, found.base = ghost, self if self.base is None else self.base
+        return found
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "a null array has no data, so it is neither true nor false: a branch on numbers cannot be taken in a "
+            "run without numbers"
+        )
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a null array has no data: NumPy's functions cannot compute with it, NullKernels can")
+
+    def __repr__(self) -> str:
+        return f"NullArray({self.shape}, {self.dtype.name})"
+
+
+def _ghost(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """One element that is said to be an array of this shape: its metadata are true, and its elements are not there."""
+    if any(length < 0 for length in shape):
+        raise ValueError(f"an array has no negative lengths, got shape {shape}")
+    strides = [dtype.itemsize]
+    for length in shape[:0:-1]:
+        strides.append(strides[-1] * max(1, length))
+    element = np.empty(1, f"V{dtype.itemsize}")  # a type that as_strided knows
+    return np.lib.stride_tricks.as_strided(element, shape, strides[::-1] if shape else ()).view(dtype)
+
+
+def _address(ghost: npt.NDArray[Any]) -> int:
+    address: int = ghost.__array_interface__["data"][0]
+    return address
+
+
+def _lengths(asked: tuple[Any, ...], count: int) -> tuple[int, ...] | None:
+    """The asked shape of ``count`` elements, its -1 filled in; None where there is none."""
+    known = math.prod(length for length in asked if length != -1)
+    if -1 in asked and (not known or count % known):
+        return None
+    lengths = tuple(int(count // known) if length == -1 else int(length) for length in asked)
+    return lengths if math.prod(lengths) == count else None
+
+
+class NullModule:
+    """The array module of a run without numbers: what makes arrays, and NumPy's own types and constants.
+
+    Functions that compute are not there: layers and optimizers compute by kernels.
+    """
+
+    ndarray = NullArray
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = float) -> NullArray:
+        return NullArray(shape, dtype)
+
+    zeros = ones = empty
+
+    def full(self, shape: int | tuple[int, ...], value: object, dtype: npt.DTypeLike | None = None) -> NullArray:
+        return NullArray(shape, np.asarray(value).dtype if dtype is None else dtype)
+
+    def empty_like(self, x: Any, dtype: npt.DTypeLike | None = None) -> NullArray:
+        return NullArray(x.shape, x.dtype if dtype is None else dtype)
+
+    zeros_like = ones_like = empty_like
+
+    def may_share_memory(self, a: Any, b: Any) -> bool:
+        return isinstance(a, NullArray) and isinstance(b, NullArray) and a.may_overlap(b)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name, None)
+        if found is None or (callable(found) and not isinstance(found, type)):
+            raise AttributeError(f"arrays without data have no {name}; they have empty, zeros, ones, full, empty_like, "
+                                 "zeros_like, ones_like, may_share_memory and NumPy's types: compute by rank.kernels")
+        return found
+
+
+# -- Blocks: how the kernels walk over long arrays, and the memory they do it in -------------------------------------
+# One NumPy call costs half a microsecond, and a result that falls out of the cache is paid for twice. Blocks of
+# BLOCK elements are long enough to hide the first and short enough to avoid the second.
+
+
+HostArray = npt.NDArray[Any]
+
+BLOCK = 65536  # elements
+# Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
+SMALL = 256  # elements
+ALIGNMENT_NBYTES = 64  # a cache line
+ALIGNED_FROM_NBYTES = 4096  # smaller arrays are not worth a cache line of slack
+ADAPTS_UP_TO_NBYTES = 32 * 2**20  # glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bit (malloc.c, 2.6 and later)
+
+
+def spans(count: int, block: int = BLOCK) -> Iterator[slice]:
+    """The slices that cut `count` elements into blocks, left to right; none where count is 0."""
+    for start in range(0, count, block):
+        yield slice(start, min(start + block, count))
+
+
+def slack_nbytes(nbytes: int) -> int:
+    """The bytes that the base of an array from `empty` holds beyond the array's own."""
+    return ALIGNMENT_NBYTES if nbytes >= ALIGNED_FROM_NBYTES else 0
+
+
+def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> HostArray:
+    """An array that is not initialized; from 4096 bytes on, its data begins at a multiple of 64 bytes.
+
+    A copy between two arrays whose addresses differ by a few bytes modulo 4096 is up to fifteen times slower than
+    one between aligned arrays (glibc's memcpy on some processors), and malloc aligns to 16 bytes only.
+    """
+    dtype = np.dtype(dtype)
+    nbytes = (prod(map(int, shape)) if isinstance(shape, tuple) else int(shape)) * dtype.itemsize
+    slack = slack_nbytes(nbytes)
+    if not slack:
+        return np.empty(shape, dtype)
+    base = np.empty(nbytes + slack, np.uint8)
+    offset = -base.ctypes.data % ALIGNMENT_NBYTES
+    return base[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+@cache  # malloc is the process's: once is enough, and a second time its page would really be zeroed
+def keep_freed_memory() -> None:
+    """Makes malloc keep the memory of arrays that die for those that come, where it adapts to what it sees (glibc).
+
+    It gives arrays back to the system when they die, and takes zeroed pages for the next ones, which costs a training
+    step up to a fifth of its time; but not those that are shorter than the longest that it has seen die, up to a limit.
+    So an array of that length dies here, which nobody has touched: it takes microseconds.
+    """
+    bytes(ADAPTS_UP_TO_NBYTES - 65536)  # less some pages for its header
+
+
+class Scratch:
+    """Named pieces of memory that are used again and again; what is in one of them is only good until the next
+    call for the same name."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, HostArray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, slack included."""
+        return sum(buffer.nbytes + slack_nbytes(buffer.nbytes) for buffer in self._buffers.values())
+
+    def array(self, name: str, count: int, dtype: npt.DTypeLike) -> HostArray:
+        """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
+        dtype = np.dtype(dtype)
+        nbytes = count * dtype.itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            self._buffers[name] = buffer = empty(nbytes, np.uint8)
+        return buffer[:nbytes].view(dtype)
+
+
+def flat(x: HostArray, out: HostArray) -> HostArray:
+    """x as one row of elements that may be read while `out` is written block by block.
+
+    A copy where x is strided, or shares memory with `out` without being the same elements in the same type: a
+    blockwise kernel would read what it has just overwritten.
+    """
+    row = x.reshape(-1)
+    if not np.may_share_memory(row, out):
+        return row
+    same = row.ctypes.data == out.ctypes.data and row.strides == out.strides and row.dtype == out.dtype
+    return row if same else row.copy()
+
+
+def row_of(out: HostArray) -> HostArray:
+    """Where the elements of `out` are to be written as one row: a view, or memory that `put_back` copies from."""
+    return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
+
+
+def put_back(row: HostArray, out: HostArray) -> None:
+    """Ends what `row_of` began."""
+    if not out.flags.c_contiguous:
+        out[...] = row.reshape(out.shape)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What may be asked of an array, with numbers in it or without, on the host or on a device: where it lies, and with
+# whom it shares memory.
+#
+# The one place that tells the kinds of arrays apart; what computes with them is in the kernels. CuPy's arrays are known
+# by their type's module, so that nobody imports cupy who has none of them.
+
 
 Array = Any  # np.ndarray, NullArray or cupy.ndarray
 
@@ -168,3 +469,44 @@ def _bounds(x: Array) -> tuple[int, int]:
         return 0, 0
     steps = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
     return start(x) + sum(min(step, 0) for step in steps), start(x) + sum(max(step, 0) for step in steps) + x.itemsize
+
+
+# -- One SHA-256 of any value with arrays in it, so that two machines can compare results without sending them -------
+
+def sha256(value: Any) -> str:
+    """64 hex digits of arrays, numbers, texts, None, and tuples, lists and mappings (in their order) of them.
+
+    Equal fingerprints mean equal bits: of an array its dtype, shape and bytes count, of a float its 8 bytes (so that
+    0.0 and -0.0 differ, and two NaN of one pattern agree). Raises ValueError for anything else.
+
+    >>> sha256({"w": np.zeros(2, np.float32)}) == sha256({"w": np.zeros(2, np.float64)})
+    False
+    """
+    digest = hashlib.sha256()
+    _feed(digest, value)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, np.generic) or (is_array(value) and has_data(value)):
+        array = np.asarray(value) if isinstance(value, np.generic) else to_host(value)
+        digest.update(f"array {array.dtype.name} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    elif isinstance(value, float):
+        _feed(digest, np.float64(value))
+    elif value is None or isinstance(value, bool | int | str | bytes):
+        text = repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(text)} ".encode() + text)
+    elif isinstance(value, Mapping):
+        _feed_all(digest, "mapping", [part for item in value.items() for part in item])
+    elif isinstance(value, tuple | list):
+        _feed_all(digest, "sequence", value)
+    else:
+        raise ValueError(f"a fingerprint is of arrays, numbers, texts and collections of them, found "
+                         f"{type(value).__name__}; return what is in it")
+
+
+def _feed_all(digest: Any, kind: str, parts: Any) -> None:
+    digest.update(f"{kind} {len(parts)} ".encode())
+    for part in parts:
+        _feed(digest, part)

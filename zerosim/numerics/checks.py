@@ -1,14 +1,32 @@
-"""What the kernels ask of their arguments, and what they answer where it is not so."""
+"""Argument checks that every floor shares, and suggestions for names that are not known."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.blocks import Array
+from zerosim.numerics.arrays import HostArray
 from zerosim.numerics.formats import FORMATS
+
+# -- What is said of a name that there is not: the nearest that there is ---------------------------------------------
+
+def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
+    """``; did you mean 'ring'?``, the end of an error's text: the nearest known names, or nothing where none is near.
+
+    ``likeness`` runs from 0 (any) to 1 (equal), as in Python's difflib.
+
+    >>> did_you_mean("rings", ["ring", "tree"]), did_you_mean("star", ["ring"])
+    ("; did you mean 'ring'?", '')
+    """
+    near = get_close_matches(str(name), list(known), most, likeness)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+# -- What the kernels ask of their arguments, and what they answer where it is not so --------------------------------
 
 FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
 _FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
@@ -19,7 +37,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype in _FLOATING
 
 
-def work_type(*arrays: Array) -> np.dtype[Any]:
+def work_type(*arrays: HostArray) -> np.dtype[Any]:
     """The type to compute in: float64 if any array is, else float32."""
     return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
 
@@ -37,7 +55,7 @@ def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
     return math.ldexp(1.0, -surplus), math.ldexp(divisor, -surplus)
 
 
-def check_shapes(call: str, **arrays: Array) -> None:
+def check_shapes(call: str, **arrays: HostArray) -> None:
     """Raises ValueError, naming all shapes, unless all are equal."""
     shapes = [x.shape for x in arrays.values()]
     if shapes.count(shapes[0]) != len(shapes):
@@ -45,7 +63,7 @@ def check_shapes(call: str, **arrays: Array) -> None:
         raise ValueError(f"{call} needs arrays of one shape, got {found}")
 
 
-def check_floating(call: str, **arrays: Array) -> None:
+def check_floating(call: str, **arrays: HostArray) -> None:
     """Raises ValueError, naming the first array of another type, unless all are of floating point."""
     for name, x in arrays.items():
         if x.dtype not in _FLOATING:
@@ -53,7 +71,7 @@ def check_floating(call: str, **arrays: Array) -> None:
             raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
 
 
-def check_same_type(call: str, a: Array, out: Array) -> None:
+def check_same_type(call: str, a: HostArray, out: HostArray) -> None:
     """Raises ValueError unless the first operand has the type of the result."""
     if a.dtype != out.dtype:
         raise ValueError(
@@ -62,7 +80,7 @@ def check_same_type(call: str, a: Array, out: Array) -> None:
         )
 
 
-def check_state(call: str, **arrays: Array) -> None:
+def check_state(call: str, **arrays: HostArray) -> None:
     """Raises ValueError unless all arrays are rows of float32 of one length: what an optimizer's state is."""
     check_shapes(call, **arrays)
     for name, x in arrays.items():
@@ -70,7 +88,7 @@ def check_state(call: str, **arrays: Array) -> None:
             raise ValueError(f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}")
 
 
-def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
+def check_product(a: HostArray, b: HostArray, bias: HostArray | None, out: HostArray) -> None:
     """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
     arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
     check_floating("matmul", **arrays)

@@ -22,9 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.checks import did_you_mean, is_count, is_number
 from zerosim.numerics.formats import FORMATS
-from zerosim.numerics.names import did_you_mean
 
 DIALECTS = ("torch", "deepspeed", "deepspeed-legacy")
 LARGEST = FORMATS["fp32"].largest  # S meets gradients in fp32

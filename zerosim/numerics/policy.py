@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
-from zerosim.numerics.names import did_you_mean
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
 MATMULS = (None, "fp8")

@@ -12,7 +12,7 @@ from operator import index
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.blocks import spans
+from zerosim.numerics.arrays import spans
 
 # (seed, purpose, step, tensor): (0, "init", 0, "layer0.weight")
 Key = tuple[int, str, int, str | int]

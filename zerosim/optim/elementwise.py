@@ -8,8 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.optim.base import Cut, Group, Optimizer, Slot, State, UpdateContext
-from zerosim.optim.checks import require_at_least_zero, require_decay_rate, require_update
+from zerosim.numerics.kernels import move_average, move_square_average
+from zerosim.optim.base import (
+    Cut,
+    Group,
+    Optimizer,
+    Slot,
+    State,
+    UpdateContext,
+    require_at_least_zero,
+    require_decay_rate,
+    require_flag,
+    require_update,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +108,231 @@ class AdamW(Optimizer):
         now = self.for_group(group)
         ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
                           epsilon=now.epsilon, step=step, weight_decay=now.weight_decay)
+
+
+# -- More optimizers that look at one element at a time, so that their state may be cut anywhere ---------------------
+# Legend: n elements of a shard. Arrays are fp32; scalars (1 - β and 1 - β^t among them) are computed in double. Every
+# operation rounds, in the order in which the formula is read.
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum(Optimizer):
+    """b = momentum·b + g; w -= lr·b, or with Nesterov's look ahead w -= lr·(momentum·b + g).
+
+    Polyak 1964, "Some methods of speeding up the convergence of iteration methods", equation 9; Nesterov's form as
+    Sutskever et al. 2013 ("On the importance of initialization and momentum", section 2) write it, seen from the point
+    that it looks ahead to, as practice has it.
+    """
+
+    cut: ClassVar[Cut] = "anywhere"
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless lr is finite and not negative, momentum in [0, 1), nesterov True or False."""
+        require_at_least_zero(self, "lr")
+        require_decay_rate(self, "momentum")
+        require_flag(self, "nesterov")
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The buffer b."""
+        return {"b": Slot(shape)}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step on w, b (n,), with g (n,)."""
+        require_update(self, w, g, state, step)
+        now = self.for_group(group)
+
+        def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+            np.multiply(b, now.momentum, out=b)
+            np.add(b, g, out=b)
+            if now.nesterov:
+                np.multiply(b, now.momentum, out=change)
+                np.add(change, g, out=change)
+                np.multiply(change, now.lr, out=change)
+            else:
+                np.multiply(b, now.lr, out=change)
+            np.subtract(w, change, out=w)
+
+        ctx.kernels.step_blocks(block, w, state["b"], g)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaGrad(Optimizer):
+    """v += g·g; w -= lr·g/(√v + ε).
+
+    Duchi, Hazan and Singer 2011, "Adaptive subgradient methods", section 1.1, the diagonal form.
+    """
+
+    cut: ClassVar[Cut] = "anywhere"
+    lr: float = 1e-2
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless lr and epsilon are finite and not negative."""
+        require_at_least_zero(self, "lr", "epsilon")
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The sum of squares v."""
+        return {"v": Slot(shape)}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step on w, v (n,), with g (n,)."""
+        require_update(self, w, g, state, step)
+        now = self.for_group(group)
+
+        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
+            np.multiply(g, g, out=change)
+            np.add(v, change, out=v)
+            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
+
+        ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
+
+
+@dataclass(frozen=True, slots=True)
+class RMSprop(Optimizer):
+    """v = α·v + (1-α)·(g·g); w -= lr·g/(√v + ε).
+
+    Tieleman and Hinton 2012, "Neural networks for machine learning", lecture 6.5; ε as in practice outside of the root.
+    """
+
+    cut: ClassVar[Cut] = "anywhere"
+    lr: float = 1e-2
+    alpha: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless lr and epsilon are finite and not negative and alpha in [0, 1)."""
+        require_at_least_zero(self, "lr", "epsilon")
+        require_decay_rate(self, "alpha")
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The mean of squares v."""
+        return {"v": Slot(shape)}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step on w, v (n,), with g (n,)."""
+        require_update(self, w, g, state, step)
+        now = self.for_group(group)
+
+        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
+            move_square_average(v, g, now.alpha, change)
+            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
+
+        ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Lion(Optimizer):
+    """c = β1·m + (1-β1)·g; w = (1 - lr·weight_decay)·w - lr·sign(c); m = β2·m + (1-β2)·g. The sign of 0 is 0.
+
+    Chen et al. 2023 (arXiv:2302.06675), algorithm 2.
+    """
+
+    cut: ClassVar[Cut] = "anywhere"
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless lr and weight_decay are finite and not negative and both betas in [0, 1)."""
+        require_at_least_zero(self, "lr", "weight_decay")
+        require_decay_rate(self, "beta1", "beta2")
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The moment m."""
+        return {"m": Slot(shape)}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step on w, m (n,), with g (n,)."""
+        require_update(self, w, g, state, step)
+        now = self.for_group(group)
+        decay = 1.0 - now.lr * now.weight_decay
+
+        def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray, part: np.ndarray) -> None:
+            np.multiply(m, now.beta1, out=change)
+            np.multiply(g, 1.0 - now.beta1, out=part)
+            np.add(change, part, out=change)
+            np.sign(change, out=change)
+            np.multiply(change, now.lr, out=change)
+            if decay != 1.0:
+                np.multiply(w, decay, out=w)
+            np.subtract(w, change, out=w)
+            move_average(m, g, now.beta2, part)
+
+        ctx.kernels.step_blocks(block, w, state["m"], g, scratch=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Adan(Optimizer):
+    """Adam of three averages: of gradients, of their differences, and of the squares of both together.
+
+    d = g - before (0 in the first step); m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·d; u = g + β2·d;
+    n = β3·n + (1-β3)·(u·u); w = (w - lr·(m̂ + β2·v̂)/(√n̂ + ε))/(1 + lr·weight_decay), x̂ = x/(1-β^t); before = g.
+    Xie et al. 2022 (arXiv:2208.06677), algorithm 1, with β the share that is kept, as in the paper's code (the text's β
+    is 1 - β here), and that code's corrections. The gradient before rests in bf16: fp32's range, 2 bytes.
+    """
+
+    cut: ClassVar[Cut] = "anywhere"
+    lr: float = 1e-3
+    beta1: float = 0.98
+    beta2: float = 0.92
+    beta3: float = 0.99
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless lr, epsilon, weight_decay are finite and not negative, all betas in [0, 1)."""
+        require_at_least_zero(self, "lr", "epsilon", "weight_decay")
+        require_decay_rate(self, "beta1", "beta2", "beta3")
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The three averages m, v, n, and the gradient before."""
+        return {"m": Slot(shape), "v": Slot(shape), "n": Slot(shape), "before": Slot(shape, "bf16")}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
+               group: Group | None = None) -> None:
+        """One step on w, m, v, n, before (n,), with g (n,)."""
+        require_update(self, w, g, state, step)
+        now = self.for_group(group)
+        corrections = [1.0 - beta**step for beta in (now.beta1, now.beta2, now.beta3)]
+
+        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray, g: np.ndarray,
+                  d: np.ndarray, part: np.ndarray) -> None:
+            np.subtract(g, g if step == 1 else before, out=d)
+            np.copyto(before, g)
+            move_average(m, g, now.beta1, part)
+            move_average(v, d, now.beta2, part)
+            np.multiply(d, now.beta2, out=d)
+            np.add(g, d, out=d)
+            move_square_average(n, d, now.beta3, part)
+            np.divide(v, corrections[1], out=d)
+            np.multiply(d, now.beta2, out=d)
+            np.divide(m, corrections[0], out=part)
+            np.add(part, d, out=d)
+            np.divide(n, corrections[2], out=part)
+            np.sqrt(part, out=part)
+            np.add(part, now.epsilon, out=part)
+            np.multiply(d, now.lr, out=d)
+            np.divide(d, part, out=d)
+            np.subtract(w, d, out=w)
+            if now.weight_decay:
+                np.divide(w, 1.0 + now.lr * now.weight_decay, out=w)
+
+        ctx.kernels.step_blocks(block, w, *(state[name] for name in ("m", "v", "n", "before")), g, scratch=2)
+
+
+def _subtract_quotient(w: np.ndarray, g: np.ndarray, v: np.ndarray, lr: float, epsilon: float, change: np.ndarray,
+                       root: np.ndarray) -> None:
+    """w -= lr·g/(√v + ε)."""
+    np.sqrt(v, out=root)
+    np.add(root, epsilon, out=root)
+    np.multiply(g, lr, out=change)
+    np.divide(change, root, out=change)
+    np.subtract(w, change, out=w)

@@ -12,9 +12,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.numerics.step_kernels import move_average, move_square_average
-from zerosim.optim.base import Cut, Group, Optimizer, Slot, State, UpdateContext
-from zerosim.optim.checks import require_at_least_zero, require_decay_rate, require_update
+from zerosim.numerics.kernels import move_average, move_square_average
+from zerosim.optim.base import (
+    Cut,
+    Group,
+    Optimizer,
+    Slot,
+    State,
+    UpdateContext,
+    require_at_least_zero,
+    require_decay_rate,
+    require_update,
+)
 
 
 class TensorNormOptimizer(Optimizer):

@@ -6,21 +6,8 @@ the seconds; `hardware` knows devices and links, `cost` the seconds of a collect
 turns the question round; `recording` keeps a run, and `timeline` replays it on any machine.
 """
 
-from zerosim.planning import (
-    activations,
-    activations_published,
-    buffers,
-    cost,
-    fit,
-    hardware,
-    model_flops,
-    moments,
-    offload,
-    recording,
-    timeline,
-    transformer_flops,
-)
-from zerosim.planning.asking import question
+from zerosim.course.published import activations as activations_published
+from zerosim.planning import activations, cost, hardware, recording, timeline
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -32,6 +19,7 @@ from zerosim.planning.closed_forms import (
     vectors_sent,
 )
 from zerosim.planning.collectives import ALGORITHMS, Sent, sent
+from zerosim.planning.conventions import DIALECTS, Dialect, estimate_nbytes, formula, states_nbytes
 from zerosim.planning.cuts import (
     LAYOUTS,
     ceil_cut,
@@ -42,13 +30,8 @@ from zerosim.planning.cuts import (
     region_cuts,
     unit_cuts,
 )
-from zerosim.planning.dialects import DIALECTS, Dialect, estimate_nbytes, formula, states_nbytes
-from zerosim.planning.explain import explained
-from zerosim.planning.plan import Plan, Question
-from zerosim.planning.plan_rows import Row
-from zerosim.planning.shapes import ModelShape, Transformer, model_of, model_of_parameters
-from zerosim.planning.shapes_config import model_shape
-from zerosim.planning.shapes_presets import PRESETS
+from zerosim.planning.plan import Plan, Question, Row, explained, question
+from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
 
 __all__ = [
     "ALGORITHMS",

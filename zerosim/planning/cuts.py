@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from zerosim.numerics.names import did_you_mean
+from zerosim.numerics.checks import did_you_mean
 
 Cut = tuple[int, ...]
 

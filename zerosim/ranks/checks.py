@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, start
+from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.names import did_you_mean
-from zerosim.ranks.algorithms import ALGORITHMS, NATIVE, Algorithm
-from zerosim.ranks.averaging import AVERAGES
-from zerosim.ranks.call import OPS
+from zerosim.ranks.call import AVERAGES, OPS
+from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Algorithm
 from zerosim.ranks.trace import PURPOSES
+
+if TYPE_CHECKING:
+    from zerosim.ranks.call import CollectiveEntry
+
 
 Part = slice | EllipsisType
 Same = tuple[Part, Part]
 WHOLE: Same = (..., ...)
-if TYPE_CHECKING:
-    from zerosim.ranks.entry import CollectiveEntry
 
 FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
 

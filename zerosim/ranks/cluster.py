@@ -9,18 +9,19 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, overload
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
+import numpy as np
+
+from zerosim.numerics.arrays import has_data
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.carriage import Carriage, InProcess
-from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.interrupts import Interrupts, patient_interrupts
-from zerosim.ranks.lockstep import Ended, Event, Watch
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.ranks.call import Call, CollectiveEntry, Entry, ExchangeEntry, Group, chunk_lengths
+from zerosim.ranks.errors import AsymmetryError, Interrupts, RankUseError, clear_frames, guarded, patient_interrupts
+from zerosim.ranks.hub import Carriage, Ended, Event, InProcess, Watch, anywhere, blas_limited_to, sent_by
 from zerosim.ranks.memory import Memories, Memory
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.state import RankState
-from zerosim.ranks.threads import blas_limited_to
+from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
 from zerosim.shown import Shown, upstairs
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+
 Program = Callable[..., Any]
 
 
+@guarded
 class Results(Sequence[Any]):
     """What the program returned on each rank, in rank order."""
 
@@ -52,6 +55,7 @@ class Results(Sequence[Any]):
         return "\n".join(f"rank {index}: {value!r}" for index, value in enumerate(self._values))
 
 
+@guarded
 @dataclass(frozen=True, slots=True)
 class Run:
     """One finished run: its results and its trace, both in rank order."""
@@ -60,6 +64,7 @@ class Run:
     trace: Traces
 
 
+@guarded
 class Cluster(Shown):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
 
@@ -210,6 +215,7 @@ class Cluster(Shown):
         return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
 
 
+@guarded
 def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
     result = program(rank, *args)
     if inspect.isgenerator(result) or inspect.iscoroutine(result):
@@ -220,3 +226,116 @@ def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
         )
     rank._state.check_all_waited()
     return result
+
+
+# -- One rank that stands for all: the others would do the same, and so need not be there ----------------------------
+# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked at
+# each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
+
+
+class Representative:
+    """The transport of a rank without partners: what it sends is counted, and what arrives has no data."""
+
+    knows_the_others = False
+    library = None
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[Event, None, None]:
+        """Runs the only program to its end; there is no event to watch."""
+        self.results = [program() for program in programs]
+        yield from ()
+
+    def let_go(self, error: BaseException) -> None:
+        """After a failure: clears what the error's frames would keep in the ledger."""
+        clear_frames(error, chain=False)
+
+    def progress(self) -> bool:
+        """Whatever was issued is done."""
+        return False
+
+    def check_use(self, rank: int) -> None:
+        """There is one program, and no other that could use its rank."""
+
+    def issue(self, rank: int, entry: Entry) -> None:
+        """Carries the collective out at once; AsymmetryError where not every rank would do the same."""
+        if isinstance(entry, ExchangeEntry):
+            _refuse(rank, entry, "a message has one sender and one receiver, who do different things")
+        sent = sent_by_each(anywhere(entry.call))
+        if sent is None:
+            _refuse(rank, entry, "its ranks do not all bring, or not all send, the same number of bytes")
+        if has_data(entry.x):
+            self._answer(rank, entry)
+        entry.finish(sent)
+
+    def join(self, parent: Group, key: Group) -> None:
+        """Never called: a rank without partners is not split."""
+
+    def wait(self, rank: int, entry: Entry) -> None:
+        """All is done when it is issued."""
+
+    @staticmethod
+    def _answer(rank: int, entry: CollectiveEntry) -> None:
+        """What the others say where the program brings numbers of its own: the same as this rank."""
+        if entry.call.operation == "all_gather":
+            entry.out[...] = np.tile(entry.x, entry.call.ranks)
+        elif entry.call.operation != "barrier":
+            _refuse(rank, entry, "its array has data, and that of the other ranks is not there")
+
+
+@lru_cache(maxsize=1024)
+def sent_by_each(call: Call) -> int | None:
+    """The bytes that every rank sends in a call; None where they differ, or where the ranks' chunks do."""
+    if len(set(chunk_lengths(call.cut).tolist())) > 1:
+        return None
+    sent = {sent_by(call, index) for index in range(call.ranks)}
+    return sent.pop() if len(sent) == 1 else None
+
+
+def _refuse(rank: int, entry: Entry, why: str) -> NoReturn:
+    raise AsymmetryError(f"rank {rank} stands for all ranks and was asked for {entry.describe()}, but {why}; run all "
+                         "of them, with NullCluster(ranks) without representative=, or do what is the same on each")
+
+
+# -- Clusters whose arrays have shapes and no data: the real program, for any number of parameters, in no memory -----
+# Legend: N ranks.
+
+
+class NullCluster(Cluster):
+    """N ranks that hold, send and compute everything but numbers: ledger and trace are those of the same real run.
+
+    Arrays of ``rank.memory`` and ``rank.xp`` have no data: they are finite and their sums are 0, by declaration, and to
+    ask whether one is true raises. With ``representative=r`` only rank r runs and stands for all N: results, memory and
+    trace have its entry alone, and AsymmetryError says where another rank would hold or send something else.
+
+    >>> cluster = NullCluster(1024, representative=0)
+    >>> shard = cluster.run(lambda rank: rank.reduce_scatter(rank.xp.empty(2**40, "float32")))[0]
+    >>> shard.nbytes, cluster.trace[0].sent_nbytes()
+    (4294967296, 4393751543808)
+    """
+
+    def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None) -> None:
+        """Raises ValueError for less than one rank, and for a representative that is none of them."""
+        self.representative = representative
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes)
+
+    def _new_kernels(self) -> NumpyKernels:
+        return cast(NumpyKernels, NullKernels())  # a test compares the methods of the two
+
+    def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        if self.representative is None:
+            return group
+        if not is_count(self.representative) or self.representative not in group:
+            raise ValueError(f"representative={self.representative!r} is none of the ranks 0 to {len(group) - 1}; name "
+                             "one of them, or pass None to run all")
+        return (self.representative,)
+
+    def _driver(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> Any:
+        if self.representative is not None:
+            return Representative()
+        return super()._driver(hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts)
+
+    def __repr__(self) -> str:
+        here = "all" if self.representative is None else f"rank {self.representative} for all"
+        return f"<NullCluster of {self.ranks[0].size} ranks, {here}, {len(self.runs)} runs>"

@@ -8,16 +8,16 @@ takes multiples of 512 bytes of CuPy's pool, and what is beyond its own is slack
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import OutOfMemoryError
-from zerosim.ranks.trace import Held, Trace
+from zerosim.ranks.errors import OutOfMemoryError, guarded
+from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd, Trace
 from zerosim.shown import Plotted
 
 KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
@@ -25,6 +25,7 @@ KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_paramet
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
 
 
+@guarded
 @dataclass(slots=True)
 class Holding:
     """One held array: the reference that notices its death, and what the ledger says of it."""
@@ -37,6 +38,7 @@ class Holding:
     number: int
 
 
+@guarded
 class Memory(Plotted):
     """Bytes that one rank holds, by kind; the only place in the package where held bytes are counted."""
 
@@ -191,6 +193,7 @@ class Memory(Plotted):
             self._peak_by_kind = self.now_nbytes_by_kind
 
 
+@guarded
 class Memories(tuple[Memory, ...], Plotted):
     """The memories of all ranks of a cluster, in rank order."""
 
@@ -218,3 +221,76 @@ class Memories(tuple[Memory, ...], Plotted):
 
     def __repr__(self) -> str:
         return f"<Memories of {len(self)} ranks: {self.now_nbytes} bytes now, {self.peak_nbytes} at the peak>"
+
+
+# -- When each array of a rank's ledger lived: from which row of the trace to which, and inside which spans ----------
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One array in the ledger, as one kind.
+
+    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
+    None, and no spans: it was held before the run, or still is after it.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    born: int | None
+    died: int | None = None
+    born_in: tuple[str, ...] = ()
+    died_in: tuple[str, ...] = ()
+
+    def lives_at(self, row: int) -> bool:
+        """Whether it is held right after this row of the trace."""
+        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
+
+
+def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
+    """When each array of these kinds (None: of all) lived, by the rows of one rank's trace, in the order of birth.
+
+    Arrays that were held before the run come first, and only those that left the ledger in it: of the others a trace
+    has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in either. Arrays
+    without elements are left out.
+
+    >>> import numpy as np, zerosim as zs
+    >>> def program(rank):
+    ...     kept = rank.memory.alloc(3, np.float32, "activation", "h")
+    ...     rank.memory.free(rank.memory.alloc(2, np.float32, "gathered_parameter", "w"))
+    ...     return kept
+    >>> cluster = zs.Cluster(1)
+    >>> h, = cluster.run(program)
+    >>> for life in cluster.trace[0].lifetimes():
+    ...     print(life.kind, life.name, life.nbytes, life.born, life.died)
+    activation h 12 0 None
+    gathered_parameter w 8 1 2
+
+    Raises ValueError for a kind that there is not.
+    """
+    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
+    if unknown := sorted(asked.difference(KINDS)):
+        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
+    living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
+    for place, row, path in _changes(rows):
+        if row.kind not in asked:
+            continue
+        if row.nbytes > 0:
+            living[row.number, row.kind] = len(found)
+            found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
+        elif (at := living.pop((row.number, row.kind), None)) is not None:
+            found[at] = replace(found[at], died=place, died_in=path)
+        else:
+            before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
+    return before + found
+
+
+def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
+    """The rows by which the ledger changes, each with its place and the spans that are open there."""
+    path: tuple[str, ...] = ()
+    for place, row in enumerate(rows):
+        if isinstance(row, SpanBegin):
+            path = row.path
+        elif isinstance(row, SpanEnd):
+            path = row.path[:-1]
+        elif isinstance(row, Held) and row.nbytes:
+            yield place, row, path

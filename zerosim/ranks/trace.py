@@ -13,7 +13,8 @@ from zerosim.shown import Plotted
 
 if TYPE_CHECKING:
     from zerosim.ranks.call import Call
-    from zerosim.ranks.lifetimes import Lifetime
+    from zerosim.ranks.memory import Lifetime
+
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
 
@@ -48,7 +49,7 @@ class Collective:
 
     def hops(self) -> list[Hop]:
         """Every message of the collective, of all ranks, in the order of the steps (expanded on null arrays)."""
-        from zerosim.ranks.lockstep import expand
+        from zerosim.ranks.hub import expand
 
         return expand(self.call)
 
@@ -179,7 +180,7 @@ class Trace(Plotted):
 
     def lifetimes(self, kinds: str | Iterable[str] | None = None) -> "list[Lifetime]":
         """When each array of these kinds (None: of all) lived, in the order of birth; see `lifetimes.lifetimes`."""
-        from zerosim.ranks.lifetimes import lifetimes
+        from zerosim.ranks.memory import lifetimes
 
         return lifetimes(self.rows, kinds)
 

@@ -1,38 +1,419 @@
-"""The engine: one rank's training step under any placement of parameters, gradients and optimizer state.
+"""What the engine refuses, and in which words: what was asked, what was found, what to do."""
 
-Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches;
-B batch, I inputs, O outputs; S loss scale.
-Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mixed precision), section 3.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from zerosim.models.context import Context, Note
-from zerosim.models.recompute import Recompute
-from zerosim.models.units import Model, Unit, Weights
+from zerosim.models.layers import Context, Gradients, Note, draw_for
+from zerosim.models.units import Model, Recompute, Unit, Weights
+from zerosim.numerics.arrays import contiguous
+from zerosim.numerics.checks import did_you_mean, is_count, is_number
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.optim.base import Cut, Optimizer, Slot
+from zerosim.optim.shardability import reads_its_group
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import inspection
-from zerosim.zero.accumulator import Accumulator
-from zerosim.zero.checks import check_levers, check_optimizers, check_parts, checked_batches
-from zerosim.zero.factors import Factors, Observer
-from zerosim.zero.groups import Group, kin_of, settings_of
-from zerosim.zero.layout import Layout
-from zerosim.zero.lending import Lender
-from zerosim.zero.micro_batches import MicroBatches
-from zerosim.zero.passes import Passes, Tape
-from zerosim.zero.placements import Stage, stage_of
-from zerosim.zero.reduction import Agreement, digest_of
-from zerosim.zero.refresh import Refresh
-from zerosim.zero.states import States
-from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.gradients import Accumulator, Agreement, digest_of
+from zerosim.zero.layout import Entry, Layout
+from zerosim.zero.param_group import Group, States, kin_of, settings_of
+from zerosim.zero.placements import SHARDED, Placement, Stage, stage_of
+from zerosim.zero.unshard import Lender, Refresh
+from zerosim.zero.update import Factors, Observer, Schedule, StepResult, Update, is_torn
 
+CUTS = get_args(Cut)
 Batch = tuple[np.ndarray, np.ndarray]
+
+
+def check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
+    """Raises ValueError for what is no rank, no model, no policy or no optimizer."""
+    if not isinstance(rank, Rank):
+        raise ValueError(f"an engine is made by a rank program, found rank={rank!r}; write Engine(rank, model, ...) in "
+                         "a program that a cluster runs")
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model must be a zerosim model, found {type(model).__name__}; build one from units with Model([...])"
+        )
+    if policy is not None and not isinstance(policy, Policy):
+        raise ValueError(
+            f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r}) to compute in that format"
+        )
+    check_optimizer(optimizer)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises ValueError for what is no optimizer, and for one that does not say how it may be cut."""
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer must be an optimizer with its settings, found {optimizer!r}; write zs.optim.Adam(lr=...)"
+        )
+    if getattr(optimizer, "cut", None) not in CUTS:
+        raise ValueError(f"{type(optimizer).__name__} does not say where its state may be cut; write cut = one of "
+                         f"{', '.join(map(repr, CUTS))} into its class, as check_shardable finds it")
+
+
+def check_levers(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any, *,
+                 overlap: Any, gather: Any) -> frozenset[str]:
+    """The units that stay gathered; ValueError for levers that are no count, and for units that there are not."""
+    if bucket_nbytes is not None and (not is_count(bucket_nbytes) or bucket_nbytes < 1):
+        raise ValueError(f"bucket_nbytes={bucket_nbytes!r} must be a number of bytes, 1 or more; pass None for one "
+                         "collective per unit")
+    if not is_count(prefetch) or prefetch < 0:
+        raise ValueError(f"prefetch={prefetch!r} must be a number of units, 0 or more")
+    if not is_count(seed):
+        raise ValueError(f"seed={seed!r} must be a whole number")
+    for name, switch in (("overlap", overlap), ("gather", gather)):
+        if not isinstance(switch, bool | np.bool):
+            raise ValueError(f"{name}={switch!r} must be True or False")
+    names = [unit.name for unit in model.units]
+    if keep_gathered is None:
+        return frozenset(source for unit in model.units for source in unit.borrows.values())
+    kept = names if keep_gathered == "all" else [keep_gathered] if isinstance(keep_gathered, str) else keep_gathered
+    if not isinstance(kept, list | tuple | set | frozenset) or not all(name in names for name in kept):
+        raise ValueError(f"keep_gathered={keep_gathered!r} must be 'all', or names of units: {', '.join(names)}")
+    return frozenset(kept)
+
+
+def _check_schedule(schedule: Any) -> None:
+    """Raises ValueError for what gives no factor of the learning rate for a step."""
+    if schedule is None:
+        return
+    factor = schedule(1) if callable(schedule) else None
+    if not is_number(factor):
+        raise ValueError(f"schedule={schedule!r} must be a function from the step's number, counted from 1, to the "
+                         "factor of every lr, as zs.optim.WarmupCosine(20, 200) is")
+
+
+def check_optimizers(model: Model, families: Sequence[States], schedule: Any, *, gather: bool) -> frozenset[str]:
+    """The weights whose factors are to be observed.
+
+    Raises ValueError for an optimizer that would update part of a tensor that it needs whole, for one without the lr
+    that a schedule changes, and for a layer that hands over no factors.
+    """
+    _check_schedule(schedule)
+    if all(states.frozen for states in families):
+        raise ValueError("all parameters are frozen, and a step would train nothing; leave some to the optimizer")
+    factored = {name for unit in model.units for name in unit.factored}
+    observed = set()
+    for states in families:
+        for entry in states.layout.entries if not states.frozen else ():
+            optimizer = states.optimizers[entry.name]
+            kind = type(optimizer).__name__
+            if schedule is not None and not hasattr(optimizer, "lr"):
+                raise ValueError(f"schedule changes lr, and {kind}, which updates {entry.name}, has none")
+            _check_slots(optimizer, entry)
+            if optimizer.cut_of(entry.shape) != "anywhere" and not gather and is_torn(states, entry):
+                raise ValueError(
+                    f"{kind} needs all of {entry.name} {entry.shape}, which the layout {states.layout.name!r} lays on "
+                    "several ranks; take layout='whole_matrices', or gather=True, which gathers it for each update "
+                    "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+            if "tensor_norm" in optimizer.needs and not callable(getattr(optimizer, "direction", None)):
+                raise ValueError(f"{kind} needs norms of whole tensors, and has no direction() that says of what; "
+                                 "write advance() and direction() as LAMB has them")
+            if "input_factors" in optimizer.needs:
+                if entry.name not in factored:
+                    raise ValueError(
+                        f"{kind} needs the factors of inputs and output gradients, which the layer of {entry.name} "
+                        f"does not hand over; the weights that have them are {', '.join(sorted(factored)) or 'none'}. "
+                        "Give the others another optimizer by a Group")
+                observed.add(entry.name)
+    if schedule is not None:
+        _check_lr_is_read({id(one): one for states in families for one in states.optimizers.values()}.values())
+    return frozenset(observed)
+
+
+def _check_slots(optimizer: Optimizer, entry: Entry) -> None:
+    """Raises ValueError for state that the engine could not keep as the optimizer means it."""
+    kind, slots = type(optimizer).__name__, cast(Any, optimizer.slots(entry.shape))  # a user's may return anything
+    if not isinstance(slots, dict) or not all(isinstance(slot, Slot) for slot in slots.values()):
+        raise ValueError(f"{kind}.slots({entry.shape}) returns {slots!r}; return a dict of names and Slot(shape)")
+    other = next((name for name, slot in slots.items() if slot.shape != entry.shape), None)
+    if other is not None and optimizer.cut_of(entry.shape) == "anywhere":
+        raise ValueError(f"{kind} says cut='anywhere', but its state {other!r} for {entry.name} {entry.shape} is of "
+                         f"shape {slots[other].shape}, and cannot be cut with it; say cut='tensor'")
+
+
+def _check_lr_is_read(optimizers: Iterable[Optimizer]) -> None:
+    for optimizer in optimizers:
+        if not reads_its_group(optimizer):
+            kind = type(optimizer).__name__
+            raise ValueError(f"schedule changes lr from step to step, and {kind}.update reads another one; let it take "
+                             "self.for_group(group).lr")
+
+
+def checked_batches(batches: Any) -> list[Batch]:
+    """The micro-batches as a list; ValueError unless there is at least one, and each is a pair."""
+    listed = list(batches) if isinstance(batches, Iterable) else []
+    pairs = sum(isinstance(batch, tuple | list) and len(batch) == 2 for batch in listed)
+    if not listed or pairs != len(listed):
+        raise ValueError(f"a step takes micro-batches (x, target), at least one; found {len(listed)} items, {pairs} of "
+                         "them pairs. Pass [(x, target), ...]")
+    return listed
+
+
+# -- Looking at one parameter's whole state, wherever its pieces rest ------------------------------------------------
+# Legend: N ranks; a parameter of shape (..., ).
+
+
+def whole_state(families: Sequence[States], name: str) -> dict[str, np.ndarray | None]:
+    """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
+
+    Slots of another shape (a matrix's factors) are not among them: `States.own_slots` has them, on the ranks that keep
+    them.
+    """
+    known = {entry.name: states for states in families for entry in states.layout.entries}
+    states = known.get(str(name))
+    if states is None:
+        raise ValueError(f"the model has no parameter {name!r}; it has {', '.join(known)}"
+                         f"{did_you_mean(name, known)}")
+    entry = states.layout.by_name[str(name)]
+    found: dict[str, np.ndarray | None] = {
+        "parameter": whole(states, states.parameter, states.stage.parameters, entry),
+        "gradient": mean_gradient(states, entry),
+        "master": whole(states, states.master, states.master_placement, entry)}
+    return found | {slot: whole_slot(states, entry, slot) for slot in states.flat_slots_of(entry)}
+
+
+def whole(states: States, array: np.ndarray, placement: Placement, entry: Entry) -> np.ndarray:
+    """One parameter's elements of an array at rest, gathered where it is sharded: a copy, of the parameter's shape."""
+    if placement is not SHARDED:
+        return array[entry.low:entry.high].reshape(entry.shape).copy()
+    return _gathered(states, entry, array[states.layout.owned(states.rank.index, entry.low, entry.high)])
+
+
+def whole_slot(states: States, entry: Entry, name: str) -> np.ndarray:
+    """One slot of one parameter, gathered where it is sharded: a copy, of the parameter's shape."""
+    if name in states.slots and (entry.name, name) not in states.own_slots:
+        return whole(states, states.slots[name], states.stage.optimizer, entry)
+    nothing = states.rank.kernels.empty(0, states.slot_dtype(states.slots_of(entry)[name]))
+    own = states.own_slots.get((entry.name, name), nothing)
+    return _gathered(states, entry, own) if states.stage.optimizer is SHARDED else own.reshape(entry.shape).copy()
+
+
+def _gathered(states: States, entry: Entry, own: np.ndarray) -> np.ndarray:
+    """The tensor of which every rank has ``own``; a parameter lies in one region."""
+    found: np.ndarray = states.rank.all_gather(own, splits=states.layout.cut(entry.low, entry.high), purpose="state")
+    return found.reshape(entry.shape)
+
+
+def mean_gradient(states: States, entry: Entry) -> np.ndarray | None:
+    """fp32(sum) / (S * N * k) between reduce() and update(); None otherwise."""
+    if states.reduced is None:
+        return None
+    total = whole(states, states.reduced.array, states.reduced.placement, entry)
+    mean: np.ndarray = states.rank.kernels.empty(total.size, np.float32)
+    states.rank.kernels.gradient_block(total.reshape(-1), states.reduced.divisor, 1.0, mean)
+    return mean.reshape(entry.shape)
+
+
+# -- Forward and backward over the units, with the recomputation policy between them ---------------------------------
+# Legend: B batch, I inputs, O outputs. Each unit's weights live as long as its ``with`` block.
+
+
+@dataclass(slots=True)
+class Tape:
+    """What forward leaves for backward: the loss, and per unit what it kept, or at a segment's start its input.
+
+    ``ctx`` is that of this micro-batch: what was drawn forward is drawn again by it.
+    """
+
+    ctx: Context
+    loss: float
+    kept_by_loss: Any
+    kept: list[Any]
+    inputs: dict[int, np.ndarray]
+    tokens: int
+    places: int
+    weights: object = None  # stands for the weights that it was made with
+    used: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Runs a model's units on one rank, their weights lent by ``lender`` inside ``with`` blocks."""
+
+    model: Model
+    recompute: Recompute
+    lender: Lender
+    absorb: Callable[[Unit, Gradients], None]
+    rank: Rank
+
+    def forward(self, ctx: Context, x: np.ndarray, target: np.ndarray) -> Tape:
+        """x (B, I), target (B, O) -> the tape, with the mean loss, as the model's loss takes it."""
+        units = self.model.units
+        starts = {segment.start for segment in self.recompute.segments(len(units))}
+        kept: list[Any] = []
+        inputs: dict[int, np.ndarray] = {}
+        self.lender.follow(range(len(units)))
+        for index, unit in enumerate(units):
+            if index in starts:
+                inputs[index] = self._checkpoint(x)
+            x, kept_here = self._forward(ctx, unit, x, "forward")
+            kept.append(None if starts else kept_here)
+            del kept_here
+        with self.rank.trace.span("loss"):
+            loss, kept_by_loss = self.model.loss.forward(ctx, x, target)
+        return Tape(ctx, loss, kept_by_loss, kept, inputs, self.model.loss.tokens(ctx, target), target.size)
+
+    def backward(self, tape: Tape, scale: float) -> None:
+        """Goes back unit by unit, handing each one's gradients to ``absorb``; uses the tape up. ``scale`` is S."""
+        if tape.used:
+            raise ValueError(
+                "this tape has been taken back already, and what it kept is freed; make a new one by forward()"
+            )
+        tape.used = True
+        segments = self.recompute.segments(len(self.model.units)) or [range(len(self.model.units))]
+        self.lender.follow([index for segment in reversed(segments) for index in self._order(segment, tape)])
+        with self.rank.trace.span("loss"):
+            dy: np.ndarray | None = self.model.loss.backward(tape.ctx, tape.kept_by_loss, scale)
+        tape.kept_by_loss = None
+        for segment in reversed(segments):
+            if segment.start in tape.inputs:
+                dy = self._backward(segment[-1], tape, dy, self._run_again(segment[:-1], tape))
+                segment = segment[:-1]
+            for index in reversed(segment):
+                dy = self._backward(index, tape, dy, None)
+
+    @staticmethod
+    def _order(segment: range, tape: Tape) -> list[int]:
+        """In which order a segment's units are lent in backward: those that are run again first."""
+        again = segment[:-1] if segment.start in tape.inputs else range(0)
+        return [*again, *reversed(segment)]
+
+    def _checkpoint(self, x: np.ndarray) -> np.ndarray:
+        """Keeps a unit's input for the second forward; the batch itself is kept as the input that it is."""
+        if self.rank.memory.kind_of(x) == "activation":
+            self.rank.memory.reclassify(x, "checkpointed_input")
+        return x
+
+    def _run_again(self, units: range, tape: Tape) -> np.ndarray:
+        """Recomputes what ``units`` kept from the segment's input; returns the input of the segment's last unit."""
+        x = tape.inputs.pop(units.start)
+        for index in units:
+            x, tape.kept[index] = self._forward(tape.ctx, self.model.units[index], x, "recompute")
+        return x
+
+    def _forward(self, ctx: Context, unit: Unit, x: np.ndarray, span: str) -> tuple[np.ndarray, Any]:
+        with self.rank.trace.span(span), self.rank.trace.span(unit.name), self.lender.weights(unit, in_pass=True) as w:
+            return unit.forward(ctx, w, x)
+
+    def _backward(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
+        """One unit back; given its input ``x``, it first runs forward again under the same weights."""
+        unit = self.model.units[index]
+        if dy is None:
+            after = self.model.units[index + 1].name
+            raise ValueError(f"unit {after!r} gave back no gradient of its input, which unit {unit.name!r} needs; only "
+                             "the model's first unit may leave it out (of linear units, first=True says so)")
+        kept, tape.kept[index] = tape.kept[index], None
+        with (self.rank.trace.span("backward"), self.rank.trace.span(unit.name),
+              self.lender.weights(unit, in_pass=True) as w):
+            if x is not None:
+                with self.rank.trace.span("recompute"):
+                    kept = unit.forward(tape.ctx, w, x)[1]
+            dx, gradients = unit.backward(tape.ctx, w, kept, dy)
+            del kept, x, dy
+            self.absorb(unit, gradients)
+        return dx
+
+
+# -- The micro-batches of a step: what is charged for them, what is drawn for them, and how many tokens they have ----
+# Legend: B batch, T tokens of a sample; N ranks, k micro-batches. Micro-batch j of rank r has the number j·N + r in its
+# step: whatever is drawn for it depends on that number, and on no layout and no length.
+
+
+FP32 = np.dtype(np.float32)
+
+
+class MicroBatches:
+    """One rank's micro-batches of the step under way."""
+
+    def __init__(self, rank: Rank, model: Model, policy: Policy, ctx: Context, seed: int) -> None:
+        self.rank, self.model, self.policy, self.ctx, self.seed = rank, model, policy, ctx, seed
+        self.step = 0
+        self.tokens: list[int] = []  # of each micro-batch that has gone back in this step
+        self.places: list[int] = []
+        self._forwards = 0
+
+    def next_step(self) -> None:
+        """Begins to count anew."""
+        self.step += 1
+        self._forwards = 0
+        self.tokens, self.places = [], []
+
+    def context(self) -> Context:
+        """The context of the next forward: what it draws, its backward draws again."""
+        number = self._forwards * self.rank.size + self.rank.index
+        self._forwards += 1
+        return replace(self.ctx, draw=partial(self._draw, self.step, number))
+
+    def _draw(self, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
+        return draw_for(self.seed, step, number, name, span)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def charged(self, x: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of a micro-batch, charged as input: x in the compute format, targets in fp32, indices as they are."""
+        first, loss = self.model.units[0], self.model.loss
+        return (self._charged(x, self.policy.compute_dtype, "x", indices=first.integer_inputs),
+                self._charged(target, FP32, "target", indices=loss.integer_targets))
+
+    def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
+        values = contiguous(values)
+        if indices:
+            dtype = values.dtype
+        else:
+            self._refuse_nan(values, name)
+        if not indices and (values.dtype.kind in "iu" or not values.dtype.isnative):
+            values = values.astype(np.float64)
+        charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
+        self.rank.kernels.cast_pack(values, charged)
+        return charged
+
+    def _refuse_nan(self, values: np.ndarray, name: str) -> None:
+        """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
+        if count := self.rank.kernels.count_nan(values):
+            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; "
+                             "look at where the data come from")
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def count(self, tape: Tape) -> None:
+        """Counts the tokens of a micro-batch that has gone back.
+
+        Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
+        mean is over its own, and a mean of those would weigh tokens differently.
+        """
+        if self.model.loss.is_global and self.places and tape.places != self.places[0]:
+            raise ValueError("normalization='global' weighs every token the same only where micro-batches have equally "
+                             f"many places, found {self.places[0]} and {tape.places}; fill shorter ones up with "
+                             "targets of -1")
+        self.tokens.append(tape.tokens)
+        self.places.append(tape.places)
+
+    def token_share(self) -> float:
+        """1, or where the loss is normalized by all ranks' tokens, the share of places that have one: tokens/(N·k·B·T).
+
+        A loss that divides by its B·T places, and a mean gradient divided by this, weigh every token the same.
+        """
+        if not self.model.loss.is_global:
+            return 1.0
+        places = sum(self.places)
+        found = self.rank.all_gather(np.array([sum(self.tokens)], np.int64), purpose="control",
+                                     agreement=f"{places} places in all micro-batches of the step")
+        tokens = int(found.sum())
+        if not tokens:
+            raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "
+                             "leave the step out")
+        return tokens / (self.rank.size * places)
+
+
+# -- The engine: one rank's training step under any placement of parameters, gradients and optimizer state -----------
+# Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches;
+# B batch, I inputs, O outputs; S loss scale.
+# Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mixed precision), section 3.
 
 
 class Engine(Shown):
@@ -216,7 +597,7 @@ class Engine(Shown):
         For inspection, on every rank at once: what is sharded is gathered, under the purpose "state". Raises
         ValueError for a name that the model does not have.
         """
-        return inspection.state(self.families, name)
+        return whole_state(self.families, name)
 
     @property
     def layout(self) -> Layout:

@@ -1,18 +1,139 @@
-"""Gradients from a unit's backward to the optimizer: where they are written, added up over micro-batches, and reduced.
+"""Gradients reduced unit by unit as backward goes: collected into buckets, and added up over micro-batches.
 
-Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches.
-Kept PARTIAL, the addends of all micro-batches are summed first and reduced once; kept SHARDED or REPLICATED, each
-unit's gradient of each micro-batch is reduced as backward goes, then added. At k > 1 the two orders differ in bits.
+Legend: n elements of a bucket; N ranks, k micro-batches. A bucket is cut by owner, so that neither bits nor bytes
+depend on it. Asynchronous, one bucket is under way while backward fills the next.
 """
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import may_share_memory
-from zerosim.zero.buckets import Bucket, buckets, limit_of
-from zerosim.zero.moves import Move, Parts, of_shard, of_whole
+from zerosim.models.units import Model, Unit
+from zerosim.numerics.arrays import is_same_memory, may_share_memory
+from zerosim.numerics.loss_scale import LossScaler
+from zerosim.optim.base import Optimizer
+from zerosim.zero.buckets import Bucket, Move, Parts, buckets, limit_of, of_shard, of_whole
+from zerosim.zero.param_group import Reduced, Settings, States, clear_padding
 from zerosim.zero.placements import PARTIAL, SHARDED, Placement
-from zerosim.zero.reduction import Agreement, Reduction
-from zerosim.zero.states import Reduced, States, clear_padding
+from zerosim.zero.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stretch of the vector, and this rank's addends of it (stop - start,)."""
+
+    lies: slice
+    elements: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What would make replicas drift apart unseen, were it not the same on all ranks."""
+
+    optimizer: Optimizer
+    loss_scale: LossScaler
+    update: Update
+    settings: str
+
+    def at(self, micro_batch: int) -> str:
+        """The text that is compared when a gradient is reduced."""
+        factor = self.update.lr_factor(self.update.steps_taken + 1)
+        scheduled = "" if factor is None else f", lr times {factor:g}"
+        return (f"micro-batch {micro_batch}, loss scale {self.loss_scale.scale:g}, {self.optimizer}{scheduled}, "
+                f"{self.settings}")
+
+
+def digest_of(model: Model, settings: Mapping[str, Settings], others: object) -> str:
+    """What else must be the same, as a checksum: the policy and the optimizer of each parameter, the first 16 of its
+    first values, and ``others``."""
+    first = [unit.initial(name, 0, min(16, math.prod(shape))).tobytes()
+             for unit in model.units for name, shape in unit.shapes.items()]
+    told = repr((sorted(settings.items()), others)).encode()
+    return f"settings {zlib.crc32(b''.join([told, *first])):08x} (policy, groups, clip_norm, seed, first values)"
+
+
+class Reduction:
+    """The gradients of one kin of parameters, where they do not rest partial."""
+
+    def __init__(self, states: States, *, bucket_nbytes: int | None, overlap: bool, agreement: Agreement) -> None:
+        self.states, self.overlap, self.agreement = states, overlap, agreement
+        self.limit = limit_of(bucket_nbytes, states.policy.reduce_dtype.itemsize)
+        self._sources: list[Source] = []
+        self._under_way: list[Move] = []
+
+    def add(self, lies: slice, whole: np.ndarray, micro_batch: int) -> None:
+        """Takes a stretch of a micro-batch's gradient; reduces it at once, or when its bucket is full.
+
+        Backward comes from the end of the vector, and so buckets are filled from there. The first micro-batch of a
+        step, number 0, sets what rests; later ones add to it.
+        """
+        high = lies.stop
+        while self.limit is not None and high > lies.start:
+            room = self.limit - sum(len(source.elements) for source in self._sources)
+            low = max(lies.start, high - room)
+            self._sources.append(Source(slice(low, high), whole[low - lies.start:high - lies.start]))
+            if high - low == room:
+                self.flush(micro_batch)
+            high = low
+        if self.limit is None:
+            self._sources.append(Source(lies, whole))
+            self.flush(micro_batch)
+
+    def flush(self, micro_batch: int) -> None:
+        """Reduces what has been collected."""
+        if not self._sources:
+            return
+        sources = sorted(self._sources, key=lambda source: source.lies.start)
+        self._sources = []
+        self.finish()
+        states, bucket = self.states, Bucket(self.states.layout, tuple(source.lies for source in sources))
+        resting = (of_shard(bucket, states.rank.index, states.gradient) if states.stage.gradients is SHARDED
+                   else of_whole(bucket, states.gradient))
+        self._under_way.append(Move(
+            states, bucket, PARTIAL, states.stage.gradients, source=_parts(bucket, sources), target=resting,
+            dtype=states.policy.reduce_dtype, purpose="gradients", agreement=self.agreement.at(micro_batch),
+            async_op=self.overlap, store=partial(_add, states.rank.kernels) if micro_batch else None))
+        if not self.overlap:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the bucket that is under way, and adds it to what rests."""
+        while self._under_way:
+            self._under_way.pop().finish()
+
+    def forget(self) -> None:
+        """Drops what was collected and what is under way."""
+        self._sources = []
+        while self._under_way:
+            self._under_way.pop().drop()
+
+
+def _add(kernels: Any, resting: np.ndarray, arrived: np.ndarray) -> None:
+    """An addition of a later micro-batch, rounded to the resting format."""
+    kernels.add_rounded(resting, arrived, resting)
+
+
+def _parts(bucket: Bucket, sources: list[Source]) -> Parts:
+    """The parts of the bucket's vector in the sources, which are in rising order."""
+    if not bucket.is_packed:
+        return [(slice(0, bucket.length), sources[0].elements)]
+    starts, parts = [source.lies.start for source in sources], []
+    for here, lies in bucket.parts():
+        source = sources[int(np.searchsorted(starts, lies.start, "right")) - 1]
+        parts.append((here, source.elements[lies.start - source.lies.start:lies.stop - source.lies.start]))
+    return parts
+
+
+# ----------------------------------------------------------------------------------------------------
+# Gradients from a unit's backward to the optimizer: where they are written, added up over micro-batches, and reduced
+# Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches.
+# Kept PARTIAL, the addends of all micro-batches are summed first and reduced once; kept SHARDED or REPLICATED, each
+# unit's gradient of each micro-batch is reduced as backward goes, then added. At k > 1 the two orders differ in bits.
 
 
 class Gradients:
@@ -105,3 +226,123 @@ class Gradients:
         out = self.rank.memory.alloc(self.states.length(want), dtype, "gradient", "reduced gradient")
         clear_padding(out, self.layout, want, self.rank)
         return out
+
+
+# -- What a unit's backward wrote, sorted by kin: checked, completed with borrowers' parts, and handed on ------------
+# Legend: u elements of one padded unit.
+# A parameter that another unit borrows (tied weights) is complete only after its own unit's backward, which is its last
+# user: the borrower's part is added first, its own second, in the accumulate format, and the sum is reduced once.
+
+
+class Accumulator:
+    """One step's gradients of one rank."""
+
+    def __init__(self, families: Sequence[States], *, bucket_nbytes: int | None, overlap: bool,
+                 agreement: Agreement) -> None:
+        self.families, self.rank = families, families[0].rank
+        self.trained = {states: Gradients(states, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)
+                        for states in families if not states.frozen}
+        self.micro_batch = 0
+        self._lent: dict[str, dict[States, np.ndarray]] = {}  # by unit: the vectors of which it was lent views
+        self._borrowed: dict[str, np.ndarray] = {}            # by parameter: what its borrowers wrote, added up
+
+    def views(self, unit: Unit) -> dict[str, np.ndarray]:
+        """Where the unit writes its gradients, by name: views of one vector (u,) per kin; new memory for borrowed ones.
+
+        A frozen parameter has a place too, which nobody reads.
+        """
+        lent = self._lent[unit.name] = {states: self._place(states, unit.name) for states in self.families
+                                        if unit.name in states.layout.units}
+        views = {name: view for states, whole in lent.items()
+                 for name, view in states.layout.unit_views(unit.name, whole).items()}
+        for name in unit.borrows:
+            states = self._family_of(name)
+            views[name] = self.rank.memory.alloc(states.layout.by_name[name].shape, states.policy.compute_dtype,
+                                                 "unit_gradient", f"{unit.name} {name}")
+        return views
+
+    def _place(self, states: States, unit: str) -> np.ndarray:
+        if states in self.trained:
+            return self.trained[states].place(unit)
+        lies = states.layout.units[unit]
+        return self.rank.memory.alloc(lies.stop - lies.start, states.policy.compute_dtype, "unit_gradient", unit)
+
+    def _family_of(self, name: str) -> States:
+        return next(states for states in self.families if name in states.layout.by_name)
+
+    def absorb(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
+        """Takes the gradients that a unit's backward returned; None for a parameter that was not used, as zeros.
+
+        Raises ValueError unless there is one of the right shape for each parameter, own or borrowed.
+        """
+        if unit.name not in self._lent:
+            self.views(unit)
+        lent = self._lent.pop(unit.name)
+        own = {name: view for states, whole in lent.items()
+               for name, view in states.layout.unit_views(unit.name, whole).items()}
+        self._check(unit, gradients)
+        for name, view in own.items():
+            self._write(gradients[name], view)
+        for states, whole in lent.items():
+            if states in self.trained:
+                self.trained[states].absorb(unit.name, self._completed(states, unit.name, whole))
+        for name in unit.borrows:
+            self._note_borrower(name, gradients[name])
+
+    def _check(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
+        wanted = dict(unit.shapes) | {name: self._family_of(name).layout.by_name[name].shape for name in unit.borrows}
+        found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
+        if found != wanted:
+            raise ValueError(
+                f"the backward of unit {unit.name!r} returned gradients of the shapes {found}; its parameters "
+                f"have {wanted}, so return one of that shape for each, or None for one that was not used"
+            )
+
+    def _write(self, gradient: np.ndarray | None, place: np.ndarray) -> None:
+        if gradient is None:
+            place[...] = 0
+        elif not is_same_memory(gradient, place):
+            self.rank.kernels.cast_pack(gradient, place)
+
+    def _note_borrower(self, name: str, gradient: np.ndarray | None) -> None:
+        """Keeps a borrower's part until the parameter's own unit has gone back."""
+        states = self._family_of(name)
+        if gradient is None or states.frozen:
+            return
+        part = self.rank.memory.alloc(gradient.size, states.policy.accumulate_dtype, "unit_gradient", name)
+        self.rank.kernels.cast_pack(gradient.reshape(-1), part)
+        if name in self._borrowed:
+            self.rank.kernels.add_rounded(self._borrowed[name], part, part)
+        self._borrowed[name] = part
+
+    def _completed(self, states: States, unit: str, whole: np.ndarray) -> np.ndarray:
+        """The unit's gradient with its borrowers' parts: theirs first, its own second, in the accumulate format."""
+        borrowed = [entry for entry in states.layout.unit_entries(unit) if entry.name in self._borrowed]
+        if borrowed and whole.dtype != states.policy.accumulate_dtype:
+            sums = self.rank.memory.alloc(len(whole), states.policy.accumulate_dtype, "unit_gradient", unit)
+            self.rank.kernels.cast_pack(whole, sums)
+            whole = sums
+        start = states.layout.units[unit].start
+        for entry in borrowed:
+            own = whole[entry.low - start:entry.high - start]
+            self.rank.kernels.add_rounded(self._borrowed.pop(entry.name), own, own)
+        return whole
+
+    def end_of_backward(self) -> None:
+        """Closes a micro-batch: what waits in buckets is reduced."""
+        for gradients in self.trained.values():
+            gradients.end_of_backward()
+        self.micro_batch += 1
+
+    def reduce(self, scale: float, token_share: float) -> None:
+        """Leaves every kin's sum over ranks where the optimizer finds it."""
+        for gradients in self.trained.values():
+            gradients.reduce(scale, token_share)
+
+    def reset(self) -> None:
+        """Forgets this step's gradients: the next micro-batch is the first."""
+        self.micro_batch = 0
+        self._lent.clear()
+        self._borrowed.clear()
+        for gradients in self.trained.values():
+            gradients.reset()

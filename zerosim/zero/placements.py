@@ -13,7 +13,7 @@ import numpy as np
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.policy import Policy
 from zerosim.ranks import checks
-from zerosim.ranks.cuts import Cut, checked_cut
+from zerosim.ranks.call import Cut, checked_cut
 from zerosim.ranks.rank import Rank
 
 

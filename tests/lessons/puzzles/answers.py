@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.lessons import puzzles
-from zerosim.lessons.puzzles.spoilers import SOLUTIONS
+from zerosim.course import puzzles
+from zerosim.course.puzzles.spoilers import SOLUTIONS
 
 
 def changed(name: str, *changes: tuple[str, str]) -> Callable[..., Any]:

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.architecture.source import ROOT
 from zerosim.cli import app
-from zerosim.lessons.puzzles import adapters
-from zerosim.lessons.puzzles.spoilers import course
+from zerosim.course.puzzles import adapters
+from zerosim.course.puzzles.spoilers import course
 
 TEXT = inspect.getsource(course)
 KEEPS_ALL = ("state = {name: new_state(rank, optimizer, own.stop - own.start) "
@@ -147,7 +147,7 @@ def ask(*arguments):
 
 def test_a_file_is_graded_from_the_command_line(tmp_path):
     file = tmp_path / "homework.py"
-    file.write_text("from zerosim.lessons.puzzles.spoilers.course import get_sharded_optimizer as theirs\n\n"
+    file.write_text("from zerosim.course.puzzles.spoilers.course import get_sharded_optimizer as theirs\n\n"
                     "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module\n")
     done = ask("--grade", str(file))
     assert done.exit_code == 1
@@ -176,7 +176,7 @@ def test_a_function_that_exits_is_refused_and_ends_nothing(grade):
 
 def test_an_imported_function_is_graded_and_no_python_is_one_line(tmp_path):
     file = tmp_path / "handed_in.py"
-    file.write_text("from zerosim.lessons.puzzles.spoilers.course import ShardedOptimizer as get_sharded_optimizer\n")
+    file.write_text("from zerosim.course.puzzles.spoilers.course import ShardedOptimizer as get_sharded_optimizer\n")
     done = ask("--grade", str(file))
     assert (done.exit_code, "get_sharded_optimizer: passed" in done.stdout) == (0, True), done.output
     file.write_text("def get_ddp(rank, module)\n    return module\n")

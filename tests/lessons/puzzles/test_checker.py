@@ -9,12 +9,12 @@ import pytest
 
 import zerosim as zs
 from tests.lessons.puzzles.answers import changed, refusal, written
-from zerosim.lessons import puzzles
-from zerosim.lessons.puzzles import checker
-from zerosim.lessons.puzzles.audit import Audit
-from zerosim.lessons.puzzles.catalogue import PUZZLES
-from zerosim.lessons.puzzles.spoilers import SOLUTIONS
-from zerosim.lessons.puzzles.steps import steps_in_sequence
+from zerosim.course import puzzles
+from zerosim.course.puzzles import checker
+from zerosim.course.puzzles.audit import Audit
+from zerosim.course.puzzles.catalogue import PUZZLES
+from zerosim.course.puzzles.spoilers import SOLUTIONS
+from zerosim.course.puzzles.steps import steps_in_sequence
 
 # -- what an answer may not do ----------------------------------------------------------------------------------------
 

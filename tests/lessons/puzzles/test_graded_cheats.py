@@ -5,9 +5,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from zerosim.lessons.puzzles import adapters
-from zerosim.lessons.puzzles.oracle import ring_sum
-from zerosim.lessons.puzzles.spoilers import course
+from zerosim.course.puzzles import adapters
+from zerosim.course.puzzles.oracle import ring_sum
+from zerosim.course.puzzles.spoilers import course
 from zerosim.optim.base import UpdateContext
 
 

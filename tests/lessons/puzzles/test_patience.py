@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.lessons.puzzles.answers import refusal
-from zerosim.lessons import puzzles
-from zerosim.lessons.puzzles import patience
-from zerosim.lessons.puzzles.puzzle import Refused
+from zerosim.course import puzzles
+from zerosim.course.puzzles import patience
+from zerosim.course.puzzles.puzzle import Refused
 
 
 @pytest.fixture(autouse=True)

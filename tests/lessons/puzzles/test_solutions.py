@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.lessons.puzzles.answers import written
-from zerosim.lessons import puzzles
-from zerosim.lessons.puzzles.catalogue import PUZZLES
-from zerosim.lessons.puzzles.spoilers import SOLUTIONS
+from zerosim.course import puzzles
+from zerosim.course.puzzles.catalogue import PUZZLES
+from zerosim.course.puzzles.spoilers import SOLUTIONS
 
 EVERY = pytest.mark.parametrize("name", list(PUZZLES))
 WORLDS = {1, 2, 3, 4, 5, 8}

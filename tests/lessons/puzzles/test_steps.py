@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.lessons.puzzles import targets
-from zerosim.lessons.puzzles.spoilers import sharding
-from zerosim.lessons.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles import targets
+from zerosim.course.puzzles.spoilers import sharding
+from zerosim.course.puzzles.steps import steps_in_sequence
 
 
 def with_messages(rank, asynchronous, messages):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lessons.puzzles.answers import changed, refusal, written
-from zerosim.lessons import puzzles
+from zerosim.course import puzzles
 
 EACH_MICRO_BATCH = [("        total += gradient\n    rank.all_reduce(total, out=total)",
                      "        total += rank.all_reduce(gradient)"),

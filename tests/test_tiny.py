@@ -1,0 +1,237 @@
+"""ZeRO in one file has the engine's bits and sends its bytes, and is what it says: small, alone, and in the README."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.architecture.source import ROOT
+from tests.zero.training import bits, flat_state
+from zerosim import tiny
+from zerosim.models.units import Constants, LinearUnit, Model
+
+STAGES = (tiny.DDP, tiny.ZeRO1, tiny.ZeRO2, tiny.ZeRO3)
+FORMATS = {"fp32": (np.float32, 1.0), "bf16": (ml_dtypes.bfloat16, 1.0), "fp16": (np.float16, 1024.0)}  # and loss scale
+SHAPES = ((5, 7), (7, 3), (3, 2))  # 35, 21 and 6 elements: with padding on 2, 3, 4 and 8 ranks
+MICRO_BATCHES = (1, 2, 1)  # of each step
+FILE = ROOT / "zerosim/tiny.py"
+
+
+def matrices(seed: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, 1 / shape[0]**0.5, shape).astype(np.float32) for shape in SHAPES]
+
+
+def batches(ranks: int, micro_batches: tuple[int, ...] = MICRO_BATCHES) -> list:
+    """data[step][rank][j] = (x, target), different everywhere."""
+    rng = np.random.default_rng(2)
+    return [[[(rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=(3, 2)).astype(np.float32))
+              for _ in range(k)] for _ in range(ranks)] for k in micro_batches]
+
+
+def trained_by_engine(stage: int, data: list, compute: str, scale: float) -> list[dict]:
+    """By rank: losses, weights, masters and moments without padding, bytes sent, and bytes at rest."""
+    first = matrices()
+    model = Model([LinearUnit(f"layer{i}", *w.shape, "relu" if i < len(first) - 1 else None, bias=False,
+                              initializers={"weight": Constants(tuple(w.reshape(-1).tolist()))}, first=i == 0)
+                   for i, w in enumerate(first)])
+
+    def program(rank: zs.Rank) -> dict:
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=stage,
+                           policy=zs.Policy(compute, loss_scale=scale))
+        losses = [loss for batch in data for loss in engine.step(batch[rank.index]).losses]
+        at_rest = sum(rank.memory.now_nbytes_by_kind[kind] for kind in
+                      ("parameter", "gradient", "master", "optimizer_state") if kind in rank.memory.now_nbytes_by_kind)
+        sent = sum(rank.trace.sent_nbytes(purpose) for purpose in ("parameters", "gradients"))
+        return {"losses": losses, "at rest": at_rest, "sent": sent, **flat_state(engine)}
+
+    return list(zs.Cluster(len(data[0])).run(program))
+
+
+def whole(trainers: list[tiny.DDP], rank: int, name: str, sharded: bool) -> np.ndarray:
+    """One kind of state as one vector without padding: as this rank has it, or its ranks' chunks one after another."""
+    vectors = []
+    for index, shape in enumerate(SHAPES):
+        held = trainers if sharded else [trainers[rank]]
+        vectors.append(np.concatenate([getattr(one.parameters[index], name) for one in held])[:shape[0] * shape[1]])
+    return np.concatenate(vectors)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("compute", FORMATS)
+def test_every_stage_has_the_engines_bits_and_sends_its_bytes(compute: str, ranks: int) -> None:
+    dtype, scale = FORMATS[compute]
+    data = batches(ranks)
+    for number, stage in enumerate(STAGES):
+        expected = trained_by_engine(number, data, compute, scale)
+        found = tiny.train(stage, matrices(), data, dtype, lr=0.01, loss_scale=scale)
+        for rank, engine in enumerate(expected):
+            assert found[rank].losses == engine["losses"]
+            for name, of_engine, kind in (("weights", "parameter", "weights"), ("master", "master", "optimizer"),
+                                          ("m", "m", "optimizer"), ("v", "v", "optimizer")):
+                ours = whole(found, rank, name, kind in stage.sharded)
+                assert ours.dtype == engine[of_engine].dtype
+                assert bits(ours) == bits(engine[of_engine])
+            assert found[rank].rank.sent_nbytes == engine["sent"]
+            if compute != "fp32":  # there the engine's weights are the master, and tiny keeps both
+                assert held_nbytes(found[rank]) == engine["at rest"]
+        losses = [loss for one in found for loss in one.losses]
+        assert len(set(losses)) == len(losses) == ranks * sum(MICRO_BATCHES)  # different data everywhere
+
+
+def held_nbytes(trainer: tiny.DDP) -> int:
+    return sum(x.nbytes for p in trainer.parameters for x in (p.weights, p.gradients, p.master, p.m, p.v))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_rank_keeps_chunks_of_what_is_sharded_and_nothing_whole_beside(stage: type[tiny.DDP]) -> None:
+    for one in tiny.train(stage, matrices(), batches(4, (1,)), ml_dtypes.bfloat16, lr=0.01):
+        for p, n in zip(one.parameters, (36, 24, 8), strict=True):
+            kinds = {"weights": [p.weights], "gradients": [p.gradients], "optimizer": [p.master, p.m, p.v]}
+            for kind, arrays in kinds.items():
+                assert {len(x) for x in arrays} == {n // 4 if kind in stage.sharded else n}
+                assert all(x.base is None for x in arrays)  # a chunk that keeps the whole vector alive saves nothing
+            assert p.data.size == p.gradient.size == 0
+        assert all(inbox == [] for inbox in one.rank.inboxes)
+
+
+def test_two_micro_batches_add_up_in_another_order_from_stage_2_on() -> None:
+    for micro_batches, same in (((1, 1, 1), True), ((2, 2, 2), False)):
+        data = batches(3, micro_batches)
+        one, two = ([x.losses for x in tiny.train(stage, matrices(), data, ml_dtypes.bfloat16, lr=0.01)]
+                    for stage in (tiny.ZeRO1, tiny.ZeRO2))
+        assert (one == two) is same
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_small_gradients_vanish_in_fp16_without_a_loss_scale(stage: type[tiny.DDP]) -> None:
+    first = [np.array([[0.5]], np.float32)]
+    far = np.array([[2.0**-14]], np.float32)  # dy = 2^-15, dw = 2^-29: below fp16's smallest number, 2^-24
+    moved = {}
+    for scale in (1.0, 1024.0):
+        data = [[[(far, np.zeros((1, 1), np.float32))] for _ in range(2)]]
+        moved[scale] = tiny.train(stage, first, data, np.float16, lr=0.01, loss_scale=scale)[0].parameters[0].m.any()
+    assert moved == {1.0: False, 1024.0: True}
+
+
+def test_a_rank_with_fewer_messages_than_the_others_is_an_error() -> None:
+    data = batches(2, (2,))
+    del data[0][1][1]
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        tiny.train(tiny.ZeRO2, matrices()[:1], [[[(x, np.ones((3, 7))) for x, _ in mine] for mine in data[0]]],
+                   np.float32, lr=0.01)
+
+
+def test_what_is_used_twice_receives_both_gradients() -> None:
+    """loss of (x w) w: dw = xᵀ(dy wᵀ) + (x w)ᵀ dy, and dx = dy wᵀ wᵀ; whole numbers, so that no sum is rounded."""
+    x = tiny.Tensor(np.array([[1, -2], [3, 1]], np.float32), tape=[])
+    w = tiny.Tensor(np.array([[2, -1], [1, 3]], np.float32), tape=[])
+    target = np.array([[1, 2], [-3, 4]], np.float32)
+    loss = ((x @ w) @ w).half_squared_error(target)
+    y = x.data @ w.data @ w.data
+    assert float(loss.data) == 0.5 * np.sum((y - target)**2) / 2
+    loss.gradient[...] = 2
+    loss.flow_back(to=x)
+    dy = y - target
+    assert np.array_equal(w.gradient, x.data.T @ (dy @ w.data.T) + (x.data @ w.data).T @ dy)
+    assert np.array_equal(x.gradient, dy @ w.data.T @ w.data.T)
+
+
+def test_relu_lets_nothing_through_at_zero_and_hides_no_nan() -> None:
+    x = tiny.Tensor(np.array([-1, 0, -0.0, 2, np.nan], np.float32), tape=[])
+    y = x.relu()
+    y.gradient[:] = 5
+    y.flow_back(to=x)
+    assert bits(y.data[:4]) == bits(np.array([0, 0, 0, 2], np.float32))
+    assert np.isnan(y.data[4])
+    assert x.gradient.tolist() == [0, 0, 0, 5, 5]
+
+
+def test_a_gradient_is_rounded_when_it_arrives_and_again_when_it_is_added() -> None:
+    """2^-8 + 2^-20 arrives in bf16 as 2^-8, which is half a step of 1's: to even it adds nothing."""
+    x = tiny.Tensor(np.ones(1, ml_dtypes.bfloat16), tape=[])
+    for gradient in (1, 2**-8 + 2**-20):
+        x.receive(np.array([gradient], np.float32))
+    assert x.gradient.tolist() == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_collectives_are_right_also_where_the_sender_writes_over_what_it_sent(ranks: int) -> None:
+    found = {}
+
+    async def program(rank: tiny.RingRank) -> None:
+        vector = np.arange(2.0 * ranks) * 10**rank.index
+        total = await tiny.all_reduce(rank, vector)
+        chunk = (await tiny.reduce_scatter(rank, vector)).copy()
+        vector[:] = np.nan
+        found[rank.index] = total, await tiny.all_gather(rank, chunk)
+
+    inboxes: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+    programs = [program(tiny.RingRank(index, inboxes)).__await__() for index in range(ranks)]
+    for _ in zip(*programs, strict=True):
+        pass
+    for total, again in found.values():
+        assert total.tolist() == again.tolist() == [i * int("1" * ranks) for i in range(2 * ranks)]
+
+
+# -- The file itself ---------------------------------------------------------------------------------------------------
+
+def test_the_file_has_at_most_260_lines() -> None:
+    assert len(FILE.read_text(encoding="utf-8").splitlines()) <= 260
+
+
+def test_the_file_imports_numpy_ml_dtypes_and_the_standard_library_alone() -> None:
+    tree = ast.parse(FILE.read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    assert {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) == {"numpy", "ml_dtypes"}
+
+
+def printed(*command: str, folder: Path) -> str:
+    """What a fresh interpreter prints; warnings are errors."""
+    done = subprocess.run([sys.executable, "-W", "error", *command], cwd=folder, capture_output=True, text=True,
+                          encoding="utf-8", env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_copy_of_the_file_prints_what_the_module_prints_and_the_readme_shows(tmp_path: Path) -> None:
+    shutil.copy(FILE, tmp_path / "tiny.py")
+    of_copy, of_module = printed("-I", "tiny.py", folder=tmp_path), printed("-m", "zerosim.tiny", folder=ROOT)
+    assert of_copy == of_module
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    # Another BLAS adds in another order: the losses' last digits are its own.
+    assert f"```text\n{losses_masked(of_module)}```\n" in losses_masked(readme)
+
+
+def losses_masked(text: str) -> str:
+    return re.sub(r"loss \d\.\d{9} -> \d\.\d{9} on", "loss ... -> ... on", text)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_printed_closed_forms_are_what_every_rank_holds_and_sends(ranks: int, tmp_path: Path) -> None:
+    text = printed(str(FILE), str(ranks), folder=tmp_path)
+    rows = re.findall(r"^  bytes .* = +([\d,]+), measured on each rank:((?: \d+)+)$", text, re.M)
+    assert len(rows) == 8
+    for closed_form, measured in rows:
+        assert [int(value) for value in measured.split()] == [int(closed_form.replace(",", ""))] * ranks
+    assert len(set(re.findall(r"loss .*$", text, re.M))) == 1  # the same under every stage
+
+
+def test_the_readme_shows_the_stages_as_they_are() -> None:
+    readme, text = (path.read_text(encoding="utf-8") for path in (ROOT / "README.md", FILE))
+    shown = re.search(r"^```python\n(class DDP:\n.*?)^```$", readme, re.DOTALL | re.M)
+    assert shown
+    head, _, methods = shown[1].strip().partition("    ...\n\n")
+    assert head in text
+    assert methods in text
+    assert all(f"class {stage.__name__}(" in methods for stage in STAGES[1:])

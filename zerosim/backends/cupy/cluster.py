@@ -1,0 +1,100 @@
+"""CuPy and a GPU to compute on: the one place that asks whether they are here, and says what is missing."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from zerosim.numerics.checks import is_count
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.errors import BackendError
+
+INSTALL = "pip install 'zerosim[gpu]' brings it for CUDA 12; for CUDA 13 install 'cupy-cuda13x[ctk]' instead"
+OLDEST = 14  # CuPy's first with bfloat16
+
+
+def cupy_on(device: int) -> Any:
+    """The module cupy, if it can compute on this device. Raises BackendError with what is missing."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise BackendError("CuPy", f"ranks on a GPU need CuPy, and importing it said: {error}; {INSTALL}") from error
+    if int(cupy.__version__.split(".")[0]) < OLDEST:
+        raise BackendError("CuPy", f"ranks on a GPU need CuPy {OLDEST} or later, which has bfloat16, and found "
+                                   f"{cupy.__version__}; {INSTALL}")
+    _require_device(cupy, device)
+    try:
+        cupy.cuda.cublas  # noqa: B018  # loaded when it is first named
+        cupy.cuda.nvrtc.getVersion()  # loaded when it is first asked for something
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise BackendError("CUDA", "ranks on a GPU need cuBLAS and NVRTC, CUDA's libraries, and CuPy found none "
+                                   f"({error}); {INSTALL}") from error
+    return cupy
+
+
+def device_count(cupy: Any) -> int:
+    """The GPUs that CUDA shows to this process."""
+    count: int = cupy.cuda.runtime.getDeviceCount()
+    return count
+
+
+def _require_device(cupy: Any, device: int) -> None:
+    runtime = cupy.cuda.runtime
+    driver, built_for = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if not driver:
+        raise BackendError("CUDA", "ranks on a GPU need one, and this machine has no NVIDIA driver; run the program "
+                                   "on a Cluster, whose arrays are NumPy's")
+    if driver // 1000 < built_for // 1000:
+        raise BackendError("CUDA", f"CuPy is built for CUDA {cuda_text(built_for)}, and this machine's driver knows "
+                                   f"CUDA {cuda_text(driver)} at most; install cupy-cuda{driver // 1000}x, or a newer "
+                                   "driver")
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise BackendError("CUDA", f"CUDA found no GPU that can be used: {error}; look at nvidia-smi, and at "
+                                   "CUDA_VISIBLE_DEVICES, which hides some") from error
+    if device >= count:
+        raise BackendError("CUDA", f"device={device} was asked for, and this machine shows {count} GPU(s), numbered "
+                                   "from 0; CUDA_VISIBLE_DEVICES decides which are shown")
+
+
+def cuda_text(number: int) -> str:
+    """``12.9`` for 12090."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# -- The simulator on one GPU: N ranks in this process whose arrays are CuPy's, the ring chunk by chunk on the card ---
+# Legend: N ranks. The hub, the algorithms, the traces are those of every cluster; `rank.xp` is CuPy and `rank.kernels`
+# its row of the kernels. Arrays that programs make by NumPy (counts, flags) travel beside them, on the host.
+
+
+class CuPyCluster(Cluster):
+    """N ranks on one GPU, of which exactly one runs at a time: the same program, ledger and trace as on a Cluster.
+
+    ``device`` is the GPU's number. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of
+    matrices and sums along rows are the library's, within the bounds that `numerics.cupy_kernels` states. All ranks'
+    bytes lie in CuPy's pool; ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some bytes that
+    travel on the host are in the ledgers too, as on a Cluster, and at rest there are none.
+    """
+
+    def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,
+                 seed: int = 0, blas_threads: int = 1) -> None:
+        """Raises BackendError where CuPy, its libraries, a driver that fits or the device is missing, and
+        ValueError for what is no number of a device."""
+        if not is_count(device) or device < 0:
+            raise ValueError(f"device={device!r} must be the number of a GPU, 0 or more; 0 is the first")
+        self._cupy, self.device = cupy_on(device), device
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads)
+
+    def _new_kernels(self) -> NumpyKernels:
+        from zerosim.backends.cupy.kernels import CupyKernels
+
+        with self._cupy.cuda.Device(self.device):
+            return CupyKernels()
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """The device is selected: CuPy's current one belongs to the thread."""
+        selected: AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
+        return selected
+
+    def __repr__(self) -> str:
+        return f"<CuPyCluster of {len(self.ranks)} ranks on device {self.device}, {len(self.runs)} runs>"

@@ -1,0 +1,618 @@
+"""The CUDA text that all kernels begin with: formats in and out, and arithmetic that rounds every operation.
+
+Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its kin are never contracted into
+fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
+`packing` and `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has
+is not promised.
+
+p mantissa bits, emin the smallest normal exponent, as in `formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache, partial
+from hashlib import blake2b
+from types import FunctionType, MethodType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
+from zerosim.numerics.checks import FP32
+from zerosim.numerics.formats import FORMATS, Format
+
+# No fused multiply-add, no flushing of subnormals, divisions and roots rounded correctly: NVRTC's defaults but the
+# first, and written down all the same.
+OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++14")
+
+_BASICS = """
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+#define ZS __device__ __forceinline__
+template <typename T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
+ZS u32 zs_word(float x) { return __float_as_uint(x); }
+ZS float zs_value(u32 word) { return __uint_as_float(word); }
+ZS u32 zs_larger(u32 a, u32 b) { return a > b ? a : b; }
+"""
+
+_ARITHMETIC = """
+ZS float zs_add(float a, float b) { return __fadd_rn(a, b); }
+ZS float zs_subtract(float a, float b) { return __fadd_rn(a, -b); }
+ZS float zs_multiply(float a, float b) { return __fmul_rn(a, b); }
+ZS float zs_divide(float a, float b) { return __fdiv_rn(a, b); }
+ZS float zs_sqrt(float a) { return __fsqrt_rn(a); }
+ZS float zs_exp(float a) { return expf(a); }
+ZS float zs_log(float a) { return logf(a); }
+ZS float zs_tanh(float a) { return tanhf(a); }
+ZS float zs_absolute(float a) { return fabsf(a); }
+ZS double zs_add(double a, double b) { return __dadd_rn(a, b); }
+ZS double zs_subtract(double a, double b) { return __dadd_rn(a, -b); }
+ZS double zs_multiply(double a, double b) { return __dmul_rn(a, b); }
+ZS double zs_divide(double a, double b) { return __ddiv_rn(a, b); }
+ZS double zs_sqrt(double a) { return __dsqrt_rn(a); }
+ZS double zs_exp(double a) { return exp(a); }
+ZS double zs_log(double a) { return log(a); }
+ZS double zs_tanh(double a) { return tanh(a); }
+ZS double zs_absolute(double a) { return fabs(a); }
+template <typename T> ZS T zs_add(T a, T b) { return (T)(a + b); }
+template <typename T> ZS T zs_square(T a) { return zs_multiply(a, a); }
+template <typename T> ZS T zs_negative(T a) { return -a; }
+template <typename T> ZS T zs_sign(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a; }
+template <typename T> ZS T zs_maximum(T a, T b)  // NaN if either is; of +0 and -0 the positive
+{ return a != a ? a : b != b ? b : a > b ? a : b > a ? b : a == 0 ? zs_add(a, b) : a; }
+template <typename T> ZS T zs_minimum(T a, T b)  // NaN if either is; of +0 and -0 the negative
+{ return a != a ? a : b != b ? b : a < b ? a : b < a ? b : a == 0 ? (T)-zs_add((T)-a, (T)-b) : a; }
+// From float64, rounded to an odd last bit: a second rounding, to fewer bits, is then as good as the only one.
+ZS float zs_odd(double x) {
+  float f = __double2float_rz(x);
+  return (double)f == x || x != x ? f : zs_value(zs_word(f) | 1u);
+}
+ZS float zs_widen_fp32(float x) { return x; }
+ZS float zs_narrow_fp32(float x) { return x; }
+ZS float zs_widen_bf16(u16 code) { return zs_value((u32)code << 16); }
+ZS u16 zs_narrow_bf16(float x) {
+  u32 word = zs_word(x);
+  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
+}
+"""
+
+_WIDEN = """
+ZS float zs_widen_{name}({code} code) {{
+  u32 magnitude = ((u32)code & {magnitude}u) << {up};
+  float value = __fmul_rn(zs_value(magnitude), {scale}f);
+  if (((u32)code & {magnitude}u) >= {special}u) value = zs_value(magnitude {special_or});
+  return zs_value(zs_word(value) | ((u32)code & {sign}u) << {sign_up});
+}}
+"""
+
+_NARROW = """
+ZS {code} zs_narrow_{name}(float x) {{
+  u32 word = zs_word(x), magnitude = word & 0x7fffffffu, sign = (word >> {sign_up}) & {sign}u;
+  if (magnitude > 0x7f800000u) return ({code})(sign | {nan}u);
+  if (magnitude {beyond} {overflow}u) return ({code})(sign | {instead}u);
+  u32 c = zs_larger(magnitude & 0x7f800000u, {smallest_normal}u) + {lift}u;
+  u32 sum = zs_word(__fadd_rn(zs_value(magnitude), zs_value(c)));
+  return ({code})(((sum + (sum >> {shift}) - {bias}u) & {magnitude}u) | sign);
+}}
+"""
+
+
+def _packed_format(fmt: Format) -> str:
+    """The two casts of a format of fewer exponent bits than float32."""
+    p, bits = fmt.mantissa_bits, fmt.bits
+    magnitude = (1 << (bits - 1)) - 1
+    infinity = ((1 << fmt.exponent_bits) - 1) << p
+    constants: dict[str, Any] = {
+        "name": fmt.name, "code": f"u{bits}", "magnitude": magnitude, "sign": 1 << (bits - 1), "sign_up": 32 - bits,
+        "up": 23 - p, "shift": 23 - p, "scale": f"{2.0 ** (127 - _bias(fmt)):.1f}",
+        "special": infinity if fmt.has_infinity else magnitude, "special_or": "| 0x7f800000u" if fmt.has_infinity
+        else "| 0x7fc00000u", "nan": infinity | 1 << (p - 1) if fmt.has_infinity else magnitude,
+        "instead": infinity if fmt.has_infinity else magnitude, "beyond": ">=" if fmt.has_infinity else ">",
+        "overflow": int(np.float32(fmt.overflow_from).view(np.uint32)),
+        "smallest_normal": int(np.float32(fmt.smallest_normal).view(np.uint32)), "lift": (23 - p) << 23,
+        "bias": (23 - p + 127 + fmt.min_exponent) << p,
+    }  # fmt: skip
+    return _WIDEN.format_map(constants) + _NARROW.format_map(constants)
+
+
+def _bias(fmt: Format) -> int:
+    return int(2 ** (fmt.exponent_bits - 1)) - 1
+
+
+# GPUs have instructions for fp16, which round as the formula does (PTX ISA, "cvt"); a dozen whole-number operations
+# for each element would take longer than its six bytes. The formula is what a compiler for the CPU takes.
+_FP16 = """
+#ifdef __CUDA_ARCH__
+ZS float zs_widen_fp16(u16 code) {
+  float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code)); return value; }
+ZS u16 zs_narrow_fp16(float x) { u16 code; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(x)); return code; }
+#else
+""" + _packed_format(FORMATS["fp16"]) + "#endif\n"
+
+PRELUDE = _BASICS + _ARITHMETIC + _FP16 + "".join(_packed_format(FORMATS[name]) for name in ("fp8_e4m3", "fp8_e5m2"))
+
+_INTEGERS = {f"{kind}{8 * nbytes}": c_type for nbytes, c_type in ((1, "char"), (2, "short"), (4, "int"),
+                                                                  (8, "long long")) for kind in ("int", "uint")}
+_NAMES = {fmt.dtype: name for name, fmt in FORMATS.items()}
+
+
+@cache
+def storage_of(dtype: np.dtype[Any]) -> str:
+    """The C type in which an element lies in memory."""
+    if dtype.name in _INTEGERS:
+        return ("unsigned " if dtype.kind == "u" else "signed ") + _INTEGERS[dtype.name]
+    if dtype == np.bool_:
+        return "u8"
+    return {"float64": "double", "float32": "float"}.get(dtype.name, f"u{8 * dtype.itemsize}")
+
+
+@cache
+def widened(expression: str, dtype: np.dtype[Any], work: np.dtype[Any]) -> str:
+    """An element at rest as a C expression of the type that is computed in."""
+    if dtype == work or dtype not in _NAMES:
+        return f"({storage_of(work)}){expression}"
+    return f"({storage_of(work)})zs_widen_{_NAMES[dtype]}({expression})"
+
+
+@cache
+def narrowed(expression: str, work: np.dtype[Any], dtype: np.dtype[Any]) -> str:
+    """A computed value as a C expression of what is to rest: rounded once."""
+    if dtype == work or dtype not in _NAMES:
+        return f"({storage_of(dtype)}){expression}"
+    if work == np.float64:
+        expression = f"(float){expression}" if dtype == np.float32 else f"zs_odd({expression})"
+    return f"zs_narrow_{_NAMES[dtype]}({expression})"
+
+
+# ----------------------------------------------------------------------------------------------------
+# One kernel from one function: a function of NumPy's operations on blocks is run once with symbols and written as C
+# The function that NumPy's kernels call block by block is the one source of the arithmetic. Called with a `Symbol` for
+# each array it leaves its operations on a tape, one statement for each, in its order; every one of them rounds, as it
+# does in NumPy. Python's numbers become arguments of the kernel, so that the text does not change with a learning rate.
+
+
+OPERATIONS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sqrt", "square", "exp", "log", "tanh",
+              "absolute", "sign", "negative")  # fmt: skip
+
+
+class Tape:
+    """The statements of one element, and the numbers that they are given."""
+
+    def __init__(self, work: np.dtype[Any]) -> None:
+        self.work, self.lines = work, list[str]()
+        self.numbers: list[np.generic] = []
+        self.assigned: set[str] = set()
+
+    def symbol(self, name: str) -> Symbol:
+        """The variable of that name, which the kernel has declared."""
+        return Symbol(self, name)
+
+    def fresh(self) -> Symbol:
+        """A new variable."""
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"{storage_of(self.work)} {name};")
+        return Symbol(self, name)
+
+    def assign(self, target: Symbol, expression: str) -> Symbol:
+        """target = expression."""
+        self.lines.append(f"{target.name} = {expression};")
+        self.assigned.add(target.name)
+        return target
+
+    def operation(self, name: str, operands: tuple[Any, ...], target: Symbol | None) -> Symbol:
+        """target, or a new variable, = one rounded operation."""
+        wide = any(self._widens(operand) for operand in operands)
+        written = ", ".join(f"(double){self.operand(x, wide)}" if wide else self.operand(x, wide) for x in operands)
+        cast = f"({storage_of(self.work)})" if wide else ""
+        return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
+
+    def _widens(self, operand: Any) -> bool:
+        """Whether NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
+        return isinstance(operand, np.generic | np.ndarray) and np.result_type(self.work, operand.dtype) != self.work
+
+    def operand(self, value: Any, wide: bool = False) -> str:
+        """A variable's name; a number becomes an argument, in the type that is computed in."""
+        if isinstance(value, Symbol):
+            return value.name
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise ValueError(f"a function of elements was given an array {value.shape} beside its blocks, which lies "
+                             "in another memory; hand the array to the kernel among its inputs")
+        with np.errstate(all="ignore"):
+            number = np.asarray(value, np.float64 if wide else self.work)
+        self.numbers.append(number.dtype.type(number))
+        return f"p{len(self.numbers) - 1}"
+
+    def rounded(self, x: Symbol, dtype: np.dtype[Any]) -> None:
+        """x becomes the nearest number of a narrower format."""
+        self.assign(x, widened(narrowed(x.name, self.work, dtype), dtype, self.work))
+
+
+class Mask:
+    """The answer to a comparison, which a function may choose by and not ask."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    def __bool__(self) -> NoReturn:
+        raise ValueError("a function of elements asked whether a comparison of blocks is true, but it is written into "
+                         "one kernel before there are numbers; choose by np.copyto(out, x, where=...)")
+
+
+class Symbol:
+    """Stands for a block in a function that is traced; one element of it, in C."""
+
+    size, ndim, shape = 1, 1, (1,)
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        self.tape, self.name = tape, name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.tape.work
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (None,),
+                        **options: Any) -> Symbol:  # fmt: skip
+        if method != "__call__" or options or ufunc.__name__ not in OPERATIONS:
+            _refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+        return self.tape.operation(ufunc.__name__, inputs, out[0])
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...],
+                           options: dict[str, Any]) -> Any:  # fmt: skip
+        if function is np.copyto:
+            return self.tape_copy(*arguments, **options)
+        if function is np.clip:
+            x, low, high = arguments
+            lowest = self.tape.operation("maximum", (x, low), options.get("out"))
+            return self.tape.operation("minimum", (lowest, high), lowest)
+        return _refuse(f"np.{function.__name__}")
+
+    def tape_copy(self, out: Symbol, x: Any, where: Mask | bool = True) -> None:
+        """out = x where the mask says so."""
+        value = self.tape.operand(x)
+        chosen = f"{where.expression} ? {value} : {out.name}" if isinstance(where, Mask) else value
+        self.tape.assign(out, chosen)
+
+    def __setitem__(self, key: object, value: Any) -> None:
+        if key not in (..., slice(None)):
+            _refuse(f"the place [{key!r}] of a block")
+        self.tape_copy(self, value)
+
+    def _compare(self, sign: str, other: Any) -> Mask:
+        answer = self.tape.fresh()
+        self.tape.assign(answer, f"{self.name} {sign} {self.tape.operand(other)}")
+        return Mask(f"({answer.name} != 0)")
+
+    def __gt__(self, other: Any) -> Mask:
+        return self._compare(">", other)
+
+    def __lt__(self, other: Any) -> Mask:
+        return self._compare("<", other)
+
+    def __ge__(self, other: Any) -> Mask:
+        return self._compare(">=", other)
+
+    def __le__(self, other: Any) -> Mask:
+        return self._compare("<=", other)
+
+    def __add__(self, other: Any) -> Symbol:
+        return self.tape.operation("add", (self, other), None)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self.tape.operation("subtract", (self, other), None)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self.tape.operation("multiply", (self, other), None)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self.tape.operation("divide", (self, other), None)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self.tape.operation("subtract", (other, self), None)
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return self.tape.operation("divide", (other, self), None)
+
+    def __iadd__(self, other: Any) -> Symbol:
+        return self.tape.operation("add", (self, other), self)
+
+    def __isub__(self, other: Any) -> Symbol:
+        return self.tape.operation("subtract", (self, other), self)
+
+    def __imul__(self, other: Any) -> Symbol:
+        return self.tape.operation("multiply", (self, other), self)
+
+    def __itruediv__(self, other: Any) -> Symbol:
+        return self.tape.operation("divide", (self, other), self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a block that is written into one kernel has no {name}: {_SPEAKS}")
+
+    def __bool__(self) -> NoReturn:
+        raise ValueError("a function of elements asked whether a block is true, but it is written into one kernel "
+                         "before there are numbers; choose by np.copyto(out, x, where=...)")
+
+
+class TracedScratch:
+    """Scratch memory for traced functions: each piece is a variable."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def array(self, name: str, count: int, dtype: Any) -> Symbol:
+        """A new variable, whatever the name: nothing is handed on from one call to the next."""
+        return self._tape.fresh()
+
+
+_SPEAKS = f"it knows {', '.join(f'np.{name}' for name in OPERATIONS)}, np.clip and np.copyto"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(f"a function of elements was asked for {what}, which cannot be written into one CUDA kernel: "
+                     f"{_SPEAKS}, and Python's + - * /; write it with these, element by element")
+
+
+# ----------------------------------------------------------------------------------------------------
+# When two functions are written into the same kernel with the same numbers: by their code and what they close over
+# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
+# once for each tensor, if it can be told that a function made anew is the one made before.
+
+
+class Unknown(Exception):
+    """A function closes over something that may change, or cannot be compared."""
+
+
+class Named:
+    """A function that equals any other of the same key."""
+
+    __slots__ = ("function", "key")
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        """Raises Unknown for a function whose meaning may change between two calls."""
+        self.function, self.key = function, key_of(function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for equal meanings: numbers by type and bits, functions by code and closure, frozen dataclasses by their
+    fields. Raises Unknown for anything else."""
+    if value is None or isinstance(value, bool | str | np.dtype | np.ufunc | type):
+        return type(value), value
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        return type(value), value.dtype.str, value.tobytes()
+    if isinstance(value, float):
+        return float, value.hex()
+    if isinstance(value, int):
+        return int, value
+    if isinstance(value, FunctionType):
+        try:
+            cells = tuple(key_of(cell.cell_contents) for cell in value.__closure__ or ())
+        except ValueError as error:  # a variable that is not set yet
+            raise Unknown from error
+        return value.__module__, value.__code__, cells, key_of(value.__defaults__ or ())
+    if isinstance(value, MethodType):
+        return key_of(value.__func__), key_of(value.__self__)
+    if isinstance(value, partial) and not value.keywords:
+        return key_of(value.func), key_of(value.args)
+    if isinstance(value, tuple):
+        return tuple(map(key_of, value))
+    return _frozen(value)
+
+
+def _frozen(value: Any) -> Hashable:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise Unknown
+    return type(value), tuple(key_of(getattr(value, field.name)) for field in fields(value))
+
+
+# -- From a traced function to a kernel on the device: each operand read once, each result written once --------------
+# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as the
+# memory: what it computes between a load and a store costs nothing beside them.
+#
+# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one another
+# (a number per row), or all of them come again after `cycle` ones (a number per column).
+
+
+Array = Any  # cupy.ndarray
+THREADS = 256  # of a block
+PER_THREAD = 4  # elements
+SHORT = 2**31  # elements up to which an index has 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array of a fused kernel: contiguous, one element for each that is computed unless it is spread."""
+
+    array: Array
+    every: int = 0
+    cycle: int = 0
+
+    @property
+    def is_spread(self) -> bool:
+        return bool(self.every or self.cycle)
+
+
+@cache
+def compiled(text: str, name: str, device: int) -> Any:
+    """The kernel of that name in a CUDA text without its prelude, for the current device, which has this number.
+
+    Not a cupy.RawKernel: CuPy compiles those with -ftz=true behind all other options (CuPy's issue 9576), and every
+    subnormal number would become zero.
+    """
+    import cupy
+
+    binary, _ = cupy.cuda.compiler.compile_using_nvrtc(PRELUDE + text, OPTIONS, filename=f"{name}.cu")
+    module = cupy.cuda.function.Module()
+    module.load(binary)
+    return module.get_function(name)
+
+
+def launch(text: str, name: str, threads: int, arguments: Sequence[Any]) -> None:
+    """Runs a kernel with at least so many threads; nothing where that is 0. Raises ValueError for a NumPy array."""
+    for x in arguments:
+        if isinstance(x, np.ndarray):
+            raise ValueError(f"a kernel of the GPU was given a NumPy array {x.shape} of type {x.dtype.name}, which "
+                             "lies on the host; bring it over first, with rank.xp.asarray, or by cast_pack into an "
+                             "array of rank.memory")
+    if threads:
+        import cupy
+
+        kernel = compiled(text, name, cupy.cuda.runtime.getDevice())
+        kernel((-(-threads // THREADS),), (THREADS,), tuple(arguments))
+
+
+def run_fused(
+    function: Callable[..., object],
+    inputs: Sequence[Operand],
+    out: Array,
+    work: np.dtype[Any],
+    *,
+    traced_scratch: bool = False,
+) -> None:
+    """out = function(*inputs, result) for every element; `out` (n,) is contiguous and may be an input too."""
+    operands = [*inputs, Operand(out)]
+    kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
+    plan = _planned(function, kinds, work, out.size < SHORT, -1 if traced_scratch else 0)
+    _run(plan, operands, out.size)
+
+
+def run_in_place(function: Callable[..., object], arrays: Sequence[Array], scratch: int) -> None:
+    """function(*arrays, *scratch) for every element of float32 rows (n,): all are read, and those that the function
+    assigns to are written."""
+    kinds = tuple((x.dtype, False, False) for x in arrays)
+    plan = _planned(function, kinds, FP32, arrays[0].size < SHORT, 1 + scratch)
+    _run(plan, [Operand(x) for x in arrays], arrays[0].size)
+
+
+def _run(plan: Plan, operands: list[Operand], count: int) -> None:
+    index = np.uint32 if count < SHORT else np.uint64
+    whole = [operand.array for operand in operands if not operand.is_spread]
+    aligned = all(start(x) % (PER_THREAD * x.dtype.itemsize) == 0 for x in whole)
+    periods = [index(operand.every or operand.cycle) for operand in operands if operand.is_spread]
+    arguments = [*(operand.array for operand in operands), *periods, *plan.numbers, index(count), np.int32(aligned)]
+    launch(plan.text, plan.name, -(-count // PER_THREAD), arguments)
+
+
+Kind = tuple[np.dtype[Any], bool, bool]  # an operand's type, whether it stands for `every` so many, for a `cycle`
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel's text and name, and the numbers that its function computes with."""
+
+    text: str
+    name: str
+    numbers: tuple[np.generic, ...]
+
+
+def _planned(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
+             scratch: int) -> Plan:  # fmt: skip
+    try:
+        return _remembered(Named(function), kinds, work, short, scratch)
+    except Unknown:
+        return _plan(function, kinds, work, short, scratch)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(function: Named, *rest: Any) -> Plan:
+    return _plan(function.function, *rest)
+
+
+def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
+          scratch: int) -> Plan:  # fmt: skip
+    """Traces the function. `scratch` 0: the last operand is its result; -1: likewise, and it is first given a scratch
+    memory; 1 + s: every operand is read, those assigned to are written, and s variables follow."""
+    tape = Tape(work)
+    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch - 1)]
+    function(*([TracedScratch(tape)] if scratch < 0 else []), *map(tape.symbol, names))
+    in_place, last = scratch > 0, len(kinds) - 1
+    ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
+    text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")
+    return Plan(text, name, tuple(tape.numbers))
+
+
+def _text(tape: Tape, operands: list[tuple[Kind, tuple[bool, bool]]], scratch: list[str],
+          index: str) -> tuple[str, str]:  # fmt: skip
+    """The kernel's text, and its name, which says what it does and nothing else of the call."""
+    work = storage_of(tape.work)
+    parameters, loads, elements, results, stores = [], [], [], [], []
+    for i, ((dtype, every, cycle), (read, written)) in enumerate(operands):
+        rest = storage_of(dtype)
+        parameters.append(f"{'' if written else 'const '}{rest}* a{i}")
+        value = f"f{i}.at[j]"
+        if every or cycle:
+            value = f"a{i}[(first + j) {'/' if every else '%'} q{i}]"
+        else:
+            loads.append(f"Four<{rest}> f{i};" + (_access(i, rest, "load") if read else ""))
+        elements.append(f"{work} v{i}" + (f" = {widened(value, dtype, tape.work)};" if read else " = 0;"))
+        if written:
+            results.append(f"f{i}.at[j] = {narrowed(f'v{i}', tape.work, dtype)};")
+            stores.append(_access(i, rest, "store"))
+    elements += [f"{work} {name} = 0;" for name in scratch]
+    parameters += [f"{index} q{i}" for i, ((_, every, cycle), _) in enumerate(operands) if every or cycle]
+    parameters += [f"{storage_of(number.dtype)} p{i}" for i, number in enumerate(tape.numbers)]
+    body = _BODY.format(index=index, loads="\n  ".join(loads), elements="\n      ".join(elements),
+                        lines="\n      ".join(tape.lines), results="\n      ".join(results),
+                        stores="\n  ".join(stores))  # fmt: skip
+    name = f"zs_{blake2b((body + ', '.join(parameters)).encode(), digest_size=8).hexdigest()}"
+    return f'extern "C" __global__ void {name}({", ".join([*parameters, f"{index} n", "int aligned"])}){body}', name
+
+
+_BODY = """
+{{
+  {index} first = ((({index})blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  if (first >= n) return;
+  int count = n - first < 4 ? (int)(n - first) : 4;
+  bool whole = aligned && count == 4;
+  {loads}
+  #pragma unroll
+  for (int j = 0; j < 4; ++j) {{
+    if (j < count) {{
+      {elements}
+      {lines}
+      {results}
+    }}
+  }}
+  {stores}
+}}
+"""
+
+
+def _access(i: int, rest: str, way: str) -> str:
+    """Four elements of array i in one access, or, at its end or where it lies askew, one by one."""
+    group, single = f"*reinterpret_cast<Four<{rest}>*>(a{i} + first)", f"a{i}[first + j]"
+    if way == "load":
+        group = group.replace("<Four", "<const Four")
+        return (f"\n  if (whole) f{i} = {group};"
+                f"\n  else for (int j = 0; j < count; ++j) f{i}.at[j] = {single};")
+    return f"if (whole) {group} = f{i};\n  else for (int j = 0; j < count; ++j) {single} = f{i}.at[j];"
+
+
+def row_for(x: Array, out: Array) -> Array:
+    """x as one row that may be read while `out` is written by other threads: a copy where x is strided, or shares
+    memory with `out` without being the same elements in the same type."""
+    row = as_row(x)
+    if not may_share_memory(row, out):
+        return row
+    same = start(row) == start(out) and row.strides == out.strides and row.dtype == out.dtype
+    return row if same else copied(row)
+
+
+def as_row(x: Array) -> Array:
+    """The elements in one row: a view where they lie so, else a copy."""
+    # Not reshape(-1) alone: every second element of rows of an even length makes one row with gaps, and no copy.
+    return contiguous(x).reshape(-1)
+
+
+def copied(x: Array) -> Array:
+    """The same elements, bit for bit, in contiguous memory of their own."""
+    return words(x).copy().view(x.dtype)

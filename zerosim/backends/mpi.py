@@ -1,0 +1,407 @@
+"""The one place that imports mpi4py, and what it says where that cannot be."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends.processes.transport import Course, ProcessCluster
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import CollectiveEntry, Entry, ExchangeEntry, Group, chunk_lengths
+from zerosim.ranks.collectives import NATIVE, Exchange, Party
+from zerosim.ranks.errors import BackendError, MismatchError
+from zerosim.ranks.hub import anywhere, row_of, sent_by
+
+
+def mpi() -> Any:
+    """The module ``mpi4py.MPI``, which starts MPI when it is first imported.
+
+    Raises BackendError where mpi4py, or the MPI library behind it, is missing.
+    """
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise BackendError("MPI", "ranks as processes need mpi4py, which is not installed here; "
+                                  "pip install 'zerosim[mpi]'") from error
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise BackendError("MPI", f"mpi4py {mpi4py.__version__} is installed, but finds no MPI library that works: "
+                                  f"{error}. Install one: pip install mpich, or your system's MPICH or Open MPI"
+                           ) from error
+    return MPI
+
+
+# ----------------------------------------------------------------------------------------------------
+# Arrays as MPI messages of bytes: MPI has no name for bf16 or fp8, and all additions are made here, by the kernels
+
+Leftovers = list[Callable[[], bool]]  # each is asked, until it says so, whether what was given up is over
+
+
+class Halves:
+    """The send and the receive of one exchange, under way."""
+
+    def __init__(self, mpi: Any, comm: Any, tag: int, send: np.ndarray | None, to: int | None, out: np.ndarray | None,
+                 source: int | None, *, rendezvous: bool = False) -> None:
+        self._mpi, self._out, self._source = mpi, out, source
+        self._statuses: list[Any] = []
+        self._receive = self._send = mpi.REQUEST_NULL
+        if out is not None:
+            self._receive = comm.Irecv([as_bytes(out), mpi.BYTE], source, tag)
+        if send is not None:
+            begin = comm.Issend if rendezvous else comm.Isend
+            self._send = begin([as_bytes(send), mpi.BYTE], to, tag)
+
+    def sent(self) -> bool:
+        """True when the send has left."""
+        left: bool = self._send.Test()
+        return left
+
+    def received(self, what: str) -> bool:
+        """True when the message is there; MismatchError when it is not as long as was expected."""
+        if self._out is None:
+            return True
+        status = self._mpi.Status()
+        try:
+            if not self._receive.Test(status):
+                return False
+            count = status.Get_count(self._mpi.BYTE)
+        except self._mpi.Exception as error:
+            if error.Get_error_class() != self._mpi.ERR_TRUNCATE:
+                raise
+            count = None
+        out, self._out = self._out, None
+        if count != out.nbytes:
+            found = "a longer one" if count is None else f"one of {count}"
+            raise MismatchError(f"{what} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) from rank "
+                                f"{self._source} of its group, and {found} came; the ranks do not mean the same shape "
+                                "and dtype. zs.connect(debug=True) says what each of them asked for")
+        return True
+
+    def drop(self, leftovers: Leftovers) -> None:
+        """Gives up the receive; the send may still be under way."""
+        if self._receive != self._mpi.REQUEST_NULL:
+            self._receive.Cancel()
+            with suppress(self._mpi.Exception):  # what has come may be too long
+                self._receive.Wait()
+        leftovers.append(self.sent)
+
+
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    """The array's bytes, (nbytes,) uint8, without a copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+# -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------
+# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|, u
+# the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
+#
+# Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
+
+
+# What MPI adds itself; everything else, and every maximum of floats (NaN, signed zeros), goes through our kernels.
+BUILT_IN = ("f4", "f8")
+
+
+class NativeCourse:
+    """One non-blocking collective of the library, under way."""
+
+    def __init__(self, entry: CollectiveEntry, mpi: Any, comm: Any, kernels: NumpyKernels,
+                 leftovers: Leftovers) -> None:
+        self.entry, self._mpi, self._comm, self._leftovers = entry, mpi, comm, leftovers
+        call = entry.call
+        self._type = mpi.BYTE.Create_contiguous(call.dtype.itemsize).Commit()
+        self._op: Any = None
+        if adds_itself(call.dtype, call.op):
+            self._type.Free()
+            self._type = mpi.Datatype.fromcode(call.dtype.char)
+        elif "reduce" in call.operation:
+            self._op = mpi.Op.Create(combined(kernels.serving(entry.x), call.op, call.dtype), commute=True)
+        # MPI forbids that a collective reads where it writes.
+        self._x = entry.x.copy() if entry.in_place else entry.x
+        self._request = getattr(self, f"_{call.operation}")()
+
+    def advance(self) -> bool:
+        """Looks whether the library is done."""
+        if not self._over():
+            return False
+        self.entry.finish(sent_by(anywhere(self.entry.call), self.entry.index))
+        return True
+
+    def wait(self) -> None:
+        """The result is in memory."""
+
+    def drop(self) -> None:
+        """A collective of the library cannot be given up: it is over when all ranks have begun it, or never."""
+        if not self.entry.done:
+            self._leftovers.append(self._over)
+
+    def _over(self) -> bool:
+        """True when the library is done, and has all back that it needed for the call."""
+        if not self._request.Test():
+            return False
+        if self._op is not None:
+            self._op.Free()
+        if not adds_itself(self.entry.call.dtype, self.entry.call.op):
+            self._type.Free()
+        return True
+
+    # -- the collectives ------------------------------------------------------------------------------------------
+
+    def _message(self, x: np.ndarray, *layout: Any) -> list[Any]:
+        return [as_bytes(x), *layout, self._type]
+
+    def _chunks(self) -> tuple[list[int], list[int]]:
+        """Counts and displacements of the chunks, in elements."""
+        cut = self.entry.call.cut
+        return chunk_lengths(cut).tolist(), list(cut[:-1])
+
+    def _operator(self) -> Any:
+        builtin = {"max": self._mpi.MAX, "min": self._mpi.MIN}
+        return self._op or builtin.get(self.entry.call.op, self._mpi.SUM)
+
+    def _reduce_scatter(self) -> Any:
+        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.entry.out), self._chunks()[0],
+                                          self._operator())
+
+    def _all_gather(self) -> Any:
+        return self._comm.Iallgatherv(self._message(self._x), self._message(self.entry.out, self._chunks()))
+
+    def _all_reduce(self) -> Any:
+        return self._comm.Iallreduce(self._message(self._x), self._message(self.entry.out), self._operator())
+
+    def _broadcast(self) -> Any:
+        if self.entry.index == self.entry.call.root and not self.entry.in_place:
+            self.entry.out[...] = self._x
+        return self._comm.Ibcast(self._message(self.entry.out), self.entry.call.root)
+
+    def _reduce(self) -> Any:
+        return self._comm.Ireduce(self._message(self._x), self._message(self.entry.out), self._operator(),
+                                  self.entry.call.root)
+
+    def _gather(self) -> Any:
+        at_root = self.entry.index == self.entry.call.root
+        into = self._message(self.entry.out, self._chunks()) if at_root else None
+        return self._comm.Igatherv(self._message(self._x), into, self.entry.call.root)
+
+    def _all_to_all(self) -> Any:
+        lengths, starts = self._chunks()
+        own = lengths[self.entry.index]
+        arriving = [own] * len(lengths), [own * rank for rank in range(len(lengths))]
+        return self._comm.Ialltoallv(self._message(self._x, (lengths, starts)),
+                                     self._message(self.entry.out, arriving))
+
+    def _barrier(self) -> Any:
+        return self._comm.Ibarrier()
+
+
+def adds_itself(dtype: np.dtype[Any], op: str) -> bool:
+    """True where MPI's own operator means what ours does."""
+    return dtype.kind in "iu" or (dtype.str[1:] in BUILT_IN and op in ("sum", "mean"))
+
+
+def combined(kernels: NumpyKernels, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+    """The operator ``inout = in (op) inout`` on MPI's buffers of this dtype, each element rounded once."""
+    combine = {"max": kernels.maximum_rounded, "min": kernels.minimum_rounded}.get(op, kernels.add_rounded)
+
+    def operator(inbuf: Any, inout: Any, datatype: Any) -> None:
+        total = np.frombuffer(inout, dtype)
+        combine(np.frombuffer(inbuf, dtype), total, total)
+
+    return operator
+
+
+# -- Notes between processes as small MPI messages, on a communicator of their own -----------------------------------
+
+class MPIMail:
+    """Carries pickled notes; nothing in it waits but ``everyone``."""
+
+    def __init__(self, comm: Any) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm.Dup()
+        self._leaving: list[Any] = []
+        self.index: int = self._comm.rank
+        self.size: int = self._comm.size
+
+    def post(self, note: Any, to: int | None = None) -> None:
+        """Sends a note to one rank, or to all others."""
+        for rank in range(self.size) if to is None else (to,):
+            if rank != self.index:
+                self._leaving.append(self._comm.isend(note, rank))
+
+    def arrived(self) -> Iterator[tuple[int, Any]]:
+        """(rank, note) of what has come since the last call."""
+        self._leaving = [request for request in self._leaving if not request.Test()]
+        status = self._mpi.Status()
+        while (message := self._comm.improbe(status=status)) is not None:
+            yield status.source, message.recv()
+
+    def everyone(self, value: Any) -> list[Any]:
+        """The values of all processes, in rank order."""
+        values: list[Any] = self._comm.allgather(value)
+        return values
+
+    def abort(self) -> None:
+        """Ends all processes of the job."""
+        self._comm.Abort(1)
+
+    def close(self) -> None:
+        """Gives the communicator back."""
+        self._comm.Free()
+
+
+# -- Collectives over MPI: each hop of an algorithm is a pair of non-blocking messages, made by whoever asks next ----
+
+MESSAGES = 0  # the tag of a program's own messages; a collective's is 1 + its number, modulo what MPI can hold
+
+
+class MessageCourse:
+    """A message that the program sends itself."""
+
+    def __init__(self, entry: ExchangeEntry, halves: Halves, leftovers: Leftovers) -> None:
+        self.entry, self._halves, self._leftovers = entry, halves, leftovers
+
+    def advance(self) -> bool:
+        """Looks whether either half has moved."""
+        entry, before = self.entry, (self.entry.to_send, self.entry.to_receive)
+        if entry.to_send and self._halves.sent():
+            assert entry.send is not None
+            entry.to_send = False
+            entry.count(entry.send.nbytes)
+        if entry.to_receive and self._halves.received(f"rank {entry.me}"):
+            entry.to_receive = False
+        return before != (entry.to_send, entry.to_receive)
+
+    def wait(self) -> None:
+        """What has arrived is there."""
+
+    def drop(self) -> None:
+        """Gives up the halves that have not moved."""
+        self._halves.drop(self._leftovers)
+
+
+class HopsCourse:
+    """A collective on its way: this rank's generator, and the hop that it waits for."""
+
+    def __init__(self, entry: CollectiveEntry, mpi: Any, comm: Any, kernels: NumpyKernels,
+                 leftovers: Leftovers) -> None:
+        self.entry, self._mpi, self._comm, self._leftovers = entry, mpi, comm, leftovers
+        self._tag = 1 + entry.call.number % (comm.Get_attr(mpi.TAG_UB) - 1)
+        party = Party(entry.call, entry.index, kernels.serving(entry.x), entry.buffers, entry.in_place)
+        self._steps = row_of(entry.call).steps(party, entry.x, entry.out)
+        self._nbytes = 0
+        self._hop: Exchange | None = None
+        self._halves: Halves | None = None
+        self._next()
+
+    def _next(self) -> None:
+        self._hop, self._halves = next(self._steps, None), None
+        if self._hop is None:
+            self.entry.finish(self._nbytes)
+            return
+        hop = self._hop
+        self._halves = Halves(self._mpi, self._comm, self._tag, hop.send, hop.to, hop.out, hop.source)
+        self._nbytes += 0 if hop.send is None else hop.send.nbytes
+
+    def advance(self) -> bool:
+        """Makes every hop whose messages have arrived and left."""
+        moved = False
+        while self._halves is not None and self._halves.received(str(self.entry.call)) and self._halves.sent():
+            self._next()
+            moved = True
+        return moved
+
+    def wait(self) -> None:
+        """The result is in memory."""
+
+    def drop(self) -> None:
+        """Gives up the hop under way, and all that would have followed."""
+        if self._halves is not None:
+            self._halves.drop(self._leftovers)
+
+
+class MPICarrier:
+    """Makes the hops of this process' rank; one communicator for each group of ranks."""
+
+    library = "MPI"
+    in_order = False  # every call has a tag, every group a communicator
+
+    def __init__(self, mpi: Any, comm: Any, kernels: NumpyKernels, *, rendezvous: bool) -> None:
+        self._mpi, self._kernels, self._rendezvous = mpi, kernels, rendezvous
+        self._world: Group = tuple(range(comm.size)), ()
+        self._comms: dict[Group, Any] = {self._world: comm}
+        self._leftovers: Leftovers = []
+
+    def begin(self, entry: Entry) -> Course:
+        """Posts the first messages of the entry."""
+        if isinstance(entry, ExchangeEntry):
+            group, comm = entry.key[0], self._comms[entry.key]
+            to = None if entry.to is None else group.index(entry.to)
+            source = None if entry.source is None else group.index(entry.source)
+            halves = Halves(self._mpi, comm, MESSAGES, entry.send, to, entry.out, source, rendezvous=self._rendezvous)
+            return MessageCourse(entry, halves, self._leftovers)
+        comm = self._comms[entry.call.key]
+        if entry.call.algorithm == NATIVE:
+            return NativeCourse(entry, self._mpi, comm, self._kernels, self._leftovers)
+        return HopsCourse(entry, self._mpi, comm, self._kernels, self._leftovers)
+
+    def join(self, parent: Group, key: Group) -> None:
+        """A communicator for the group; only its members are here, and all of them."""
+        everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
+        members = everyone.Incl([parent[0].index(rank) for rank in key[0]])
+        self._comms[key] = comm.Create_group(members)
+        members.Free()
+        everyone.Free()
+
+    def idle(self) -> bool:
+        """What a program has waited for is done, and it waits for all."""
+        return True
+
+    def drain(self) -> bool:
+        """Takes and forgets what arrives; True when nothing that this rank has begun is under way."""
+        for comm in self._comms.values():
+            status = self._mpi.Status()
+            while (message := comm.Improbe(status=status)) is not None:
+                message.Recv([np.empty(status.Get_count(self._mpi.BYTE), np.uint8), self._mpi.BYTE])
+        self._leftovers[:] = [is_over for is_over in self._leftovers if not is_over()]
+        return not self._leftovers
+
+    def settle(self) -> None:
+        """Takes what came with the last note, and gives back the communicators."""
+        self.drain()
+        self.close()
+
+    def close(self) -> None:
+        """Gives back the communicators of the groups that this run made."""
+        for key, comm in self._comms.items():
+            if key != self._world:
+                comm.Free()
+
+
+# -- The cluster of the processes that mpiexec has started -----------------------------------------------------------
+
+class MPICluster(ProcessCluster):
+    """One rank in each process of an MPI communicator, MPI.COMM_WORLD unless another is given.
+
+    The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks MPI for its own.
+    """
+
+    def __init__(self, comm: Any = None, *, capacity_nbytes: int | None = None, debug: bool = False,
+                 blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Raises BackendError where mpi4py or MPI is missing."""
+        self._mpi = mpi()
+        self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
+        super().__init__(MPIMail(self._comm), capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
+                         patience_seconds=patience_seconds)
+
+    def close(self) -> None:
+        """Gives back the communicators."""
+        super().close()
+        self._comm.Free()
+
+    def _carrier(self) -> MPICarrier:
+        return MPICarrier(self._mpi, self._comm, self.kernels, rendezvous=self.debug)

@@ -1,0 +1,289 @@
+"""NCCL, by way of CuPy: the one file that knows ``cupy.cuda.nccl``, so that another binding can take its place.
+
+Signatures are those of CuPy 14.2 with NCCL 2.32 (asked of the library itself, without a GPU, on 2026-11-21).
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.arrays import start, to_host
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.errors import BackendError, guarded
+from zerosim.ranks.hub import ranks_text
+
+# In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
+TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32",
+         "int64": "NCCL_INT64", "uint64": "NCCL_UINT64", "float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16",
+         "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
+BYTES = "NCCL_UINT8"
+OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "max": "NCCL_MAX", "min": "NCCL_MIN"}  # a mean is divided by the rank
+ID_NBYTES = 128  # of a communicator's unique id
+HOW_TO_INSTALL = "pip install nvidia-nccl-cu12 (for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for cupy-cuda13x)"
+
+
+@guarded
+class Communicator:
+    """One rank's place in one group. Arrays are contiguous and on the rank's device; a stream is its raw pointer."""
+
+    def __init__(self, nccl: Any, inner: Any) -> None:
+        self._nccl, self._inner = nccl, inner
+
+    def send(self, x: Any, peer: int, stream: int) -> None:
+        """Sends x to the group's rank ``peer``."""
+        count, kind = self._moved(x)
+        self._inner.send(start(x), count, kind, peer, stream)
+
+    def recv(self, out: Any, peer: int, stream: int) -> None:
+        """Receives out from the group's rank ``peer``."""
+        count, kind = self._moved(out)
+        self._inner.recv(start(out), count, kind, peer, stream)
+
+    def broadcast(self, x: Any, out: Any, root: int, stream: int) -> None:
+        """out = the root's x; elsewhere x is not looked at."""
+        count, kind = self._moved(out)
+        self._inner.broadcast(start(x), start(out), count, kind, root, stream)
+
+    def all_gather(self, x: Any, out: Any, stream: int) -> None:
+        """out (N·n,) = the x (n,) of all ranks, in order."""
+        count, kind = self._moved(x)
+        self._inner.allGather(start(x), start(out), count, kind, stream)
+
+    def all_reduce(self, x: Any, out: Any, op: str, stream: int) -> None:
+        """out (n,) = the sum, maximum or minimum of the x (n,) of all ranks."""
+        self._inner.allReduce(start(x), start(out), x.size, self._added(x), self._op(op), stream)
+
+    def reduce_scatter(self, x: Any, out: Any, op: str, stream: int) -> None:
+        """out (n,) = this rank's chunk of the same of x (N·n,)."""
+        self._inner.reduceScatter(start(x), start(out), out.size, self._added(x), self._op(op), stream)
+
+    def reduce(self, x: Any, out: Any, op: str, root: int, stream: int) -> None:
+        """out (n,) = the same at the root; elsewhere out is None."""
+        into = 0 if out is None else start(out)
+        self._inner.reduce(start(x), into, x.size, self._added(x), self._op(op), root, stream)
+
+    def _moved(self, x: Any) -> tuple[int, int]:
+        """(count, type) under which NCCL moves an array bit for bit."""
+        name = TYPES.get(x.dtype.name)
+        return (x.nbytes, getattr(self._nccl, BYTES)) if name is None else (x.size, getattr(self._nccl, name))
+
+    def _added(self, x: Any) -> int:
+        kind: int = getattr(self._nccl, TYPES[x.dtype.name])
+        return kind
+
+    def _op(self, op: str) -> int:
+        number: int = getattr(self._nccl, OPS[op])
+        return number
+
+    def check(self) -> None:
+        """Raises NCCL's error where something has gone wrong since it was asked to do it."""
+        self._inner.check_async_error()
+
+    def abort(self) -> None:
+        """Ends at once, whatever is under way; other ranks must be told by other means."""
+        self._inner.abort()
+
+    def destroy(self) -> None:
+        """Gives the communicator's memory back, when all is done."""
+        self._inner.destroy()
+
+
+@guarded
+class NCCL:
+    """The library, if it can be had. Raises BackendError where it cannot."""
+
+    def __init__(self) -> None:
+        self._nccl = load()
+        self.version = version_text(self._nccl.get_version())
+        self.error: type[Exception] = self._nccl.NcclError
+
+    def unique_id(self) -> bytes:
+        """What the ranks of a new communicator must all be given."""
+        made: bytes = self._nccl.get_unique_id()
+        return made
+
+    def communicator(self, ranks: int, unique_id: bytes, index: int) -> Communicator:
+        """The place ``index`` of ``ranks``, on the current device; returns when all ranks have asked for theirs."""
+        return Communicator(self._nccl, self._nccl.NcclCommunicator(ranks, unique_id, index))
+
+    def communicators(self, devices: list[int]) -> list[Communicator]:
+        """All places of a group whose ranks are in this process, one on each of the devices."""
+        return [Communicator(self._nccl, inner) for inner in self._nccl.NcclCommunicator.initAll(devices)]
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Calls made inside are one: none of them waits for another before all are made."""
+        self._nccl.groupStart()
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # it tells of the same error; but a group left open would swallow later calls
+                self._nccl.groupEnd()
+            raise
+        self._nccl.groupEnd()
+
+
+@guarded
+def load() -> Any:
+    """The module ``cupy.cuda.nccl``, which has to be imported by name."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            from cupy.cuda import nccl
+        except ImportError as error:
+            raise BackendError("NCCL", f"NCCL is not to be had: {error}. Install it: {HOW_TO_INSTALL}") from error
+    if not nccl.available:
+        reasons = [line for warning in said for line in str(warning.message).splitlines() if "Reason:" in line]
+        reason = reasons[0].partition("Reason:")[2].strip() if reasons else "CuPy was built without it"
+        raise BackendError("NCCL", f"CuPy is installed, but NCCL is not to be had: {reason}. "
+                                   f"Install it: {HOW_TO_INSTALL}")
+    return nccl
+
+
+@guarded
+def adds(dtype: np.dtype[Any]) -> bool:
+    """True for the types in which NCCL adds."""
+    return dtype.name in TYPES
+
+
+@guarded
+def version_text(number: int) -> str:
+    """``2.32.3`` for 23203: a digit or two for each part since NCCL 2.9, one for the minor one before.
+
+    >>> version_text(23203), version_text(2708)
+    ('2.32.3', '2.7.8')
+    """
+    scale = 10000 if number >= 10000 else 1000
+    return f"{number // scale}.{number % scale // 100}.{number % 100}"
+
+
+# -- CUDA, by way of CuPy: devices, and the two streams of each rank, one that computes and one that communicates ----
+# CuPy's current device belongs to the thread, and a device's current stream does too; each rank computes on the stream
+# that is current on its device, by default the legacy default stream.
+
+
+NAP_SECONDS = 50e-6
+REST_SECONDS = 5.0  # what a device has after an abort to run what still stands on its streams
+SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady (CUDA Runtime API, "Data types", cudaError)
+HOW_TO_SHARE = ("to share cards pass share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment (NCCL "
+                "2.30 or newer; about 2 ranks)")
+HOW_PROCESSES_SHARE = (f"{HOW_TO_SHARE}; or, with any NCCL, a different NCCL_HOSTID for each process, "
+                       "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET=Socket and NCCL_SOCKET_IFNAME=lo")
+
+
+def devices_for(ranks: int, count: int, devices: Sequence[int] | None, *, share: bool) -> list[int]:
+    """The device of each rank: the first ``ranks`` of ``count``, or those asked for; with ``share``, in turn.
+
+    Raises ValueError for a device that there is not, for not as many as ranks, and for one that two ranks would share.
+    """
+    if devices is None:
+        if ranks > count and not share:
+            raise ValueError(f"{ranks} ranks need {ranks} GPUs, and this machine has {count}; run {count} ranks, run "
+                             f"them on one card with zs.CuPyCluster({ranks}), or, {HOW_TO_SHARE}")
+        return [rank % count for rank in range(ranks)]
+    chosen = list(devices)
+    wrong = [device for device in chosen if not 0 <= device < count]
+    if wrong or len(chosen) != ranks:
+        found = f"there is no device {wrong[0]}" if wrong else f"{len(chosen)} are named"
+        raise ValueError(f"devices={chosen} must name a device from 0 to {count - 1} for each of {ranks} ranks, but "
+                         f"{found}")
+    if not share and len(set(chosen)) < ranks:
+        shared = next(device for device in chosen if chosen.count(device) > 1)
+        both = ranks_text(rank for rank, device in enumerate(chosen) if device == shared)
+        raise ValueError(f"devices={chosen} gives device {shared} to {both}, where NCCL wants a GPU for each rank; "
+                         f"name {ranks} devices, or, {HOW_TO_SHARE}")
+    return chosen
+
+
+class Lane:
+    """One rank's device: the stream that communicates, the kernels that add on it, and how the streams wait.
+
+    The kernels are not the rank's own, since theirs is scratch memory that the stream that computes may be using.
+    """
+
+    def __init__(self, xp: Any, device: int, kernels: NumpyKernels) -> None:
+        self._cuda, self._runtime, self.device, self.kernels = xp.cuda, xp.cuda.runtime, device, kernels
+        self._device = xp.cuda.Device(device)
+        with self._device:
+            self.stream = xp.cuda.Stream(non_blocking=True)
+            self._fetching = xp.cuda.Stream(non_blocking=True)
+
+    @property
+    def pointer(self) -> int:
+        """The communication stream, as NCCL takes it."""
+        pointer: int = self.stream.ptr
+        return pointer
+
+    def select(self) -> None:
+        """Makes the device the thread's current one."""
+        self._device.use()
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """Inside, what is asked of CuPy happens on the communication stream. Nobody may switch ranks inside."""
+        self.select()
+        with self.stream:
+            yield
+
+    def ready(self) -> Any:
+        """An event after all that the rank has computed so far; the device is current."""
+        return self._event(self._cuda.get_current_stream())
+
+    def follow(self, event: Any) -> None:
+        """What is communicated from here on waits for the event."""
+        self.stream.wait_event(event)
+
+    def finished(self) -> Any:
+        """An event after all that the rank has communicated so far."""
+        self.select()
+        return self._event(self.stream)
+
+    def catch_up(self, event: Any) -> None:
+        """What the rank computes from here on waits for the event; the host does not. The device is current."""
+        self._cuda.get_current_stream().wait_event(event)
+
+    def _event(self, stream: Any) -> Any:
+        event = self._cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def fetch(self, x: Any) -> np.ndarray:
+        """The elements on the host, of an array that is known to be done; waits for no other work of the device."""
+        self.select()
+        with self._fetching:
+            return to_host(x)
+
+    def idle(self) -> bool:
+        """True when the device has done all that was asked of both streams; raises what went wrong there."""
+        self.select()
+        streams = self.stream, self._cuda.get_current_stream()
+        return all(self._answered(self._runtime.streamQuery(stream.ptr)) for stream in streams)
+
+    def reached(self, event: Any) -> bool:
+        """True when the device has come to the event; raises what went wrong before."""
+        return self._answered(self._runtime.eventQuery(event.ptr))
+
+    def _answered(self, status: int) -> bool:
+        """CuPy's own ``done`` calls every status but success not done: after an error one would ask it for ever."""
+        if status not in (SUCCESS, NOT_READY):
+            raise self._runtime.CUDARuntimeError(status)
+        return status == SUCCESS
+
+    def rest(self) -> None:
+        """After an abort: waits for what still stands on the streams, which may write to memory that is free by now.
+
+        Gives up after some seconds, and where the device is broken.
+        """
+        deadline = time.monotonic() + REST_SECONDS
+        with suppress(Exception):  # an error has brought us here, and that one is to be told
+            while not self.idle() and time.monotonic() < deadline:
+                time.sleep(NAP_SECONDS)
+
+    def synchronize(self) -> None:
+        """Waits until the lane is idle, so that Ctrl-C is heard meanwhile."""
+        while not self.idle():
+            time.sleep(NAP_SECONDS)

@@ -1,0 +1,333 @@
+"""Notes between processes, beside the arrays: who has finished, who waits for whom, and what went wrong.
+
+A note is any picklable value. Notes of one rank arrive in the order in which it sent them.
+"""
+
+import pickle
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+
+from zerosim.ranks.call import Call, CollectiveEntry, Entry, Group
+from zerosim.ranks.errors import DeadlockError, MismatchError, RemoteError
+from zerosim.ranks.hub import State, deadlock_text, left_over, misfit, mismatch_text, place_of_call
+
+
+class Mail(Protocol):
+    """Carries notes from every process to every other, without anybody waiting for them."""
+
+    index: int
+    size: int
+
+    def post(self, note: Any, to: int | None = None) -> None:
+        """Sends a note to one rank, or to all others, and returns at once."""
+
+    def arrived(self) -> Iterator[tuple[int, Any]]:
+        """(rank, note) of what has come since the last call."""
+
+    def everyone(self, value: Any) -> list[Any]:
+        """The values of all processes, in rank order; every process calls it."""
+
+    def abort(self) -> None:
+        """Ends all processes of the job at once."""
+
+    def close(self) -> None:
+        """No note is sent or awaited any more; every process calls it."""
+
+
+# -- What processes tell each other about a run, beside the arrays ---------------------------------------------------
+
+ELSEWHERE = ", in another process:"  # stands in the note of an exception that came from there
+Peer = tuple[Group, int]  # a group, and a rank by its index in the whole cluster
+OpenHalves = tuple[tuple[Peer, int], ...]
+
+
+@dataclass(slots=True)
+class Issued:
+    """How many collectives of each group, and messages to and from each rank, a rank has issued so far."""
+
+    collectives: dict[Group, int] = field(default_factory=dict)
+    sends: dict[Peer, int] = field(default_factory=dict)
+    receives: dict[Peer, int] = field(default_factory=dict)
+
+    def count(self, entry: Entry) -> None:
+        """One more collective, or the halves of one more exchange."""
+        if isinstance(entry, CollectiveEntry):
+            self.collectives[entry.call.key] = self.collectives.get(entry.call.key, 0) + 1
+            return
+        for halves, peer in ((self.sends, entry.to), (self.receives, entry.source)):
+            if peer is not None:
+                halves[entry.key, peer] = halves.get((entry.key, peer), 0) + 1
+
+    def open_halves(self, entry: Entry) -> tuple[OpenHalves, OpenHalves]:
+        """The open send and the open receive of the exchange issued last, each with the message's number."""
+        if isinstance(entry, CollectiveEntry):
+            return (), ()
+        to, source = (entry.key, entry.to or 0), (entry.key, entry.source or 0)
+        return (((to, self.sends[to]),) if entry.to_send else (),
+                ((source, self.receives[source]),) if entry.to_receive else ())
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The rank has waited for some time. ``calls`` are its last collectives, done or not.
+
+    ``call`` is None where it waits for a message: then ``sends`` and ``receives`` name the open halves, each the peer
+    and the number of the message between the two.
+    """
+
+    what: str
+    where: str
+    issued: Issued
+    call: Call | None
+    calls: tuple[Call, ...]
+    sends: OpenHalves = ()
+    receives: OpenHalves = ()
+
+    @classmethod
+    def of(cls, entry: Entry, issued: Issued, calls: Iterable[Call]) -> "Waiting":
+        """The note of a rank whose program waits for the entry now."""
+        call = entry.call if isinstance(entry, CollectiveEntry) else None
+        return cls(entry.describe(), place_of_call(), issued, call, tuple(calls), *issued.open_halves(entry))
+
+
+@dataclass(slots=True)
+class Going:
+    """What the rank had waited for is there."""
+
+
+@dataclass(slots=True)
+class Entered:
+    """The rank is about to take part in this collective (told in debug mode only)."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class Sending:
+    """The rank is about to send a message of this shape and dtype to the reader (told in debug mode only)."""
+
+    group: Group
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """The rank will help to make this group, whatever else it hears, unless a rank of the group does not come."""
+
+    key: Group
+
+
+@dataclass(slots=True)
+class Finished:
+    """The program has returned; ``calls`` are its last collectives. In a run that goes well it is a rank's last word:
+    a later one could be read in the next run, and be taken for that one's."""
+
+    issued: Issued
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(slots=True)
+class Stopped:
+    """The rank was stopped because another one failed."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """After a failure: nothing of this rank's is under way any more."""
+
+
+@dataclass(slots=True)
+class Failed:
+    """The program raised: the exception, pickled where that works, and its traceback as text."""
+
+    pickled: bytes | None
+    summary: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failed":
+        """The note about an exception."""
+        text = "".join(traceback.format_exception(error))
+        return cls(_pickled(error), f"{type(error).__name__}: {error}", text)
+
+    def error(self, rank: int, ranks: int) -> BaseException:
+        """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
+        raised: BaseException
+        try:
+            raised = pickle.loads(self.pickled) if self.pickled else RemoteError(self.summary)
+        except Exception:  # an exception whose class is not to be had here, or that is made in a way of its own
+            raised = RemoteError(self.summary)
+        raised.add_note(f"raised by rank {rank} of {ranks}{ELSEWHERE}\n{self.text}")
+        return raised
+
+
+def raised_elsewhere(error: BaseException) -> bool:
+    """True for an exception that another process raised first."""
+    return any(ELSEWHERE in note for note in getattr(error, "__notes__", ()))
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception as bytes; None where it cannot be made again from them."""
+    try:
+        pickled = pickle.dumps(error)
+        same = type(pickle.loads(pickled)) is type(error)
+    except Exception:  # whatever a class's own way of pickling may raise
+        return None
+    return pickled if same else None
+
+
+Ending = Finished | Stopped | Failed
+Note = Waiting | Going | Entered | Sending | Joining | Ending | Settled
+
+
+# -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
+# A note may be old. That does not matter: the first rank to go on after its note would have found what it waited for
+# among what the other notes say was issued; if no note is met by the others, nobody can have gone on.
+
+
+Notes = Mapping[int, Waiting | Finished]
+
+
+def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
+    """What is wrong, or None where somebody may still go on.
+
+    ``notes``: the last one of each rank that waits or has finished; other ranks are at work.
+    """
+    mismatch = disagreement({rank: note.calls for rank, note in notes.items()})
+    if mismatch is not None or len(notes) < ranks:
+        return mismatch
+    waiting = {rank: note for rank, note in notes.items() if isinstance(note, Waiting)}
+    if not waiting or any(can_go_on(rank, note, notes) for rank, note in waiting.items()):
+        return None
+    return DeadlockError(deadlock_text([_state(rank, notes) for rank in range(ranks)]))
+
+
+def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
+    """MismatchError where two ranks' calls have the same place in the same group and are not equal."""
+    places = sorted(_places(calls), key=lambda found: found[0])
+    for _, same in groupby(places, key=lambda found: found[0]):
+        found = {rank: call for _, rank, call in sorted(same, key=lambda place: place[1])}
+        if len(set(found.values())) > 1:
+            return MismatchError(mismatch_text(found))
+    return None
+
+
+def _places(calls: Mapping[int, tuple[Call, ...]]) -> Iterator[tuple[tuple[Group, int], int, Call]]:
+    for rank, open_calls in calls.items():
+        for call in open_calls:
+            yield (call.key, call.number), rank, call
+
+
+def can_go_on(rank: int, note: Waiting, notes: Notes) -> bool:
+    """True when what the rank waits for has been issued by those from whom it must come."""
+    if note.call is not None:
+        return not absent(note.call, notes)
+    for (group, peer), number in note.sends:
+        if notes[peer].issued.receives.get((group, rank), 0) < number:
+            return False
+    return all(notes[peer].issued.sends.get((group, rank), 0) >= number for (group, peer), number in note.receives)
+
+
+def absent(call: Call, notes: Notes) -> list[int]:
+    """The ranks of the call's group that have not issued it."""
+    return [rank for rank in call.group if notes[rank].issued.collectives.get(call.key, 0) <= call.number]
+
+
+def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | None:
+    """What is wrong though every rank's program has returned: calls that differ, or that not all have made.
+
+    A library may take a small message before anybody asks for it; who sends it goes on, and what came is left over.
+    """
+    mismatch = disagreement({rank: note.calls for rank, note in endings.items()})
+    if mismatch is not None:
+        return mismatch
+    found = [*_messages_left(endings), *_calls_left(endings)]
+    return DeadlockError(left_over(found)) if found else None
+
+
+def _messages_left(endings: Mapping[int, Finished]) -> Iterator[str]:
+    for rank, note in endings.items():
+        for (group, peer), number in note.issued.sends.items():
+            received = endings[peer].issued.receives.get((group, rank), 0)
+            if received < number:
+                yield f"rank {rank} has sent {number} to rank {peer}, which has received {received}"
+
+
+def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
+    for group in dict.fromkeys(group for note in endings.values() for group in note.issued.collectives):
+        made = {rank: endings[rank].issued.collectives.get(group, 0) for rank in group[0]}
+        if len(set(made.values())) > 1:
+            yield (f"of the collectives of the group {list(group[0])}, "
+                   + ", ".join(f"rank {rank} has entered {number}" for rank, number in made.items()))
+
+
+def _state(rank: int, notes: Notes) -> State:
+    note = notes[rank]
+    if isinstance(note, Finished):
+        return State(None)
+    return State(note.what, note.where, absent(note.call, notes) if note.call is not None else None)
+
+
+# -- The debug mode's check before each collective and message: do all who take part mean the same? ------------------
+# Without it ranks that call different collectives wait for each other, as MPI programs do, until a verdict is found.
+
+
+@dataclass(slots=True)
+class Agreement:
+    """What this rank and the others have said that they are about to do."""
+
+    mail: Mail
+    calls: defaultdict[tuple[Group, int], dict[int, Call]]
+    messages: defaultdict[tuple[Group, int], list[Sending]]
+
+    def __init__(self, mail: Mail) -> None:
+        self.mail, self.calls, self.messages = mail, defaultdict(dict), defaultdict(list)
+
+    def announce(self, entry: Entry) -> None:
+        """Tells those who take part what this rank is about to do."""
+        if isinstance(entry, CollectiveEntry):
+            self.hear(self.mail.index, Entered(entry.call))
+            for rank in entry.call.group:
+                if rank != self.mail.index:
+                    self.mail.post(Entered(entry.call), rank)
+        elif entry.to is not None and entry.send is not None:
+            sending = Sending(entry.key, entry.send.shape, entry.send.dtype)
+            if entry.to == self.mail.index:
+                self.hear(entry.to, sending)
+            else:
+                self.mail.post(sending, entry.to)
+
+    def hear(self, rank: int, note: Entered | Sending) -> None:
+        """Another rank has told what it is about to do."""
+        if isinstance(note, Entered):
+            self.calls[note.call.key, note.call.number][rank] = note.call
+        else:
+            self.messages[note.group, rank].append(note)
+
+    def reached(self, entry: Entry) -> bool:
+        """True when all who take part have said the same; MismatchError when somebody said something else."""
+        if isinstance(entry, CollectiveEntry):
+            said = self.calls[entry.call.key, entry.call.number]
+            mismatch = disagreement({rank: (call,) for rank, call in said.items()})
+            if mismatch is not None:
+                raise mismatch
+            if len(said) < entry.call.ranks:
+                return False
+            del self.calls[entry.call.key, entry.call.number]
+            return True
+        if entry.source is None or entry.out is None:
+            return True
+        sendings = self.messages[entry.key, entry.source]
+        if not sendings:
+            return False
+        sending = sendings.pop(0)
+        if (sending.shape, sending.dtype) != (entry.out.shape, entry.out.dtype):
+            raise MismatchError(misfit(entry.source, sending, entry.me, entry.out))
+        return True

@@ -1,0 +1,99 @@
+"""Figures drawn from runs: each a pure function of data, in one style, with its text alternative.
+
+``ring_data``, ``memory_data`` and their like run something and return a frozen dataclass; ``ring``, ``memory`` and
+their like turn it into a Drawing, and nothing else goes into the picture. ``draw`` writes figures by name, as
+``zerosim figures`` does; ``registry`` says how to add one.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from zerosim.course.figures.activations import Activations, activations, activations_data
+from zerosim.course.figures.format_losses import FormatLosses, format_losses, format_losses_data
+from zerosim.course.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
+from zerosim.course.figures.liveness import Liveness, liveness, liveness_data
+from zerosim.course.figures.loss_scale import LossScaleData, loss_scale, loss_scale_data
+from zerosim.course.figures.lost_updates import LostUpdatesData, lost_updates, lost_updates_data
+from zerosim.course.figures.memory import MemoryData, memory, memory_data
+from zerosim.course.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
+from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.course.figures.published import PublishedData, published, published_data
+from zerosim.course.figures.registry import Figure
+from zerosim.course.figures.ring import RingData, ring_data
+from zerosim.course.figures.ring_frames import ring_animation
+from zerosim.course.figures.ring_sheet import ring
+from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
+from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
+from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
+from zerosim.course.precision.observed_step import observed_step
+from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
+from zerosim.numerics.checks import did_you_mean
+from zerosim.planning.activations import Block
+
+__all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
+           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
+           "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic", "activations",
+           "activations_data", "draw", "format_losses", "format_losses_data", "latency_wall", "latency_wall_data",
+           "liveness", "liveness_data", "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory",
+           "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data",
+           "published", "published_data", "ring", "ring_animation", "ring_data", "spacing", "spacing_data", "timeline",
+           "timeline_data", "timeline_of", "traffic", "traffic_data"]
+
+FIGURES: Mapping[str, Figure] = MappingProxyType({
+    "activations": Figure(activations_data, activations,
+                          lambda: activations_data(Block(1, 8, 12, 3), 2, 19, ("none", "block"), (8, 16))),
+    "format-losses": Figure(format_losses_data, format_losses,
+                            lambda: format_losses_data(3, names=("fp32", "bf16 without a master"), window=2)),
+    "latency-wall": Figure(latency_wall_data, latency_wall,
+                           lambda: latency_wall_data(ranks=4, sizes=(2**16, 2**26), worlds=(2, 64), most_run=4)),
+    "liveness": Figure(liveness_data, liveness, lambda: liveness_data(widths=(4, 4), rows=1, ranks=2)),
+    "loss-scale": Figure(loss_scale_data, loss_scale, lambda: loss_scale_data((("torch", 1),), 4, ranks=2)),
+    "lost-updates": Figure(lost_updates_data, lost_updates, lambda: lost_updates_data((1e-3,), (4,))),
+    "memory": Figure(memory_data, memory, lambda: memory_data((2,), (4, 4), rows=1)),
+    "memory-scaling": Figure(memory_scaling_data, memory_scaling,
+                             lambda: memory_scaling_data(1e3, 2, worlds=(1, 2), sizes=(1e2, 1e3))),
+    "mixed-precision": Figure(mixed_precision_data, mixed_precision, lambda: observed_step(widths=(4, 4), rows=2)),
+    "published": Figure(published_data, published, lambda: published_data(("flops",))),
+    "ring": Figure(ring_data, ring, lambda: ring_data(2, 2), ring_animation),
+    "spacing": Figure(spacing_data, spacing, lambda: spacing_data(("fp16",), (-2, 2))),
+    "timeline": Figure(timeline_data, timeline, lambda: timeline_data((4, 4), rows=1, ranks=2)),
+    "traffic": Figure(traffic_data, traffic, lambda: traffic_data((1, 2), (4, 4))),
+})
+
+
+def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "svg", dark: bool = False) -> list[Path]:
+    """Draws the named figures, or all, into the folder ``out``: ``ring.svg``, or ``ring-dark.svg`` in the dark variant.
+
+    As gif or html it animates those that move; without names, all of them. Returns the files' paths. Raises ValueError
+    for a name or format that does not exist, and for one that does not move, before anything is drawn, and for an
+    ``out`` that is no folder or cannot be written.
+    """
+    moves = format in ANIMATION_FORMATS
+    chosen = list(names) or [name for name, figure in FIGURES.items() if not moves or figure.animate]
+    for name in chosen:
+        _check(name, format)
+    if format not in FORMATS and not moves:
+        known = ", ".join((*FORMATS, *ANIMATION_FORMATS))
+        raise ValueError(f"no figure can be saved as {format!r}; choose one of {known}")
+    folder, style = Path(out), DARK if dark else LIGHT
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_drawn(FIGURES[name], style, moves).save(folder / f"{name}{'-dark' * dark}.{format}")
+                for name in chosen]
+    except OSError as error:
+        raise ValueError(f"asked to draw into {str(folder)!r}, but: {error.strerror} ({error.filename}); "
+                         "name a folder that can be made and written") from error
+
+
+def _check(name: str, format: str) -> None:
+    if name not in FIGURES:
+        raise ValueError(f"no figure is called {name!r}; the figures are {', '.join(FIGURES)}"
+                         f"{did_you_mean(name, FIGURES)}")
+    if format in ANIMATION_FORMATS and FIGURES[name].animate is None:
+        moving = ", ".join(other for other, figure in FIGURES.items() if figure.animate)
+        raise ValueError(f"the figure {name!r} does not move, so there is no {format} of it; those that do: {moving}")
+
+
+def _drawn(figure: Figure, style: Style, moves: bool) -> Drawing | Animation:
+    return figure.animate(figure.data(), style) if moves and figure.animate else figure(style)

@@ -1,0 +1,159 @@
+"""What one rank holds under each of ZeRO's stages: at rest and at the fullest instant of a step, read from its ledger.
+
+Legend: N ranks, P parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from zerosim.course.measured.steps import MeasuredStep, measured_step
+from zerosim.display.drawing import KIND_COLORS, LIGHT, Drawing, Style, heading, look
+from zerosim.numerics.policy import Policy
+from zerosim.optim.elementwise import Adam
+from zerosim.zero.placements import STAGES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+Bytes = Mapping[str, float]  # kind -> bytes per parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One stage on N ranks, in bytes per parameter of the fullest rank, by kind; ``formula`` is the pencil's word."""
+
+    stage: int
+    ranks: int
+    resting: Bytes
+    peak: Bytes
+    formula: str
+    formula_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryData:
+    """All stages for every N, of one model that was trained for a step."""
+
+    model: str
+    parameter_count: int
+    bars: tuple[Bars, ...]
+
+    @property
+    def worlds(self) -> list[int]:
+        """The N that were run, in order."""
+        return list(dict.fromkeys(bars.ranks for bars in self.bars))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of which anything is held, in the order of the stack."""
+        return [kind for kind in KIND_COLORS if any(b.resting.get(kind) or b.peak.get(kind) for b in self.bars)]
+
+    def of_world(self, ranks: int) -> list[Bars]:
+        """The stages on N ranks."""
+        return [bars for bars in self.bars if bars.ranks == ranks]
+
+
+def memory_data(worlds: Sequence[int] = (4, 16), widths: Sequence[int] = (64,) * 9, rows: int = 8,
+                compute: str = "fp16") -> MemoryData:
+    """Trains an MLP with Adam for one step, on every N and under every stage, and reads the ledgers."""
+    steps = [measured_step(widths, Adam(), ranks=ranks, stage=stage, policy=Policy(compute), rows=rows)
+             for ranks in worlds for stage in STAGES]
+    return MemoryData(f"an MLP of {len(widths) - 1} layers in {compute} with Adam, {rows} samples per rank",
+                      steps[0].parameter_count, tuple(map(_bars, steps)))
+
+
+def _bars(step: MeasuredStep) -> Bars:
+    resting, peak = (_per_parameter(max(per_rank, key=lambda held: sum(held.values())), step.parameter_count)
+                     for per_rank in (step.resting_nbytes, step.peak_nbytes))
+    return Bars(step.stage, step.ranks, resting, peak, step.formula, float(step.formula_nbytes))
+
+
+def _per_parameter(nbytes: Mapping[str, int], parameter_count: int) -> Bytes:
+    return MappingProxyType({kind: held / parameter_count for kind, held in nbytes.items()})
+
+
+# -- the picture --------------------------------------------------------------------------------------------------
+
+TITLE = "What one rank holds under ZeRO's stages"
+BAR_WIDTH, BAR_OFFSET = 0.38, 0.21
+MARKER: Mapping[str, Any] = MappingProxyType({"marker": ">", "markersize": 8, "linestyle": "", "clip_on": False})
+
+
+def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
+    """Stacked bars by kind: per stage one at rest, with the formula's value beside it, and one at the peak."""
+    with style.in_force():
+        width, height = max(9.2, 5.6 * len(data.worlds) + 0.9), 7.6
+        figure = style.figure(width, height)
+        figure.subplots_adjust(left=0.85 / width, right=1 - 0.2 / width, top=1 - 1.6 / height, bottom=2.4 / height,
+                               wspace=0.06)
+        panels = figure.subplots(1, len(data.worlds), sharey=True, squeeze=False)[0]
+        for axes, ranks in zip(panels, data.worlds, strict=True):
+            _panel(axes, data, ranks, style)
+        panels[0].set_ylabel("held by one rank (bytes per parameter)")
+        heading(figure, TITLE, f"Measured: {data.model}; {data.parameter_count:,} parameters.\n"
+                "Hatched: held only during a step.", style, below=0.84)
+        figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
+    return Drawing("memory", TITLE, _description(data), style, figure)
+
+
+def _panel(axes: "Axes", data: MemoryData, ranks: int, style: Style) -> None:
+    """The stages on N ranks."""
+    bars = data.of_world(ranks)
+    for place, stage in enumerate(bars):
+        for offset, held in ((-BAR_OFFSET, stage.resting), (BAR_OFFSET, stage.peak)):
+            total = _stack(axes, place + offset, held, data.kinds, style)
+            axes.annotate(f"{total:.3g}", (place + offset, total), (0, 4), textcoords="offset points", ha="center",
+                          bbox={"facecolor": style.background, "edgecolor": "none", "pad": 0.8})
+        axes.plot(place - BAR_OFFSET - 0.26, stage.formula_value, color=style.ink, **MARKER)
+        axes.text(place, -0.085, f"stage {stage.stage}\n{stage.formula}", transform=axes.get_xaxis_transform(),
+                  ha="center", va="top", linespacing=1.4)
+    axes.set_title(f"N = {_ranks(ranks)}", fontweight="bold")
+    axes.set_ylim(0, 1.08 * max(sum(held.values()) for b in data.bars for held in (b.resting, b.peak)))
+    axes.set_xlim(-0.62, len(bars) - 0.4)
+    axes.grid(axis="y")
+    axes.set_xticks([place + offset for place in range(len(bars)) for offset in (-BAR_OFFSET, BAR_OFFSET)],
+                    ["rest", "peak"] * len(bars))
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("ZeRO stage and its formula (bytes per parameter)", labelpad=56)
+
+
+def _stack(axes: "Axes", x: float, held: Bytes, kinds: Sequence[str], style: Style) -> float:
+    """One bar of kinds, from the bottom up; returns its height."""
+    low = 0.0
+    for kind in kinds:
+        if held.get(kind):
+            axes.bar(x, held[kind], BAR_WIDTH, bottom=low, **look(kind, style, 0.6))
+            low += held[kind]
+    return low
+
+
+def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    marker = Line2D([], [], color=style.ink, **MARKER)
+    return ([Patch(**look(kind, style, 0.6)) for kind in data.kinds] + [marker],
+            [kind.replace("_", " ") for kind in data.kinds] + ["formula for what rests"])
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+def _description(data: MemoryData) -> str:
+    """Every bar's height, and the parts of the stage that shards most."""
+    sentences = [f"Stacked bars in bytes per parameter, measured on {data.model}, {data.parameter_count:,} parameters."]
+    for ranks in data.worlds:
+        bars = [f"stage {b.stage} rests at {sum(b.resting.values()):.3g} (by formula {b.formula}) and "
+                f"peaks at {sum(b.peak.values()):.3g}" for b in data.of_world(ranks)]
+        sentences.append(f"On {_ranks(ranks)}: {'; '.join(bars)}.")
+    last = data.bars[-1]
+    parts = ", ".join(f"{kind.replace('_', ' ')} {last.peak[kind]:.3g}" for kind in data.kinds if last.peak.get(kind))
+    sentences.append(f"At its peak on {_ranks(last.ranks)} stage {last.stage} holds {parts}.")
+    return " ".join(sentences)
+
+
+def _ranks(count: int) -> str:
+    """1 rank, 4 ranks."""
+    return f"{count} rank" + "s" * (count != 1)

@@ -1,0 +1,199 @@
+"""The ring on one sheet: ranks side by side, time downwards, an arrow for each message.
+
+Legend: N ranks, chunk c belongs to rank c. Lengths are inches on paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerosim.course.figures.ring import Cell, Message, RingData
+from zerosim.display.drawing import LIGHT, Drawing, Style, ink_on, rank_color
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+Point = tuple[float, float]
+
+# A cell has one segment for each rank that may be added in it.
+SEGMENT, CELL_HEIGHT = 0.155, 0.4
+LEFT, RIGHT, TOP, BOTTOM = 1.9, 0.8, 2.2, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Where everything lies on the page, in inches from its lower left corner."""
+
+    ranks: int
+    steps: int
+
+    @property
+    def cell_width(self) -> float:
+        """All N segments, and a little air."""
+        return max(0.5, SEGMENT * self.ranks + 0.06)
+
+    @property
+    def rank_gap(self) -> float:
+        """Between the cells of two ranks; few ranks stand further apart, under a title that is as long as ever."""
+        return {2: 3.4, 3: 1.3}.get(self.ranks, 0.36)
+
+    @property
+    def step_gap(self) -> float:
+        """Between the cells of two steps: room for arrows, and on the left for the name of a collective."""
+        return 1.4 if self.ranks == 2 else 0.68
+
+    @property
+    def rank_width(self) -> float:
+        """From one rank's first cell to the next rank's."""
+        return self.cell_width * self.ranks + self.rank_gap
+
+    @property
+    def width(self) -> float:
+        return LEFT + self.rank_width * self.ranks - self.rank_gap + RIGHT
+
+    @property
+    def height(self) -> float:
+        return TOP + (CELL_HEIGHT + self.step_gap) * self.steps + CELL_HEIGHT + BOTTOM
+
+    def cell(self, rank: int, chunk: int, step: int) -> Point:
+        """The lower left corner of a cell after a step."""
+        return (LEFT + rank * self.rank_width + chunk * self.cell_width,
+                self.height - TOP - CELL_HEIGHT - step * (CELL_HEIGHT + self.step_gap))
+
+
+def ring(data: RingData, style: Style = LIGHT) -> Drawing:
+    """The sheet: ranks side by side, time downwards; what has been added in a cell is told by its digits and colors."""
+    with style.in_force():
+        sheet = Sheet(data.ranks, data.steps)
+        figure = style.figure(sheet.width, sheet.height)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, sheet.width)
+        axes.set_ylim(0, sheet.height)
+        axes.set_axis_off()
+        pen = Pen(axes, sheet, style)
+        _words(pen, data)
+        for step, board in enumerate(data.boards):
+            for rank, cells in enumerate(board):
+                for chunk, cell in enumerate(cells):
+                    _cell(pen, sheet.cell(rank, chunk, step), cell)
+        for message in data.messages:
+            _arrow(pen, message)
+    return Drawing("ring", _title(data), _description(data), style, figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """What every part of the sheet is drawn with."""
+
+    axes: "Axes"
+    sheet: Sheet
+    style: Style
+
+    def text(self, x: float, y: float, words: str, **options: Any) -> None:
+        """Words centered at a point, in inches."""
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 13.5}
+        self.axes.text(x, y, words, **(defaults | options))
+
+
+def _words(pen: Pen, data: RingData) -> None:
+    """Title, headings, the names of the steps, and what the colors mean."""
+    sheet, muted, n = pen.sheet, pen.style.muted, data.ranks
+    pen.text(0.2, sheet.height - 0.34, _title(data), ha="left", fontsize=17, fontweight="bold")
+    pen.text(0.2, sheet.height - 0.95,
+             f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
+             "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
+             "An arrow is a message, with its chunk and bytes.",
+             ha="left", fontsize=12.5, linespacing=1.45, color=muted)
+    for rank in range(n):
+        left, _ = sheet.cell(rank, 0, 0)
+        center = left + n * sheet.cell_width / 2
+        pen.text(center, sheet.height - TOP + 0.45, f"rank {rank}", fontsize=15, fontweight="bold")
+        for chunk in range(n):
+            pen.text(left + (chunk + 0.5) * sheet.cell_width, sheet.height - TOP + 0.15, f"c{chunk}", color=muted)
+    for step in range(data.steps + 1):
+        _, low = sheet.cell(0, 0, step)
+        pen.text(LEFT - 0.15, low + CELL_HEIGHT / 2, f"after step {step}" if step else "at the start", ha="right")
+    for words, first in (("reduce-scatter", 0), ("all-gather", n - 1)):
+        top, low = sheet.cell(0, 0, first)[1], sheet.cell(0, 0, first + n - 1)[1] + CELL_HEIGHT
+        pen.axes.plot([0.46, 0.46], [low + 0.04, top - 0.04], color=pen.style.ink, linewidth=1.2)
+        pen.text(0.25, (low + top) / 2, words, rotation=90, fontsize=14, fontweight="bold")
+    pen.text(0.2, 0.32, _sent_words(data), ha="left")
+
+
+def _cell(pen: Pen, corner: Point, cell: Cell) -> None:
+    """The frame, and one colored digit for each addend, in the order of addition; faint where no longer needed."""
+    from matplotlib.patches import Rectangle
+
+    (x, y), width = corner, pen.sheet.cell_width
+    for place, rank in enumerate(cell.addends):
+        left, color = x + (width - SEGMENT * pen.sheet.ranks) / 2 + place * SEGMENT, rank_color(rank)
+        pen.axes.add_patch(Rectangle((left, y + 0.03), SEGMENT, CELL_HEIGHT - 0.06, facecolor=color, linewidth=0,
+                                     alpha=1.0 if cell.needed else 0.22, clip_on=False))
+        if cell.needed:
+            pen.text(left + SEGMENT / 2, y + CELL_HEIGHT / 2 - 0.01, str(rank), color=ink_on(color))
+    whole = cell.needed and len(cell.addends) == pen.sheet.ranks
+    frame: dict[str, Any] = {"edgecolor": pen.style.ink, "linewidth": 1.8, "zorder": 3} if whole else {
+        "edgecolor": pen.style.faint, "linewidth": 0.9, "zorder": 2}
+    pen.axes.add_patch(Rectangle((x, y), width, CELL_HEIGHT, fill=False, clip_on=False, **frame))
+
+
+def _arrow(pen: Pen, message: Message) -> None:
+    """From the sender's cell down to the receiver's; the last rank's goes out on the right and comes in on the left."""
+    sheet = pen.sheet
+    x0, low = sheet.cell(message.source, message.chunk, message.step - 1)
+    x1, high = sheet.cell(message.destination, message.chunk, message.step)
+    start, end = (x0 + sheet.cell_width / 2, low - 0.03), (x1 + sheet.cell_width / 2, high + CELL_HEIGHT + 0.03)
+    words = f"c{message.chunk}: {message.nbytes} B"
+    if end[0] > start[0]:
+        _stroke(pen, message.source, start, end, words, tip=True)
+        return
+    edge_right, edge_left = sheet.width - 0.6, LEFT - 0.5
+    out, into = edge_right - start[0], end[0] - edge_left
+    middle = start[1] + (end[1] - start[1]) * out / (out + into)
+    _stroke(pen, message.source, start, (edge_right, middle), words if out >= into else "", tip=False)
+    _stroke(pen, message.source, (edge_left, middle), end, words if into > out else "", tip=True)
+    pen.text(edge_right + 0.04, middle, f"to {message.destination}", ha="left", color=pen.style.muted)
+    pen.text(edge_left - 0.04, middle, f"from {message.source}", ha="right", color=pen.style.muted)
+
+
+def _stroke(pen: Pen, sender: int, start: Point, end: Point, words: str, *, tip: bool) -> None:
+    """One straight line in the sender's color, with its words in the middle."""
+    look = {"color": rank_color(sender), "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+    pen.axes.annotate("", xy=end, xytext=start, zorder=4, arrowprops=look | {"arrowstyle": "-|>" if tip else "-"})
+    if words:
+        pen.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2, words, zorder=5,
+                 bbox={"facecolor": pen.style.background, "edgecolor": "none", "pad": 1.2})
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+def _title(data: RingData) -> str:
+    return f"A ring of {data.ranks} ranks: reduce-scatter, then all-gather"
+
+
+def _lengths(data: RingData) -> str:
+    return f"{' or '.join(map(str, sorted(set(data.chunk_nbytes))))} bytes in {data.format}"
+
+
+def _sent_words(data: RingData) -> str:
+    """What each rank sent in all, beside the whole vector."""
+    n, vector, (low, *_, high) = data.ranks, sum(data.chunk_nbytes), sorted(data.sent_nbytes)
+    share = f"{low} bytes in all: 2 · {n - 1}/{n} of the vector's {vector}" if low == high else (
+        f"{low} to {high} bytes in all; the vector has {vector}")
+    return f"Every rank sends {n - 1} + {n - 1} messages, {share}."
+
+
+def _description(data: RingData) -> str:
+    """Every hop, in words."""
+    steps = []
+    for step in range(1, data.steps + 1):
+        hops = [f"rank {m.source} sends chunk {m.chunk} ({m.nbytes} bytes, {_joined(m.addends)}) to rank "
+                f"{m.destination}" for m in data.of_step(step)]
+        steps.append(f"Step {step}, {data.of_step(step)[0].operation.replace('_', '-')}: " + "; ".join(hops) + ".")
+    return " ".join([*steps, f"After step {data.ranks - 1} each rank has the whole sum of its own chunk, after step "
+                     f"{data.steps} of all chunks.", _sent_words(data)])
+
+
+def _joined(ranks: Sequence[int]) -> str:
+    return f"the sum of ranks {' + '.join(map(str, ranks))}" if len(ranks) > 1 else "its own"

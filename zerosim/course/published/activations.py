@@ -1,0 +1,157 @@
+"""The literature's count of activations, sbh(34 + 5as/h) bytes a block, under every policy and parallelism.
+
+Legend, as published: s tokens of a sequence (L), b sequences (B), h channels (d), a heads (H), n blocks, t ranks of
+tensor parallelism, v vocabulary. Bytes are those of 16-bit training; masks of dropout take one byte an element.
+
+Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), sections 4 and 5.
+"""
+
+from collections.abc import Callable, Mapping
+
+from zerosim.planning import activations
+from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, parse, refuse_unless_plain
+from zerosim.planning.cuts import checked_count
+
+# Bytes of each tensor, as multiples of sbh and of as²b: section 4.1.
+INPUTS: Mapping[str, tuple[int, int]] = {"LayerNorm 1 input": (2, 0), "LayerNorm 2 input": (2, 0)}
+ATTENTION: Mapping[str, tuple[int, int]] = {
+    "QKV input": (2, 0), "Q and K": (4, 0), "V": (2, 0), "softmax output": (0, 2), "probabilities' mask": (0, 1),
+    "dropped probabilities": (0, 2), "projection input": (2, 0), "attention mask": (1, 0),
+}
+FEED_FORWARD: Mapping[str, tuple[int, int]] = {
+    "up input": (2, 0), "pre-GELU": (8, 0), "post-GELU": (8, 0), "feed-forward mask": (1, 0),
+}
+PARALLEL = ("none", "tensor", "tensor+sequence")
+RECOMPUTED = ("none", "selective", "full")
+
+
+def tensors_nbytes(block: Block) -> dict[str, int]:
+    """Bytes of each tensor that one block keeps, sbh(34 + 5as/h) together.
+
+    Raises ValueError where elements do not have 2 bytes or the block is not plain, for which the count was made.
+    """
+    _check(block)
+    every = {**INPUTS, **ATTENTION, **FEED_FORWARD}
+    return {name: stream * block.stream + square * block.square for name, (stream, square) in every.items()}
+
+
+def peak_nbytes(block: Block, blocks: int, policy: str = "none", count: str = "korthikanti-2022") -> int:
+    """The most bytes that n blocks keep at one moment, as a published count has them, under a recomputation policy.
+
+    >>> example = activations.EXAMPLE
+    >>> [round(peak_nbytes(example, 32, policy) / 1e9, 1) for policy in ("none", "selective", "block")]
+    [122.4, 39.2, 5.9]
+
+    What rests and what was computed again are as in `activations.peak`: a block that is run again keeps all of its
+    tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of it.
+    Raises ValueError for a count that there is not, and as `activations.peak` and `tensors_nbytes` do.
+    """
+    if count == "recomputed-outputs":
+        return activations.peak_nbytes(block, blocks, policy).elements * block.itemsize
+    if count not in activations.COUNTS:
+        activations.published_nbytes(block, count)  # says which counts there are
+    n, sizes = checked_count("blocks", blocks, 1), tensors_nbytes(block)
+    k, inside = parse(policy)
+    kept, again = INSIDE[inside](block, sizes)
+    if k is None:
+        return n * kept + again
+    starts = range(0, n, k)
+    return max(index * 2 * block.stream + min(k, n - start) * kept + again for index, start in enumerate(starts))
+
+
+def _sub_block(block: Block, sizes: Mapping[str, int]) -> tuple[int, int]:
+    parts = [sum(sizes[name] for name in part) for part in (ATTENTION, FEED_FORWARD)]
+    return sum(sizes[name] for name in INPUTS), max(parts)
+
+
+def _square(block: Block, sizes: Mapping[str, int]) -> int:
+    return sum(square for _, square in ATTENTION.values()) * block.square
+
+
+# What a block keeps, and what is computed again at a time, by what a policy does inside a block.
+INSIDE: Mapping[str, Callable[[Block, Mapping[str, int]], tuple[int, int]]] = {
+    "all": lambda block, sizes: (sum(sizes.values()), 0),
+    "sub_block": _sub_block,
+    "selective": lambda block, sizes: (sum(sizes.values()) - _square(block, sizes), _square(block, sizes)),
+    "tiled": lambda block, sizes: (sum(sizes.values()) - _square(block, sizes)
+                                   + FP32_NBYTES * block.positions * block.heads, 0),
+}
+
+
+def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: bool = False,
+                 recompute: str = "none") -> int:
+    """Bytes that one block keeps on each of t ranks: a row of the published table.
+
+    >>> block = Block(batch=1, tokens=2048, channels=12288, heads=96)
+    >>> sbh = block.stream
+    >>> layer_nbytes(block, tensor_parallel=8, sequence_parallel=True, recompute="selective") == sbh * 34 // 8
+    True
+
+    Tensor parallelism cuts all but 10 sbh (LayerNorm inputs and outputs, two masks), sequence parallelism those too;
+    selective recomputation drops 5as²b; full recomputation keeps the 2 sbh of the input, on every rank.
+    Raises ValueError for ranks that do not divide the heads, sequence parallelism of a single rank, and another
+    recomputation than none, selective and full. Source: Korthikanti et al. 2022, table 2.
+    """
+    _check(block)
+    t, sbh, square = checked_count("tensor_parallel", tensor_parallel, 1), block.stream, 5 * block.square
+    if block.heads % t:
+        raise ValueError(f"tensor parallelism of {t} ranks was asked for {block.heads} heads; take ranks that divide "
+                         "them")
+    if sequence_parallel and t == 1:
+        raise ValueError("sequence parallelism cuts what tensor parallelism leaves whole, and there is one rank; take "
+                         "tensor_parallel=2 or more")
+    if recompute not in RECOMPUTED:
+        raise ValueError(f"recompute={recompute!r} is not in the published table; it has {', '.join(RECOMPUTED)}; for "
+                         f"block, segment(k), {', '.join(INSIDE_NAMES)} take peak_nbytes")
+    if recompute == "full":
+        return 2 * sbh
+    cut = 34 * sbh if sequence_parallel else 24 * sbh
+    whole = 0 if sequence_parallel else 10 * sbh
+    return whole + (cut + (square if recompute == "none" else 0)) // t
+
+
+def ends_nbytes(block: Block, vocabulary: int, *, tensor_parallel: int = 1) -> int:
+    """Bytes that embedding, last LayerNorm, head and loss keep on each of t ranks: sbh/t + 4sbh/t(1 + v/h).
+
+    The embedding's mask, the inputs of LayerNorm and head in 16 bit, the logits in fp32; without pipelines.
+    Source: Korthikanti et al. 2022, section 4.3. Raises ValueError as `layer_nbytes` does.
+    """
+    _check(block)
+    t = checked_count("tensor_parallel", tensor_parallel, 1)
+    logits = 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
+    return (5 * block.stream + logits) // t
+
+
+def megatron_nbytes(block: Block, blocks: int, vocabulary: int, *, tensor_parallel: int = 1) -> int:
+    """What Megatron-LM's estimator reports as activations, without pipelines: selective, sequence parallel.
+
+    sbh(18 + 4F/h) a block, 8 sb of token numbers, and the ends, all divided by t; of any block, since the estimator
+    takes F for what it is and does not ask for gates.
+    Source: Megatron-LM, theoretical_memory_usage.py, compute_activation_memory (2023). Raises ValueError for counts
+    below one.
+    """
+    per_block = 18 * block.stream + 4 * block.positions * block.feed_forward
+    ends = 5 * block.stream + 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
+    total = checked_count("blocks", blocks, 1) * per_block + 8 * block.positions + ends
+    return total // checked_count("tensor_parallel", tensor_parallel, 1)
+
+
+def zero_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 3.2, footnote.
+    """
+    return 12 * block.stream * block.itemsize
+
+
+def zero_infinity_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO-Infinity's table counts them: 16·BLd + 2·BHL² elements.
+
+    Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv:2104.07857), section 3 and figure 2a.
+    """
+    return (16 * block.stream + 2 * block.square) * block.itemsize
+
+
+def _check(block: Block) -> None:
+    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
+    activations.kept_outputs_count(block)  # refuses other than 16-bit elements

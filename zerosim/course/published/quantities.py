@@ -1,0 +1,309 @@
+"""What the rows about collectives name, each reckoned by the planner's own formulas.
+
+Legend: N ranks; a vector is what one rank contributes, n bytes of it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from zerosim.course.published import activations as activations_published
+from zerosim.numerics.formats import format_of
+from zerosim.planning import activations, closed_forms, collectives, hardware
+from zerosim.planning.activations import Block
+from zerosim.planning.closed_forms import STAGES, Job
+from zerosim.planning.collectives import sent
+from zerosim.planning.conventions import dialect_of, estimate_nbytes, states_nbytes
+from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
+from zerosim.planning.cuts import ceil_cut
+from zerosim.planning.flops import (
+    SELECTIVE_AS_PUBLISHED,
+    eight_n,
+    matmul_flops,
+    matmuls,
+    recomputed_flops,
+    six_n,
+    six_n_and_attention,
+    step_flops,
+    step_matmul_flops,
+    utilization,
+)
+from zerosim.planning.hardware import Link, Network
+from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.step import OVERHEADS
+
+ELEMENTS_PER_RANK = 240  # which 2^m divides wherever some of the ranks sit out
+SLOW = Network(Link("one byte a second", 1, 0, "made up, so that seconds are bytes", "today"))
+
+
+def steps(collective: str, algorithm: str, ranks: int) -> float:
+    """Steps, one after the other."""
+    return sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1).steps
+
+
+def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
+    """Through the busiest links one after the other, in vectors of n bytes."""
+    found = cost(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1, SLOW)
+    return found.seconds / found.nbytes
+
+
+def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
+    """What the rank that sends most sends, in vectors of n bytes."""
+    found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
+    return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
+
+
+def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int, link: str) -> float:
+    """Without latency."""
+    network = Network(hardware.link(link))
+    return 1e3 * cost(collective, algorithm, ceil_cut(nbytes, ranks), 1, network).transfer_seconds
+
+
+def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
+    """10⁹ bytes; None of None, which is the bandwidth of what takes no time."""
+    return None if bytes_per_second is None else bytes_per_second / 1e9
+
+
+COLLECTIVE_QUANTITIES: dict[str, Callable[..., float | None]] = {
+    "steps": steps, "vectors through a link": busiest_vectors, "sent vectors": sent_vectors,
+    "transfer milliseconds": transfer_milliseconds,
+    "bus factor": lambda collective, ranks: float(BUS_FACTORS[collective](ranks)),
+    "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(
+        algorithm_bytes_per_second(nbytes, microseconds * 1e-6)),
+    "bus GB/s": lambda collective, ranks, nbytes, microseconds: gigabytes_per_second(
+        bus_bytes_per_second(collective, ranks, nbytes, microseconds * 1e-6)),
+}
+
+
+# -- What the rows of the published tables name, each reckoned by the planner's own functions ------------------------
+
+UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30, "MiB": 2**20, "TiB": 2**40}
+A100_FLOPS_PER_SECOND = 312e12  # bf16, dense: NVIDIA A100 data sheet, 2021
+TEXTS_OVERHEADS = ("runtime context", "allocator fragmentation", "communication channels")
+MANY = 10**6
+
+
+# -- model states -----------------------------------------------------------------------------------------------------
+
+
+def states(parameters: int, ranks: int, stage: int, dialect: str = "zero-paper") -> float:
+    """GB at rest on one rank, Adam."""
+    held = states_nbytes(model_of_parameters(parameters), ranks, STAGES[stage], dialect)
+    return sum(held.values()) / 1e9
+
+
+def states_of_blocks(blocks: int, channels: int, dialect: str) -> float:
+    """Of 12nd² parameters: the weights of the blocks alone."""
+    model = model_of("blocks", Transformer(channels, blocks, 1, 1, biases=()))
+    weights = sum(tensor.parameters for tensor in model.tensors if len(tensor.shape) == 2 and tensor.name != "wte")
+    return estimate_nbytes(weights, 1, STAGES[0], dialect) / UNITS["TiB"]
+
+
+def estimate(parameters: int, ranks: int, stage: int, dialect: str, largest_layer: int = 0,
+             unit: str = "GiB") -> float:
+    """What an estimator prints that knows a number of parameters."""
+    held = estimate_nbytes(parameters, ranks, STAGES[stage], dialect, largest_layer=largest_layer)
+    return held / UNITS[unit]
+
+
+def estimate_of_preset(model: str, ranks: int, stage: int, dialect: str, unit: str = "GiB") -> float:
+    """What an estimator prints of a model whose shapes are known."""
+    shape = model_shape(model)
+    return estimate(shape.parameters, ranks, stage, dialect, shape.largest_layer_parameters, unit)
+
+
+def estimate_beside_host(ranks: int, model: str = "", parameters: int = 0, largest_layer: int = 0,
+                         unit: str = "GiB") -> float:
+    """DeepSpeed's third case of ZeRO-3: the shares of 16-bit parameters and the largest layer stay on the device."""
+    if model:
+        shape = model_shape(model)
+        parameters, largest_layer = shape.parameters, shape.largest_layer_parameters
+    on_device = replace(dialect_of("deepspeed-zero3"), gradient_copy=0, master=0)
+    return estimate_nbytes(parameters, ranks, STAGES[3], on_device, largest_layer=largest_layer,
+                                    optimizer_nbytes=0) / UNITS[unit]
+
+
+def kinds_of_preset(model: str, kinds: Sequence[str], multiple: int = 1, unit: str = "GiB") -> float:
+    """Some kinds of a model's states, on one rank."""
+    held = states_nbytes(model_shape(model, vocabulary_multiple=multiple), 1, STAGES[0])
+    return sum(held[kind] for kind in kinds) / UNITS[unit]
+
+
+def bytes_per_parameter(stage: int, ranks: int, dialect: str = "zero-paper") -> float:
+    """At rest on one rank, Adam, without padding."""
+    replicated, shared = dialect_of(dialect).per_parameter(STAGES[stage])
+    return replicated + shared / ranks
+
+
+def largest_model(capacity_nbytes: int, ranks: int, stage: int, model_parallel: int) -> float:
+    """Billions of parameters whose states fill the capacity."""
+    return model_parallel * capacity_nbytes / bytes_per_parameter(stage, ranks) / 1e9
+
+
+def vectors(stage: int, micro_batches: int) -> float:
+    """Sent in a step by many ranks, in vectors of all parameters: the limit of (N-1)/N."""
+    return float(sum(closed_forms.vectors_sent(Job((MANY,), 2, STAGES[stage], micro_batches=micro_batches)).values()))
+
+
+def vectors_at(stage: int, ranks: int) -> float:
+    """Sent in a step by one of N ranks, in vectors of all parameters."""
+    job = Job((MANY,), ranks, STAGES[stage])
+    sent = closed_forms.sent_nbytes(job)
+    return (sent["gradients"][0] + sent["parameters"][0]) / (2 * sum(job.padded_lengths))
+
+
+def all_reduce_then_all_gather(ranks: int) -> float:
+    """Sent by one of N ranks that all-reduces gradients and then gathers parameters, in vectors."""
+    sent = [collectives.sent(name, "ring", ceil_cut(ranks * MANY, ranks), 1) for name in ("all_reduce", "all_gather")]
+    return sum(part.nbytes[0] for part in sent) / (ranks * MANY)
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
+    """The elements that n blocks keep, in GB of 16 bit, and Adam's states of so many parameters."""
+    return (activations.peak_nbytes(Block(**block), blocks).elements * 2 + 16 * parameters) / 1e9
+
+
+def tensor(name: str, blocks: int, unit: float, **block: Any) -> float:
+    """What n blocks keep of one tensor, in units of so many bytes."""
+    return blocks * activations.tensors(Block(**block))[name].nbytes / unit
+
+
+def quadratic_peak(blocks: int, policy: str, **block: Any) -> float:
+    """The part of the peak that grows with L²: what it exceeds the same policy's peak without probabilities by."""
+    found, sizes = activations.peak_nbytes(Block(**block), blocks, policy), Block(**block)
+    linear = {"none": 14 * blocks, "block": blocks + 13}[policy]
+    return (found.elements - linear * sizes.stream) * 2 / 1e9
+
+
+def largest_in_blocks(**block: Any) -> float:
+    """The largest tensor of a block, in BLd elements."""
+    return max(part.elements for part in activations.tensors(Block(**block)).values()) / Block(**block).stream
+
+
+def selective_saving(**block: Any) -> float:
+    """Per cent of what a layer keeps that selective recomputation spares."""
+    none, selective = (activations_published.layer_nbytes(Block(**block), recompute=name)
+                       for name in ("none", "selective"))
+    return 100 * (1 - selective / none)
+
+
+def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block: Any) -> float:
+    """Bytes that a layer keeps by the literature's count, in sbh."""
+    found = activations_published.layer_nbytes(Block(**block), tensor_parallel=tensor_parallel,
+                                               sequence_parallel=sequence_parallel, recompute=recompute)
+    return found / Block(**block).stream
+
+
+# -- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def days(model: str, tokens: int, devices: int, achieved: float) -> float:
+    """Of a training at 8 operations per parameter and token."""
+    return eight_n(model_shape(model).parameters, tokens) / (devices * achieved) / 86_400
+
+
+def days_of_steps(model: str, sequence: int, tokens: int, devices: int, achieved: float) -> float:
+    """By the matrix products of each sequence, blocks forward a second time: Narayanan et al. 2021, equation 3."""
+    shape = PRESETS[model]
+    step = step_matmul_flops(shape.block(1, sequence), shape.blocks, shape.vocabulary, "block")
+    return step * (tokens / sequence) / (devices * achieved) / 86_400
+
+
+def mfu(model: str, batch: int, tokens: int, seconds: float, devices: int) -> float:
+    """Per cent of an A100's peak that the model's operations reach."""
+    step = step_flops(PRESETS[model], batch, tokens)
+    return 100 * utilization(step.model, seconds, A100_FLOPS_PER_SECOND, devices)
+
+
+def selective_flops(**block: Any) -> float:
+    """Per cent of forward; attention's two products again, as the paper recomputes them."""
+    products = matmuls(Block(**block))
+    again = sum(products[name] for name in SELECTIVE_AS_PUBLISHED)
+    return 100 * again / sum(products.values())
+
+
+def hardware_over_model(model: str, batch: int, tokens: int) -> float:
+    """Operations made, attention's products twice, beside those of the model."""
+    shape = PRESETS[model]
+    step, products = step_flops(shape, batch, tokens), matmuls(shape.block(batch, tokens))
+    again = shape.blocks * sum(products[name] for name in SELECTIVE_AS_PUBLISHED)
+    return (step.model + again) / step.model
+
+
+def again(policy: str, **block: Any) -> float:
+    """Operations made again, beside those of a step."""
+    return recomputed_flops(Block(**block), policy) / (3 * matmul_flops(Block(**block)))
+
+
+def palm_mfu(tokens_per_second: float, devices: int, peak: float, **model: Any) -> float:
+    """Per cent of the peak, counted as PaLM counts."""
+    return 100 * utilization(six_n_and_attention(**model) * tokens_per_second, 1, peak, devices)
+
+
+def six_n_mfu(parameters: int, tokens_per_second: float, devices: int, peak: float) -> float:
+    """Per cent of the peak at 6 operations per parameter and token."""
+    return 100 * utilization(six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
+
+
+def gpt(**sizes: Any) -> ModelShape:
+    """A GPT of these sizes."""
+    return model_of("gpt", Transformer(**sizes))
+
+
+def without_embedding(vocabulary: int, channels: int, **sizes: Any) -> int:
+    """A GPT's parameters without its embedding and its head."""
+    return gpt(vocabulary=vocabulary, channels=channels, **sizes).parameters - 2 * vocabulary * channels
+
+
+QUANTITIES: dict[str, Callable[..., Any]] = {
+    **COLLECTIVE_QUANTITIES,
+    "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
+    "estimate of a preset": estimate_of_preset, "kind of a preset": kinds_of_preset,
+    "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,
+    "vectors at": vectors_at, "all-reduce then all-gather": all_reduce_then_all_gather,
+    "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
+    "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
+    "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
+    "optimizer bytes": lambda stage: dialect_of("zero-paper").per_parameter(STAGES[stage])[1],
+    "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
+    "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
+    "estimate, optimizer on the host": estimate_beside_host,
+    "parameters": lambda model, multiple=1: model_shape(model, vocabulary_multiple=multiple).parameters,
+    "transformer": lambda **sizes: gpt(**sizes).parameters, "transformer without embedding": without_embedding,
+    "16-bit parameters": lambda parameters, unit="GiB": 2 * parameters / UNITS[unit],
+    "largest layer": lambda model, nbytes, unit="GiB":
+        nbytes * model_shape(model).largest_layer_parameters / UNITS[unit],
+    "millions": lambda model: model_shape(model).parameters / 1e6,
+    "gpt": lambda **sizes: gpt(**sizes).parameters / 1e9,
+    "vocabulary": lambda model, multiple: model_shape(model, vocabulary_multiple=multiple).units[0].tensors[0].shape[0],
+    "kept": kept, "kept and states": kept, "quadratic peak": quadratic_peak, "largest in BLd": largest_in_blocks,
+    "linear": lambda **block: 28 * Block(**block).stream / 1e6,
+    "probabilities": lambda **block: tensor("probabilities", 1, 1e6, **block),
+    "probabilities of all": lambda blocks, **block: tensor("probabilities", blocks, 1e9, **block),
+    "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
+    "best segment": lambda blocks, **block: activations.best_segment(Block(**block), blocks),
+    "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
+    "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
+    "selective saving": selective_saving, "layer": layer,
+    "zero": lambda blocks, **block: blocks * activations_published.zero_nbytes(Block(**block)) / 1e9,
+    "zero-infinity": lambda blocks, unit, **block:
+        blocks * activations_published.zero_infinity_nbytes(Block(**block)) / UNITS[unit],
+    "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
+    "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
+    "6PD": lambda tokens, model="", parameters=0:
+        six_n(parameters or model_shape(model).parameters, tokens),
+    "days": days, "mfu": mfu,
+    "days of steps": days_of_steps,
+    "days at 6PD": lambda parameters, tokens, devices, achieved:
+        six_n(parameters, tokens) / (devices * achieved) / 86_400,
+    "forward": lambda model, batch, tokens: step_flops(PRESETS[model], batch, tokens).forward,
+    "step": lambda model, batch, tokens: step_flops(PRESETS[model], batch, tokens).model,
+    "6N and attention": lambda tokens, **model: tokens * six_n_and_attention(tokens=tokens, **model),
+    "hardware over model": hardware_over_model, "selective flops": selective_flops, "again": again,
+    "palm mfu": palm_mfu, "6N mfu": six_n_mfu,
+    "spacing": lambda formats: 2.0 ** (format_of(formats[1]).mantissa_bits - format_of(formats[0]).mantissa_bits),
+    "underflow": lambda format: format_of(format).smallest_subnormal / 2,
+}

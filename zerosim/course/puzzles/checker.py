@@ -1,0 +1,216 @@
+"""Runs an answer on the simulator, case by case, and says in one sentence what is wrong with it, or how good it is."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from zerosim.course.puzzles import judge
+from zerosim.course.puzzles.audit import Audit
+from zerosim.course.puzzles.deaf import DeafRank
+from zerosim.course.puzzles.explaining import explained
+from zerosim.course.puzzles.patience import limited
+from zerosim.course.puzzles.puzzle import Answer, Case, Hole, Measured, Puzzle, Refused
+from zerosim.course.puzzles.score import OPEN, PASSED, REFUSED, Score
+from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.numerics.arrays import checksum
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.rank import Rank
+
+# With these one looks behind the rank that one was handed, or at memory that is not one's own.
+BACK_DOORS = frozenset({"_state", "as_strided", "ctypes", "gc", "get_objects", "_getframe", "f_back", "f_locals",
+                        "stride_tricks", "_transport", "greenlet", "getcurrent"})
+OTHER_WORLDS = (3, 5)
+UNWRITTEN = "With NaN in new and in freed memory it fails, as if it read what was not written"
+UNSENT = "In another order of the ranks, which is as good, it fails, as if they shared something that is no message"
+# Seeds of other legal orders in which ranks run; debug mode; what a failure then means.
+OTHER_WAYS = ((0, True, UNWRITTEN), (1, False, UNSENT), (2, False, UNSENT))
+AUDIT_RANKS, DEAF_RANKS = 4, 3
+# What the audit lets pass at rest; in between, a case says how many shards an expression may take for a moment.
+AT_REST_SHARDS = 0.5
+
+
+def check(puzzle: Puzzle, answer: Answer) -> Score:
+    """Runs ``answer`` on every case of the puzzle, under other orders of the ranks too, and audits its memory.
+
+    A hole that is still open makes a Score that says so. Raises ValueError for what is no function.
+    """
+    if not callable(answer):
+        raise ValueError(f"check() takes a function for {puzzle.name!r}, found {answer!r}; "
+                         f"write check({puzzle.name!r}, my_function), without calling it")
+    rows: list[Measured] = []
+    try:
+        refuse_back_doors(answer)
+        _refuse_clairvoyance(puzzle, answer)
+        for case in puzzle.cases():
+            rows.append(attempt(puzzle, case, answer))
+        _try_other_worlds(puzzle, answer)
+        _audit(puzzle, answer)
+    except Hole as error:
+        return Score(puzzle.name, OPEN, f"A hole is open: {error}.", tuple(rows))
+    except Refused as error:
+        return Score(puzzle.name, REFUSED, f"{error}.", tuple(rows))
+    return Score(puzzle.name, PASSED, _praise(puzzle, rows), tuple(rows))
+
+
+def _praise(puzzle: Puzzle, rows: list[Measured]) -> str:
+    worlds = ", ".join(map(str, sorted({row.ranks for row in rows})))
+    how = "within the stated bound" if puzzle.case(2, puzzle.sizes[2][0]).bounds is not None else "bit for bit"
+    return f"Right on N = {worlds} in {len(rows)} cases, {how}, and when the ranks run in other orders."
+
+
+def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug: bool = False,
+            audit: Audit | None = None) -> Measured:
+    """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one.
+
+    Limits hold for plain runs: debug mode copies inputs, and an audit is about another question.
+    """
+    cluster = Cluster(case.ranks, seed=seed, debug=debug)
+    found = _run(cluster, puzzle, case, answer, audit=audit)
+    _refuse_result(puzzle, case, found)
+    _refuse_forbidden_calls(puzzle, case, cluster)
+    sent = cluster.trace.sent_nbytes()
+    if sum(sent) < case.least_sent_nbytes:
+        raise Refused(f"On {case.where} the ranks sent {sum(sent):,} bytes in all where {case.least_sent_nbytes:,} "
+                      "have to travel: what one rank knows of another's data must come in a message")
+    measured = Measured(case.ranks, case.title, max(cluster.memory.peak_nbytes), max(sent),
+                        steps_in_sequence(cluster.trace), case.target)
+    if audit is None and not debug:
+        _refuse_excess(case, measured)
+    said = case.look(cluster.trace)
+    if said:
+        raise Refused(f"On {case.where} {said}")
+    return measured
+
+
+def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: Audit | None = None,
+         deaf: bool = False) -> list[Any]:
+    """What each rank returned; Refused for whatever is raised on the way."""
+    changed: list[tuple[int, str]] = []
+
+    def program(rank: Rank) -> Any:
+        if audit is not None:
+            audit.enter(rank.memory)
+        given = case.arguments(rank)
+        before = [_bits(value) for value in given]
+        result = answer(DeafRank.of(rank) if deaf else rank, *given)
+        for name, value, bits in zip(puzzle.parameters, given, before, strict=True):
+            if name not in puzzle.changes and _bits(value) != bits:
+                changed.append((rank.index, name))
+        del given
+        if audit is not None:
+            audit.look()
+        return result
+
+    with limited(case.where):
+        try:
+            with np.errstate(all="ignore"):  # inf and NaN are part of some cases
+                found = list(cluster.run(program))
+        except (Hole, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # sys.exit() too must not end the check, as if all were well
+            raise Refused(explained(case.where, error)) from error
+    if changed:
+        rank, name = changed[0]
+        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is only lent; work on a copy "
+                      "that you take from rank.memory.alloc()")
+    return found
+
+
+def _bits(value: Any) -> Any:
+    """What tells whether an argument was changed; no copy, which the audit would see."""
+    if isinstance(value, np.ndarray):
+        return value.shape, checksum(value)
+    return [_bits(item) for item in value] if isinstance(value, list | tuple) else None
+
+
+def _refuse_result(puzzle: Puzzle, case: Case, found: list[Any]) -> None:
+    said = judge.complaint(case, found, puzzle.returns)
+    if said:
+        raise Refused(f"On {case.where} rank {said[0]} {said[1]}")
+
+
+def _refuse_forbidden_calls(puzzle: Puzzle, case: Case, cluster: Cluster) -> None:
+    for row in cluster.trace[0].collectives():
+        if row.call.operation not in puzzle.allowed:
+            allowed = ", ".join(["exchange", *sorted(puzzle.allowed)])
+            raise Refused(f"On {case.where} it calls {row.call.operation}, but this puzzle is to be solved with "
+                          f"{allowed}")
+
+
+def _refuse_excess(case: Case, measured: Measured) -> None:
+    for limit in case.limits:
+        found = getattr(measured, limit.measure)
+        if found > limit.most:
+            what = {"peak_nbytes": "a rank holds {:,} bytes at its fullest where {:,} are enough",
+                    "sent_nbytes": "a rank sends {:,} bytes where {:,} are enough",
+                    "steps": "there are {:,} steps in sequence where {:,} are enough"}[limit.measure]
+            raise Refused(f"On {case.where} {what.format(found, limit.most)}: {limit.why}")
+
+
+def _refuse_clairvoyance(puzzle: Puzzle, answer: Answer) -> None:
+    """Refuses an answer that is right although all messages arrive as NaN, in every case of three ranks."""
+    cases = [puzzle.case(DEAF_RANKS, length) for length in puzzle.sizes[DEAF_RANKS]]
+    for case in cases:
+        try:
+            found = _run(Cluster(case.ranks), puzzle, case, answer, deaf=True)
+        except (Refused, Hole):
+            return
+        if judge.complaint(case, found, puzzle.returns):
+            return
+    raise Refused(f"On {cases[-1].where} its results are right even when every message arrives as NaN, "
+                  "so it sees other ranks' data where no message brought them; a rank knows its arguments, and what "
+                  "others send it")
+
+
+def _try_other_worlds(puzzle: Puzzle, answer: Answer) -> None:
+    """Refuses an answer that fails where new memory is NaN, or when the ranks run in another order."""
+    for ranks in OTHER_WORLDS:
+        case = puzzle.case(ranks, puzzle.sizes[ranks][-1])
+        for seed, debug, how in OTHER_WAYS:
+            try:
+                attempt(puzzle, case, answer, seed=seed, debug=debug)
+            except Refused as error:
+                raise Refused(f"{how}: {error}") from error
+
+
+def _audit(puzzle: Puzzle, answer: Answer) -> None:
+    """Refuses arrays that the ledger does not know, on a run whose shards are long enough to stand out."""
+    if not puzzle.audit_length:
+        return
+    case = puzzle.case(AUDIT_RANKS, puzzle.audit_length)
+    with Audit() as audit:
+        attempt(puzzle, case, answer, audit=audit)
+        for index, rank in enumerate(audit.ranks.values()):
+            missed = [nbytes for nbytes, share in ((rank.missed_at_rest_nbytes, AT_REST_SHARDS),
+                                                   (rank.missed_in_between_nbytes, case.scratch_shards))
+                      if nbytes > share * case.shard_nbytes]
+            if missed:
+                raise Refused(f"On {case.where} rank {index} holds about {missed[0] // 1000 * 1000:,} bytes that its "
+                              "ledger does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
+                              "them with rank.memory.hold(array, kind), and write into them with out=")
+
+
+def refuse_back_doors(answer: Answer) -> None:
+    """Refuses a function whose code names what looks behind its rank, or at foreign memory."""
+    code = getattr(inspect.unwrap(_whole(answer)), "__code__", None)
+    for name in () if code is None else _names(code):
+        if name in BACK_DOORS:
+            raise Refused(f"It uses {name}, with which one sees what is not one's own; a rank knows its arguments, "
+                          "and what others send it")
+
+
+def _whole(answer: Any) -> Any:
+    while isinstance(answer, functools.partial):
+        answer = answer.func
+    return answer
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

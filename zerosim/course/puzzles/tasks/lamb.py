@@ -1,0 +1,154 @@
+"""Puzzle: shard an optimizer that needs a norm, without counting anything twice.
+
+Legend: N ranks, n elements of the sharded tensor, k = ⌈n/N⌉, b elements of the bias.
+Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2 (LAMB): the ratio of two norms.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerosim.course.puzzles import oracle, targets
+from zerosim.course.puzzles.given import lent
+from zerosim.course.puzzles.oracle import Array
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.ranks.rank import Rank
+
+LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
+
+STATEMENT = """
+LAMB moves a layer by its own trust ratio: w = w - lr · (|w| / |u|) · u, where u is the direction and both
+norms are over the whole layer. The layer's matrix lies in shards, padded at its end to N·k elements; its bias
+lies whole on every rank:
+
+             rank 0    rank 1    rank 2
+    matrix   [w w w]   [w w w]   [w p p]   p: padding, 7777, in no norm
+    bias     [b b b]   [b b b]   [b b b]   everywhere the same, once in the norm
+
+    lamb(rank, weights, direction, valid, bias, bias_direction, lr):
+        weights, direction  (k,) fp32, this rank's shard, of which the first
+                            `valid` elements are real
+        bias, bias_direction  (3,) fp32, equal on all ranks;  lr a number
+        ->  (weights, bias), updated; padding as it was
+
+Write into weights and bias. Add squares in float64. No order is prescribed: the result may differ by four
+roundings of fp32. Two numbers from each rank are all that has to travel. Allowed: exchange, all_gather,
+all_reduce.
+"""
+
+STUB = '''
+import numpy as np
+
+import zerosim as zs
+
+
+def lamb(rank, weights, direction, valid, bias, bias_direction, lr):
+    def squares(x):
+        wide = x.astype(np.float64)
+        return np.dot(wide, wide)
+
+    partial = rank.memory.alloc(2, np.float64, "workspace")  # of the weights, of the direction
+    partial[0] = zs.puzzles.hole("squares of what is real in your shard")
+    partial[1] = zs.puzzles.hole("the same for the direction")
+    total = zs.puzzles.hole("the sum over ranks")
+    zs.puzzles.hole("the bias counts once, not N times")
+    ratio = zs.puzzles.hole("norm of the weights by norm of the direction")
+    weights[:valid] -= lr * ratio * direction[:valid]
+    bias -= lr * ratio * bias_direction
+    return weights, bias
+'''
+
+HINTS = (
+    "A sum of squares can be added up over ranks; a norm cannot. The square root comes last.",
+    "squares(weights[:valid]) leaves out the padding; total = rank.all_reduce(partial) adds up the shards.",
+    "After the all-reduce: total[0] += squares(bias), total[1] += squares(bias_direction), on every rank alike; "
+    "ratio = np.float32(np.sqrt(total[0] / total[1])).",
+)
+
+
+class Job(NamedTuple):
+    """The layer as one vector, its direction, and the bias's, on N ranks."""
+
+    weights: Array
+    direction: Array
+    bias: Array
+    bias_direction: Array
+    ranks: int
+
+    @property
+    def chunk(self) -> int:
+        """k."""
+        return -(-len(self.weights) // self.ranks)
+
+    def padded(self, x: Array, rank: int) -> Array:
+        """The rank's shard (k,), with its padding."""
+        shard = np.full(self.chunk, PADDING, np.float32)
+        own = oracle.chunks(x, self.ranks)[rank]
+        shard[:len(own)] = own
+        return shard
+
+    def arguments(self, rank: Rank) -> tuple[Any, ...]:
+        """weights, direction, valid, bias, bias_direction, lr."""
+        valid = len(oracle.chunks(self.weights, self.ranks)[rank.index])
+        return (lent(rank, self.padded(self.weights, rank.index), "master"),
+                lent(rank, self.padded(self.direction, rank.index), "gradient"), valid, lent(rank, self.bias, "master"),
+                lent(rank, self.bias_direction, "gradient"), LEARNING_RATE)
+
+    def results(self, ratios: list[float]) -> list[Any]:
+        """What ranks return that move by these ratios."""
+        found = []
+        for rank, ratio in enumerate(ratios):
+            step = LEARNING_RATE * ratio
+            weights, valid = self.padded(self.weights, rank), len(oracle.chunks(self.weights, self.ranks)[rank])
+            weights[:valid] = weights[:valid] - step * self.padded(self.direction, rank)[:valid].astype(np.float64)
+            found.append((weights, (self.bias - step * self.bias_direction.astype(np.float64)).astype(np.float32)))
+        return found
+
+
+def squares(*parts: Array) -> float:
+    """The sum of squares, in float64."""
+    return sum(float(np.dot(part.astype(np.float64), part.astype(np.float64))) for part in parts)
+
+
+def case(ranks: int, length: int) -> Case:
+    """One layer, its matrix in shards, its bias everywhere."""
+    (weights, direction), (bias, bias_direction) = oracle.data("lamb", 2, length), oracle.data("bias", 2, BIAS)
+    job = Job(weights, direction, bias, bias_direction, ranks)
+    ratio = (squares(weights, bias) / squares(direction, bias_direction)) ** 0.5
+
+    def over(*, biases: int, padding: int = 0) -> float:
+        extra = padding * PADDING**2
+        return float(((squares(weights) + biases * squares(bias) + extra)
+                      / (squares(direction) + biases * squares(bias_direction) + extra)) ** 0.5)
+
+    right, missing = job.results([ratio] * ranks), ranks * job.chunk - length
+    bounds = [[(4 * 2.0**-24 * (np.abs(one.astype(np.float64)) + np.abs(move))) for one, move in zip(
+        right[rank], (LEARNING_RATE * ratio * job.padded(direction, rank), LEARNING_RATE * ratio * bias_direction),
+        strict=True)] for rank in range(ranks)]
+    alone = [(squares(w, bias) / squares(u, bias_direction)) ** 0.5
+             for w, u in zip(oracle.chunks(weights, ranks), oracle.chunks(direction, ranks), strict=True)]
+    wire = targets.ring("all_gather", 2 * ranks, ranks, 8)
+    return Case(
+        ranks, f"n={length}, b={BIAS}", job.arguments, right,
+        Target(4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, wire.most_nbytes, wire.steps), 2 * (ranks - 1) * 16,
+        mistakes=(
+            Mistake("counted the bias, which every rank has, once for each rank",
+                    job.results([over(biases=ranks)] * ranks)),
+            Mistake("left the bias out of the norms", job.results([over(biases=0)] * ranks)),
+            Mistake("counted the padding", job.results([over(biases=1, padding=missing)] * ranks)),
+            Mistake("counted the padding, and the bias once for each rank",
+                    job.results([over(biases=ranks, padding=missing)] * ranks)),
+            Mistake("took the norms of its own shard, and not of the layer", job.results(alone)),
+            Mistake("forgot the square root", job.results([ratio**2] * ranks)),
+            Mistake("took the ratio upside down", job.results([1 / ratio] * ranks)),
+            Mistake("returned what it was given", job.results([0.0] * ranks))),
+        limits=(Limit("sent_nbytes", max(wire.most_nbytes, 2 * 2 * 8), "two numbers from each rank are all that has to "
+                      "travel"),),
+        bounds=bounds, shard_nbytes=4 * job.chunk, scratch_shards=7)
+
+
+PUZZLE = Puzzle(
+    "lamb", "A norm over shards", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights", "bias"}),
+    parameters=("weights", "direction", "valid", "bias", "bias_direction", "lr"), returns=("weights", "bias"),
+    score="peak: what is given and two numbers of each rank; bytes and steps: an all-gather of 16 bytes per rank")

@@ -1,0 +1,100 @@
+"""Puzzle: an overflow on one rank makes every rank skip.
+
+Legend: N ranks, n elements, k = ⌈n/N⌉, S loss scale.
+Source: Micikevicius et al. 2018 (mixed precision), section 3.2; Rajbhandari et al. 2020 (ZeRO), section 5.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from zerosim.course.puzzles import oracle, targets
+from zerosim.course.puzzles.given import lent
+from zerosim.course.puzzles.oracle import Array
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target
+from zerosim.ranks.rank import Rank
+
+LEARNING_RATE, SCALE = 0.1, 1024.0
+# Odd lengths overflow: n = 1 modulo 4 with inf, 3 with NaN. The last ranks may own nothing.
+SIZES = {1: (6, 5), 2: (1, 6), 3: (7, 2), 4: (3, 8, 9), 5: (13, 4), 8: (5, 18)}
+
+STATEMENT = """
+Gradients of S times the loss can overflow to inf, or be NaN. Then the step must be skipped, and S halved. But
+a rank sees only its own shard of the reduced gradient, and all ranks must decide alike:
+
+    rank 0  [ 1.0  2.0 ]   fine         -- skip
+    rank 1  [ inf  0.5 ]   overflow!    -- skip      S -> S/2 on all three
+    rank 2  [ ]            owns nothing -- skip
+
+    overflow(rank, weights, gradient, lr, scale):
+        weights, gradient  this rank's shard, fp32, perhaps empty; the
+                           gradient is that of S times the loss
+        ->  (weights, scale, skipped):
+            all is well:   weights - lr · (gradient / scale), scale, False
+            inf or NaN on any rank:   weights as they were, scale / 2, True
+
+Write into weights. One byte from each rank is all that has to travel. Allowed: exchange, all_gather,
+all_reduce.
+"""
+
+STUB = '''
+import numpy as np
+
+import zerosim as zs
+
+
+def overflow(rank, weights, gradient, lr, scale):
+    flag = rank.memory.alloc(1, np.uint8, "workspace")
+    flag[0] = zs.puzzles.hole("1 if something in my shard is inf or NaN, else 0")
+    flags = zs.puzzles.hole("everybody's flag, or the largest of them; also when mine is 0")
+    if flags.any():
+        return weights, scale / 2, True
+    weights -= lr * (gradient / scale)
+    return weights, scale, False
+'''
+
+HINTS = (
+    "A collective must be called by all ranks, also by those that find nothing wrong, and by those that own nothing.",
+    "np.isfinite is False for inf and for NaN, and np.isfinite(empty).all() is True.",
+    "flag[0] = not np.isfinite(gradient).all(); flags = rank.all_gather(flag), or rank.all_reduce(flag, op='max').",
+)
+
+
+def case(ranks: int, length: int) -> Case:
+    """A sharded step on N ranks, in which one element overflows where n is odd."""
+    weights, gradient = oracle.data("overflow", 2, length)
+    gradient = gradient * np.float32(SCALE)
+    skipped = bool(length % 2)
+    if skipped:
+        gradient[2 * length // 3] = np.inf if length % 4 == 1 else np.nan
+    gradients, shards = oracle.chunks(gradient, ranks), oracle.chunks(weights, ranks)
+
+    def arguments(rank: Rank) -> tuple[Any, ...]:
+        return (lent(rank, shards[rank.index], "master"), lent(rank, gradients[rank.index], "gradient"), LEARNING_RATE,
+                SCALE)
+
+    def outcome(skips: list[bool], *, halve: bool = True) -> list[tuple[Array, float, bool]]:
+        with np.errstate(all="ignore"):
+            moved = [w - LEARNING_RATE * (g / SCALE) for w, g in zip(shards, gradients, strict=True)]
+        return [(w, SCALE / 2 if halve else SCALE, True) if skip else (new, SCALE, False)
+                for w, new, skip in zip(shards, moved, skips, strict=True)]
+
+    bad = [not np.isfinite(g).all() for g in gradients]
+    wire, chunk = targets.ring("all_gather", ranks, ranks, 1), -(-length // ranks)
+    found = {1: "inf on one rank", 3: "NaN on one rank"}.get(length % 4, "all finite")
+    return Case(
+        ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),
+        Target(8 * chunk + 1 + ranks, wire.most_nbytes, wire.steps), 2 * (ranks - 1),
+        mistakes=(Mistake("decided by its own shard, and so not like the other ranks", outcome(bad)),
+                  Mistake("did not skip, although one rank has inf or NaN", outcome([False] * ranks)),
+                  Mistake("skipped, although nothing overflowed", outcome([True] * ranks)),
+                  Mistake("skipped, but left the scale as it was", outcome([skipped] * ranks, halve=False))),
+        limits=(Limit("sent_nbytes", 8 * wire.most_nbytes + 8, "one flag from each rank is all that must travel"),),
+        shard_nbytes=4 * chunk)
+
+
+PUZZLE = Puzzle(
+    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights"}),
+    parameters=("weights", "gradient", "lr", "scale"), returns=("weights", "scale", "skipped"),
+    score="peak: two shards and a byte of each rank; bytes and steps: an all-gather of one byte per rank")

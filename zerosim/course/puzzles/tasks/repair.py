@@ -1,0 +1,115 @@
+"""Puzzle: a broken program, with three mistakes in it.
+
+Legend: N ranks, L layers of n elements each, k = ⌈n/N⌉.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from zerosim.course.puzzles import oracle, targets
+from zerosim.course.puzzles.given import Scaling, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.ranks.rank import Rank
+
+LAYERS = 4
+
+STATEMENT = """
+This program runs, on any number of ranks, and nobody complains. It goes forward through four layers whose
+weights lie in shards, and reduces a gradient round a ring. Three things are wrong with it:
+
+    forward    gather, use, free?            a rank holds more than it should
+    ring       chunk c: c+1, c+2, ..., c?    others add in another order
+    gradient   the mean?
+
+    repair(rank, shards, layer, x, gradient):
+        shards  a list of L arrays, this rank's chunk of each layer's weights
+                (n,), cut by ceil(n/N)
+        layer   layer.forward(w, x) -> y (n,)
+        x, gradient  (n,) fp32, this rank's
+        ->  (y, mean): the last output (n,), and this rank's chunk of the
+            gradient's mean over ranks
+
+Each mistake that you repair uncovers the next one. x and the gradient are only lent. Allowed: exchange,
+all_gather, reduce_scatter.
+"""
+
+STUB = '''
+import numpy as np
+
+import zerosim as zs
+
+
+def repair(rank, shards, layer, x, gradient):
+    n, N = len(x), rank.size
+    weights = [rank.all_gather(shard, length=n) for shard in shards]
+    for w in weights:
+        x = layer.forward(w, x)
+
+    k = -(-n // N)
+
+    def chunk(c):
+        return slice(min(n, c % N * k), min(n, (c % N + 1) * k))
+
+    landings = [rank.memory.alloc(k, np.float32, "workspace") for _ in range(2)]
+    partial = gradient[chunk(rank.index + 1)]
+    for step in range(N - 1):
+        own = gradient[chunk(rank.index + 2 + step)]
+        landing = landings[step % 2][:len(own)]
+        rank.exchange(partial, (rank.index - 1) % N, landing, (rank.index + 1) % N)
+        landing += own
+        partial = landing
+    return x, partial
+'''
+
+HINTS = (
+    "N = 1 shows the gathered weights that stay, N = 2 the missing average, and only N = 4 the order: a ring the "
+    "other way gives a + b where it was b + a, as long as no more than two are added before one's own.",
+    "A list of gathered weights keeps all of them. Gather inside the loop, and let go before the next turn.",
+    "The ring goes to the right: send to (index + 1) % N, receive from (index - 1) % N, begin with chunk index - 1, "
+    "and count down. rank.reduce_scatter(gradient) does the same.",
+    "mean /= N changes the array that you received into; at N = 1 that is the gradient itself, which is only lent: "
+    "copy it into a landing first.",
+)
+
+
+def case(ranks: int, length: int) -> Case:
+    """Four layers forward and one gradient on N ranks."""
+    weights = [oracle.data(f"repair weights {layer}", 1, length)[0] for layer in range(LAYERS)]
+    xs, gradients = oracle.data("repair x", ranks, length), oracle.data("repair", ranks, length)
+    cut, shards = oracle.cut(length, ranks), [oracle.chunks(w, ranks) for w in weights]
+    ys = [x.copy() for x in xs]
+    for y in ys:
+        for w in weights:
+            np.multiply(w, y, out=y)
+
+    def arguments(rank: Rank) -> tuple[Any, ...]:
+        mine = [lent(rank, of_layer[rank.index], "parameter") for of_layer in shards]
+        return mine, Scaling(rank), lent(rank, xs[rank.index]), lent(rank, gradients[rank.index], "gradient")
+
+    total = oracle.ring_sum(gradients)
+    left = [oracle.ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])
+            for c, own in enumerate(cut)]
+    gather, chunk = targets.ring("all_gather", length, ranks), -(-length // ranks)
+    wire = targets.in_sequence(*[gather] * LAYERS, targets.ring("reduce_scatter", length, ranks))
+    peak = 5 * length + LAYERS * chunk
+    return Case(
+        ranks, f"n={length}, L={LAYERS}", arguments,
+        [(y, mean) for y, mean in zip(ys, oracle.chunks(total / ranks, ranks), strict=True)],
+        Target(4 * peak, wire.most_nbytes, wire.steps), wire.all_nbytes,
+        mistakes=(Mistake("returned the sum of the gradients, and not their mean",
+                          list(zip(ys, oracle.chunks(total, ranks), strict=True))),
+                  Mistake("let the gradients go round the ring the other way",
+                          [(y, one / ranks) for y, one in zip(ys, left, strict=True)]),
+                  Mistake("let the gradients go round the ring the other way, and returned their sum, not their mean",
+                          list(zip(ys, left, strict=True)))),
+        limits=(Limit("peak_nbytes", 4 * (peak + 2 * length), "gathered weights stay; gather one, use it, let it go"),),
+        shard_nbytes=4 * chunk, scratch_shards=5)
+
+
+PUZZLE = Puzzle(
+    "repair", "Repair a broken program", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    allowed=frozenset({"all_gather", "reduce_scatter"}), parameters=("shards", "layer", "x", "gradient"),
+    returns=("y", "mean"),
+    score="peak: the shards and five vectors (x, the gradient, two activations, one layer's weights); bytes and steps: "
+          "a gather for each layer and one reduce-scatter")

@@ -1,0 +1,100 @@
+"""Puzzle: a ring reduce-scatter over exchange.
+
+Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to min(n, (c+1)·k).
+"""
+
+from zerosim.course.puzzles import oracle, targets
+from zerosim.course.puzzles.given import vector_of
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+
+STATEMENT = """
+Every rank has a vector; rank r wants chunk r of the sum of all. The ranks stand in a ring, and each speaks
+with its two neighbors only. Chunk c starts on rank c+1 and goes once round, each rank adding its own copy; it
+ends on rank c:
+
+    chunk 0 of N = 4:
+    rank 1 --x1--> rank 2 --x1+x2--> rank 3 --x1+x2+x3--> rank 0, which adds x0
+
+All N chunks travel at once, each one rank behind the next, so that in every step every rank sends one chunk
+and receives one:
+
+    step 0:  rank r sends chunk r-1, its own, and receives chunk r-2
+    step 1:  rank r sends chunk r-2, its own copy added, and receives chunk r-3
+    ...      all modulo N
+
+    ring(rank, x):
+        x  (n,) fp32
+        ->  elements min(n, rk) to min(n, (r+1)k) of the sum; k = ceil(n/N)
+
+The last chunks may be short or empty. The order of additions is prescribed, x[c+1] + x[c+2] + ... + x[c], so
+equal means equal bits. x is only lent. Allowed: exchange.
+"""
+
+STUB = '''
+import numpy as np
+
+import zerosim as zs
+
+
+def ring(rank, x):
+    n, N = len(x), rank.size
+    k = -(-n // N)
+
+    def chunk(c):
+        return slice(min(n, c % N * k), min(n, (c % N + 1) * k))
+
+    landings = [rank.memory.alloc(k, x.dtype, "workspace") for _ in range(2)]
+    partial = x[chunk(rank.index - 1)]
+    for step in range(N - 1):
+        own = x[zs.puzzles.hole("which chunk arrives in this step?")]
+        landing = landings[step % 2][:len(own)]
+        zs.puzzles.hole("send partial to the right neighbor while receiving landing from the left one")
+        zs.puzzles.hole("add your own copy")
+        partial = landing
+    return partial
+'''
+
+HINTS = (
+    "Rank r receives from rank r-1 what that one sends. In step s rank r sends chunk r-1-s.",
+    "So chunk r-2-s arrives. rank.exchange(send, to, out, source) sends and receives at once; two sends that wait for "
+    "each other would never end.",
+    "rank.exchange(partial, (rank.index + 1) % N, landing, (rank.index - 1) % N), then landing += own. Leave x alone.",
+)
+
+
+def case(ranks: int, length: int) -> Case:
+    """A vector on each of N ranks."""
+    xs = oracle.data("ring", ranks, length)
+    total, cut = oracle.ring_sum(xs), oracle.cut(length, ranks)
+    backwards = oracle.chunks(total, ranks)
+    for c, own in enumerate(cut):
+        backwards[c] = oracle.ordered_sum([xs[(c - 1 - step) % ranks][own] for step in range(ranks)])
+    without = [oracle.ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
+               for c, own in enumerate(cut)]
+    wire, chunk = targets.ring("reduce_scatter", length, ranks), -(-length // ranks)
+    return Case(
+        ranks, f"n={length}", vector_of(xs), oracle.chunks(total, ranks),
+        Target(4 * (length + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
+        mistakes=(
+            Mistake("returned the chunk that the next rank owns",
+                    [total[cut[(rank + 1) % ranks]] for rank in range(ranks)]),
+            Mistake("returned the chunk that the rank before it owns",
+                    [total[cut[(rank - 1) % ranks]] for rank in range(ranks)]),
+            Mistake("added in the order of the ranks, and not in that of the ring",
+                    [oracle.ordered_sum([x[own] for x in xs]) for own in cut]),
+            Mistake("let the chunks go round the ring the other way", backwards),
+            Mistake("left out its own copy", without),
+            Mistake("returned the mean, and not the sum", [one / ranks for one in oracle.chunks(total, ranks)]),
+            Mistake("returned its own chunk, to which nothing was added",
+                    [x[own] for x, own in zip(xs, cut, strict=True)]),
+            Mistake("returned the whole vector, and not its chunk", [total] * ranks)),
+        limits=(Limit("sent_nbytes", wire.most_nbytes, "each chunk leaves a rank once, and its own never"),
+                Limit("steps", wire.steps, "all chunks travel at once, one hop a step"),
+                Limit("peak_nbytes", 4 * (2 * length + 2 * chunk), "two chunks are on the way at a rank, never a "
+                      "second vector")),
+        shard_nbytes=4 * chunk)
+
+
+PUZZLE = Puzzle(
+    "ring", "A ring reduce-scatter", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18, parameters=("x",),
+    score="peak: x and two chunks; bytes: (N-1)/N of x; steps: N-1")

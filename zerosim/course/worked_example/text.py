@@ -1,0 +1,235 @@
+"""Prints a replay: where each state rests, what happened in order, and what every number came to.
+
+Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from zerosim.course.worked_example.events import Step
+from zerosim.course.worked_example.example import NAMES, Example, exact
+from zerosim.course.worked_example.replay import HopValues, Replay, decimal
+from zerosim.ranks.memory import KINDS
+
+STATES = ("parameter", "gradient", "master", "m", "v")
+MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}
+
+
+def print_replays(console: Console, example: Example, found: dict[int, Replay], *, hops: bool) -> None:
+    """The example, then every stage; where there are several, a last word on what they share."""
+    print_header(console, example)
+    for stage, of_stage in found.items():
+        print_replay(console, stage, of_stage, hops=hops)
+    if len(found) > 1:
+        console.print()
+        console.rule("[bold]all stages[/]")
+        console.print(comparison_table(found))
+        console.print(
+            f"The fp32 masters and the {example.compute} copies are "
+            + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage.")
+        )
+
+
+def comparison_table(found: dict[int, Replay]) -> Table:
+    """What each stage cost every rank."""
+    table = plain_table("", "stage", "rank", "at rest B", "peak B", "sent B")
+    for stage, of_stage in found.items():
+        for rank, witness in enumerate(of_stage.witnesses):
+            table.add_row(str(stage) if rank == 0 else "", str(rank),
+                          str(sum(witness.snapshot("start").held_nbytes.values())),
+                          str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank]))
+    return table
+
+
+def same_bits(found: dict[int, Replay]) -> bool:
+    """True when all stages end in the same bits."""
+    ends = {(of_stage.whole("master", "refresh").tobytes(), of_stage.whole("parameter", "refresh").tobytes())
+            for of_stage in found.values()}
+    return len(ends) == 1
+
+
+def print_header(console: Console, example: Example) -> None:
+    """The model, the data and the settings, which all stages share."""
+    console.print(f"[bold]The worked example[/]: 4 weights on {example.ranks} ranks, {example.compute}, "
+                  f"Adam with learning rate {example.learning_rate:g}")
+    console.print("  h = w1·x1 + w2·x2   a = relu(h)   y = w3·a + w4   loss = ½(y - t)²")
+    console.print(f"  layer1 is w1 w2, layer2 is w3 w4; they begin as {numbers(example.weights)}")
+    for rank in range(example.ranks):
+        (x1, x2), target = example.sample(rank)
+        console.print(f"  rank {rank} trains on x = ({x1:g}, {x2:g}), t = {target:g}")
+    console.print(f"  layout {example.layout}, recompute {example.recompute}")
+
+
+def print_replay(console: Console, number: int, found: Replay, *, hops: bool) -> None:
+    """One stage, from where its states rest to what they came to."""
+    console.print()
+    console.rule(f"[bold]stage {number}[/]: {stage_text(found)}")
+    console.print(resting_table(found))
+    console.print(story_table(found, hops=hops))
+    print_disagreement(console, found)
+    if found.witnesses[0].skipped:
+        console.print("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.")
+    console.print(results_table(found))
+    console.print(cast_remark(found))
+    console.print(memory_table(found))
+    console.print(f"Sent by each rank, parameters and gradients: {listed(found.sent_nbytes)} bytes")
+
+
+def stage_text(found: Replay) -> str:
+    """``parameters replicated, gradients partial, optimizer sharded``."""
+    stage = found.stage
+    return (f"parameters {stage.parameters.value}, gradients {stage.gradients.value}, "
+            f"optimizer {stage.optimizer.value}")
+
+
+def resting_table(found: Replay) -> Table:
+    """State by rank: the weights of which each rank holds that state between steps."""
+    table = plain_table("Where each state rests", "rank", *STATES)
+    for rank in range(found.example.ranks):
+        cells = [" ".join(NAMES[i] for i in found.held_part(state, "start", rank)) or "-" for state in STATES]
+        table.add_row(str(rank), *cells)
+    return table
+
+
+def story_table(found: Replay, *, hops: bool) -> Table:
+    """Every step, and under it every rank: the values, the bytes sent, the bytes held right after."""
+    table = plain_table("What happens", "", "event", "rank", "values", "sent B", "holds B")
+    seen = [0] * found.example.ranks
+    for number, step in enumerate(found.steps, 1):
+        for rank in range(found.example.ranks):
+            first = rank == 0
+            table.add_row(str(number) if first else "", f"{step.op} {step.unit}" if first else "", str(rank),
+                          values_text(found, step, rank, seen), str(step.sent_nbytes[rank] or ""),
+                          str(sum(step.held_nbytes[rank].values())))
+        if hops and step.call is not None:
+            for made in found.hops.get(step.call, []):
+                table.add_row("", "", "", hop_text(made), "", "")
+    return table
+
+
+def hop_text(made: HopValues) -> str:
+    """One message: who to whom, which chunks, which values."""
+    hop = made.hop
+    carried = numbers(made.values) if made.values else "nothing (0 bytes)"
+    return f"[dim]hop {hop.step}, {hop.source} → {hop.destination}, chunk {listed(hop.chunks)}: {carried}[/]"
+
+
+def values_text(found: Replay, step: Step, rank: int, seen: list[int]) -> str:
+    """What the step meant in numbers on one rank. ``seen`` counts the passes already told, by rank."""
+    witness = found.witnesses[rank]
+    if step.op in ("forward", "recompute", "backward"):
+        passed = witness.passes[seen[rank]]
+        seen[rank] += 1
+        if passed.gradients is not None:
+            return f"dy {numbers(passed.values_in)}: gradients {numbers(passed.gradients)}"
+        return f"{numbers(passed.values_in)} → {numbers(passed.values_out if passed.values_out is not None else ())}"
+    if step.op == "loss":
+        return f"loss {found.losses[rank]:g}" if not _told_loss(found, step) else ""
+    if step.op in ("reduce_scatter", "all_reduce"):
+        return owned_text("sum", of_unit(found, step, found.held_part("reduced", "reduce", rank)))
+    if step.op == "all_gather":
+        moment = "refresh" if step is last_gather(found) and found.stage.parameters.value == "replicated" else "start"
+        whole = dict(enumerate(exact(found.whole("parameter", moment, rank))))
+        return owned_text("has", of_unit(found, step, whole))
+    if step.op == "update":
+        return owned_text("new", found.held_part("master", "update", rank))
+    return step.kind.replace("_", " ") if step.kind else ""
+
+
+def _told_loss(found: Replay, step: Step) -> bool:
+    return next(s for s in found.steps if s.op == "loss") is not step
+
+
+def last_gather(found: Replay) -> Step | None:
+    """The gather that ends the step, where there is one."""
+    gathers = [step for step in found.steps if step.op == "all_gather"]
+    return gathers[-1] if gathers else None
+
+
+def of_unit(found: Replay, step: Step, values: dict[int, float]) -> dict[int, float]:
+    """The values of the weights that belong to the step's unit."""
+    if step.unit == "all":
+        return values
+    names = [entry.unit for entry in found.layout.entries for _ in range(entry.high - entry.low)]
+    return {i: value for i, value in values.items() if names[i] == step.unit}
+
+
+def owned_text(word: str, values: dict[int, float]) -> str:
+    """``sum w3 -5.5, w4 -10``, or a dash for an empty shard."""
+    return f"{word} " + ", ".join(f"{NAMES[i]} {short(value)}" for i, value in values.items()) if values else "-"
+
+
+def print_disagreement(console: Console, found: Replay) -> None:
+    """Between the update and the all-gather, replicated copies that only their owners have updated disagree."""
+    copies = [decimals(found.whole("parameter", "update", rank)) for rank in range(found.example.ranks)]
+    if len({tuple(copy) for copy in copies}) == 1:
+        return
+    console.print(f"\nAfter the update and before the all-gather the {found.example.compute} copies disagree:")
+    for rank, copy in enumerate(copies):
+        console.print(f"  rank {rank} has {', '.join(copy)}")
+
+
+def results_table(found: Replay) -> Table:
+    """For each weight the mean gradient, Adam's state, the new master, and what its cast really is."""
+    low = found.example.compute
+    table = plain_table("What it comes to", "", "mean gradient", "m", "v", "fp32 master", f"{low} copy, exactly")
+    columns = [found.reduced_gradients, exact(found.whole("m", "refresh")), exact(found.whole("v", "refresh")),
+               exact(found.whole("master", "refresh"))]
+    casts = decimals(found.whole("parameter", "refresh"))
+    for i, name in enumerate(NAMES):
+        table.add_row(name, *(short(column[i]) for column in columns), casts[i])
+    return table
+
+
+def memory_table(found: Replay) -> Table:
+    """Bytes by kind on every rank: at the moments of the step, and at its peak."""
+    table = plain_table("Bytes held", "rank", "kind", *MOMENTS.values(), "peak")
+    for rank, witness in enumerate(found.witnesses):
+        columns = [witness.snapshot(moment).held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
+        for kind in (kind for kind in KINDS if any(kind in column for column in columns)):
+            table.add_row(str(rank) if kind == KINDS[0] else "", kind.replace("_", " "),
+                          *(str(column.get(kind, "")) for column in columns))
+        table.add_row("", "[bold]all[/]", *(f"[bold]{sum(column.values())}[/]" for column in columns))
+    return table
+
+
+def plain_table(title: str, *columns: str) -> Table:
+    """A table without frames, numbers to the right where a column's name says bytes."""
+    table = Table(
+        title=f"\n{title}" if title else None, title_justify="left", title_style="bold", box=None, pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column.endswith(" B") else "left", overflow="fold")
+    return table
+
+
+def short(value: float) -> str:
+    """The shortest decimal of an fp32 value, without a useless ``.0``."""
+    return str(value).removesuffix(".0")
+
+
+def numbers(values: Iterable[float]) -> str:
+    """``1, -2.5``."""
+    return ", ".join(short(value) for value in exact(list(values)))
+
+
+def decimals(values: Iterable[float]) -> list[str]:
+    """Every digit of each value."""
+    return [decimal(value) for value in values]
+
+
+def listed(values: Sequence[int]) -> str:
+    """``8, 8``, or a word for the whole vector."""
+    return ", ".join(map(str, values)) if values else "all"
+
+
+def cast_remark(found: Replay) -> str:
+    """One weight whose printed value is not the one that the compute format has; nothing where there is none."""
+    for name, value, cast in zip(NAMES, exact(found.whole("master", "refresh")),
+                                 decimals(found.whole("parameter", "refresh")), strict=True):
+        if short(value) != cast:
+            return f"Texts print {short(value)} for {name} throughout; its {found.example.compute} copy is {cast}."
+    return ""

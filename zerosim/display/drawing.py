@@ -1,0 +1,351 @@
+"""A Matplotlib figure that shows itself in a notebook, whatever its backend, with a text alternative.
+
+Only what draws imports this module, since it imports Matplotlib.
+"""
+
+import html
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+from matplotlib.figure import Figure
+
+from zerosim.numerics.files import write_whole
+from zerosim.numerics.units import BYTES
+from zerosim.ranks.memory import RESTING_KINDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Picture(Figure):
+    """A figure; ``drawing``, once it is finished, has its title and its words."""
+
+    drawing: "Drawing | None" = None
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter shows: the picture as it is now, in an ``<img>`` of its own, whose ids meet no others."""
+        if self.drawing is None:
+            return None
+        image = b64encode(self.drawing.svg().encode()).decode()
+        words = html.escape(f"{self.drawing.title}. {self.drawing.description}", quote=True)
+        return f'<img style="max-width:100%" alt="{words}" src="data:image/svg+xml;base64,{image}">'
+
+
+# -- The one style of all figures: colors that color-blind readers tell apart, sizes for print and projector ---------
+# Matplotlib is imported when something is drawn, never by this module, and always as Figure objects: no figure touches
+# pyplot's state, and no setting of the reader's changes a picture.
+# Source of the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are named below, with a gray for their
+# black; the five more that kinds of memory need are chosen to stay apart from them for every kind of color vision.
+
+
+ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#505050"
+
+# What rests between two steps comes first; what lives inside a step is hatched as well.
+KIND_COLORS: Mapping[str, str] = MappingProxyType({
+    "parameter": BLUE,
+    "gradient": VERMILLION,
+    "master": YELLOW,
+    "optimizer_state": ORANGE,
+    "gathered_parameter": SKY_BLUE,
+    "unit_gradient": PURPLE,
+    "activation": GREEN,
+    "activation_gradient": "#A1DA81",
+    "checkpointed_input": "#173C50",
+    "communication_buffer": "#595959",
+    "workspace": "#C9C9C9",
+    "input": "#8B5842",
+})
+RANK_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GRAY)
+
+# What a collective is for, and what a program computes, by the names of purposes and spans.
+PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
+    "parameters": BLUE, "gradients": VERMILLION, "state": SKY_BLUE, "control": GRAY, "unspecified": YELLOW})
+PHASE_COLORS: Mapping[str, str] = MappingProxyType({
+    "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
+
+FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
+    "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+
+
+def rank_color(rank: int) -> str:
+    """The color of a rank in every figure; past eight ranks the colors come again, and the number tells them apart."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What differs between the light and the dark variant: the page, the ink on it, and two weaker inks."""
+
+    name: str
+    background: str
+    ink: str
+    muted: str  # words of second rank
+    faint: str  # grids and frames
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Matplotlib's settings, over its own defaults."""
+        page, ink = self.background, self.ink
+        return {
+            # Text stays text in an SVG; where the first font is missing the next ones, no wider, take its place.
+            "svg.hashsalt": "zerosim", "svg.fonttype": "none", "font.family": "sans-serif",
+            "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+            "font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
+            "legend.fontsize": 11, "legend.frameon": False, "hatch.linewidth": 0.7, "grid.color": self.faint,
+            "figure.facecolor": page, "savefig.facecolor": page, "axes.facecolor": page,
+            "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": ink,
+            "xtick.color": ink, "ytick.color": ink,
+            "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+        }
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Inside the ``with`` block Matplotlib draws and saves in this style; afterwards its settings are as before."""
+        import matplotlib.style
+
+        with matplotlib.style.context(["default", self.settings]):
+            yield
+
+    def figure(self, width_inches: float, height_inches: float) -> "Picture":
+        """An empty figure; call it, and draw, while the style is in force."""
+
+        return Picture(figsize=(width_inches, height_inches))
+
+
+LIGHT = Style("light", background="#FFFFFF", ink="#1A1A1A", muted="#595959", faint="#D4D4D4")
+DARK = Style("dark", background="#16181D", ink="#F2F2F2", muted="#B8BDC6", faint="#464B54")
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``#RRGGBB``, from 0 (black) to 1 (white). Source: WCAG 2.1, "relative luminance"."""
+    channels = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever contrasts more with the color."""
+    white, black = 1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / 0.05
+    return "#FFFFFF" if white > black else "#000000"
+
+
+# -- A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time -----------
+
+FORMATS = ("svg", "png")
+SUFFIXES = (".svg", ".png")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A finished picture. ``description`` says in words what it shows, for those who cannot see it."""
+
+    name: str
+    title: str
+    description: str
+    style: Style
+    figure: "Picture"
+
+    def shown(self) -> "Picture":
+        """The Matplotlib figure, which now shows itself with this title and these words."""
+        self.figure.drawing = self
+        return self.figure
+
+    def svg(self) -> str:
+        """The picture as SVG, with ``<title>`` and ``<desc>``; no date and no random ids in it."""
+        text = self._saved("svg").decode()
+        start = text.index("<svg")
+        opening, rest = text[start:].split(">", 1)
+        ids = [f"{self.name}-title", f"{self.name}-desc"]
+        words = (f'\n <title id="{ids[0]}">{escape(self.title)}</title>'
+                 f'\n <desc id="{ids[1]}">{escape(self.description)}</desc>')
+        return f'{opening} role="img" aria-labelledby="{" ".join(ids)}">{words}{rest}'
+
+    def png(self, dots_per_inch: int = 160) -> bytes:
+        """The picture as PNG."""
+        return self._saved("png", dots_per_inch)
+
+    def save(self, path: Path | str) -> Path:
+        """Writes the picture to a file, in the format that its suffix names: all of it, or nothing.
+
+        Raises ValueError for another suffix than .svg or .png.
+        """
+        path = Path(path)
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"asked to save a figure as {path.name!r}; end the name in {' or '.join(SUFFIXES)}")
+        content = self.svg().encode() if path.suffix == ".svg" else self.png()
+        return write_whole(path, content)
+
+    def _saved(self, format: str, dots_per_inch: int = 160) -> bytes:
+        file = io.BytesIO()
+        metadata = {"Date": None} if format == "svg" else {"Title": self.title, "Description": self.description}
+        with self.style.in_force():
+            self.figure.savefig(file, format=format, dpi=dots_per_inch, metadata=metadata)
+        return file.getvalue()
+
+    def _repr_svg_(self) -> str:
+        """What Jupyter shows."""
+        return self.svg()
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {self.description}"
+
+
+# -- What many figures have: a heading, the look of a kind of memory, ticks that are in sight, a unit that suits -----
+
+def heading(figure: "Picture", title: str, words: str, style: Style, *, below: float = 0.74) -> None:
+    """The title, and words of second rank, whose middle lies ``below`` so many inches under the upper edge."""
+    width, height = figure.get_size_inches()
+    figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
+    # Where there is no second line, it would only move the first.
+    air: dict[str, Any] = {"linespacing": 1.45} if "\n" in words else {}
+    figure.text(0.2 / width, 1 - below / height, words, va="center", color=style.muted, **air)
+
+
+def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
+    """The color of a kind of memory, and hatching where it lives only during a step."""
+    hatch = "" if kind in RESTING_KINDS else "////"
+    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": linewidth, "hatch": hatch}
+
+
+def scale_of(nbytes: int) -> tuple[float, str]:
+    """The unit that suits a largest value: (1e6, "MB")."""
+    return next((unit, name) for unit, name in BYTES if nbytes >= unit or unit == 1)
+
+
+def within_limits(axes: "Axes") -> None:
+    """Keeps the ticks that the axes show; Matplotlib makes one more at each end, whose label lies on other words."""
+    from matplotlib.ticker import FixedFormatter, FuncFormatter
+
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if not isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):  # those stand where they should
+            axis.set_ticks([tick for tick in axis.get_ticklocs() if min(limits) <= tick <= max(limits)])
+
+
+# -- An animation: drawings that follow each other, as a GIF or as a page of HTML that one steps through by hand -----
+# The page never plays by itself; without its script it shows every picture, one under the other.
+
+
+ANIMATION_FORMATS = ("gif", "html")
+COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
+LAST = 3  # times as long as the others the last frame stays
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ margin: 0; background: {page}; color: {ink}; font: 16px/1.5 system-ui, sans-serif; }}
+main {{ max-width: 900px; margin: 0 auto; padding: 12px; }}
+img {{ width: 100%; height: auto; display: block; }}
+img[hidden] {{ display: none; }}
+.tools {{ display: flex; gap: 8px; align-items: center; flex-wrap: wrap; }}
+button {{ min-width: 44px; min-height: 40px; font: inherit; color: inherit; background: transparent;
+  border: 1px solid {muted}; border-radius: 4px; cursor: pointer; }}
+input {{ flex: 1; min-width: 160px; }}
+</style>
+</head>
+<body>
+<main>
+<h1 style="font-size:1.2rem">{title}</h1>
+<div class="tools" id="tools" hidden>
+<button type="button" id="back" aria-label="one back">◀</button>
+<button type="button" id="play">play</button>
+<button type="button" id="on" aria-label="one on">▶</button>
+<input type="range" id="at" min="0" max="{last}" value="0" aria-label="picture"><output id="said" for="at"></output>
+</div>
+{images}
+</main>
+<script>
+"use strict";
+(() => {{
+  const images = [...document.querySelectorAll("img")];
+  const at = document.getElementById("at");
+  const play = document.getElementById("play");
+  let timer = null;
+  function show(number) {{
+    const now = (number + images.length) % images.length;
+    images.forEach((image, index) => {{ image.hidden = index !== now; }});
+    at.value = now;
+    document.getElementById("said").textContent = `${{now + 1}} of ${{images.length}}`;
+  }}
+  function stop() {{ clearInterval(timer); timer = null; play.textContent = "play"; }}
+  document.getElementById("back").addEventListener("click", () => {{ stop(); show(Number(at.value) - 1); }});
+  document.getElementById("on").addEventListener("click", () => {{ stop(); show(Number(at.value) + 1); }});
+  at.addEventListener("input", () => {{ stop(); show(Number(at.value)); }});
+  play.addEventListener("click", () => {{
+    if (timer !== null) {{ stop(); return; }}
+    play.textContent = "stop";
+    timer = setInterval(() => show(Number(at.value) + 1), {milliseconds});
+  }});
+  document.getElementById("tools").hidden = false;
+  show(0);
+  document.documentElement.dataset.ready = String(images.length);
+}})();
+</script>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Animation:
+    """Drawings of one size, each shown for so many seconds."""
+
+    name: str
+    title: str
+    frames: tuple[Drawing, ...]
+    seconds: float
+    style: Style
+
+    def gif(self) -> bytes:
+        """The frames as a GIF that plays for ever; the last one stays longer."""
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(frame.png(DOTS_PER_INCH))).convert("RGB") for frame in self.frames]
+        together = Image.new("RGB", (images[0].width, sum(image.height for image in images)))
+        for number, image in enumerate(images):
+            together.paste(image, (0, number * image.height))
+        palette = together.quantize(COLORS, dither=Image.Dither.NONE)
+        reduced = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+        file, milliseconds = io.BytesIO(), round(1000 * self.seconds)
+        reduced[0].save(file, format="GIF", save_all=True, append_images=reduced[1:], loop=0, optimize=False,
+                        duration=[milliseconds] * (len(reduced) - 1) + [LAST * milliseconds],
+                        comment=self.title.encode())
+        return file.getvalue()
+
+    def html(self) -> str:
+        """The frames as one page: buttons, a slider, and each picture with its words."""
+        images = "\n".join(
+            f'<img alt="{html.escape(frame.description, quote=True)}" '
+            f'src="data:image/svg+xml;base64,{b64encode(frame.svg().encode()).decode()}">' for frame in self.frames)
+        return PAGE.format(title=html.escape(self.title), page=self.style.background, ink=self.style.ink,
+                           muted=self.style.muted, last=len(self.frames) - 1, images=images,
+                           milliseconds=round(1000 * self.seconds))
+
+    def save(self, path: Path | str) -> Path:
+        """Writes a .gif or .html file: all of it, or nothing. Raises ValueError for another suffix."""
+        path = Path(path)
+        if path.suffix.removeprefix(".") not in ANIMATION_FORMATS:
+            raise ValueError(f"asked to save an animation as {path.name!r}; end the name in .gif or .html")
+        return write_whole(path, self.gif() if path.suffix == ".gif" else self.html().encode())
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the GIF, with the words of all frames."""
+        words = html.escape(" ".join(frame.description for frame in self.frames), quote=True)
+        image = b64encode(self.gif()).decode()
+        return f'<img style="max-width:100%" alt="{words}" src="data:image/gif;base64,{image}">'
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {len(self.frames)} frames."

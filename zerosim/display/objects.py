@@ -1,0 +1,321 @@
+"""How a cluster, its traces and its memories look.
+
+Legend: N ranks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zerosim.course.figures.plan_bars import PARTS, parts_of, plan_bars, plan_bars_data, row_name
+from zerosim.display.drawing import Drawing, Style
+from zerosim.display.html import as_html
+from zerosim.display.tables import short
+from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
+from zerosim.numerics.arrays import has_data, is_poisoned
+from zerosim.numerics.units import counted
+from zerosim.planning.plan import COLUMNS, Plan, cells, subject
+from zerosim.ranks.call import Call
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.inspect import Step, Steps
+from zerosim.ranks.memory import KINDS, Memories, Memory
+from zerosim.ranks.trace import PURPOSES, Collective, Compute, Hop, Trace, Traces
+from zerosim.zero.engine import Engine
+from zerosim.zero.layout import Layout, Region, describe
+from zerosim.zero.placements import STAGES, Stage
+
+
+def cluster_view(cluster: Cluster) -> View:
+    """What each rank holds, held at its fullest and sent in the last run."""
+    memories, runs = cluster.memory, len(cluster.runs)
+    size, here = cluster.ranks[0].size, len(cluster.ranks)
+    rest = f", {cluster.world}; {counted(runs, 'run')}"
+    rest += "" if here == size else f"; shown: {', '.join(map(rank_name, cluster.ranks))}"
+    names = [rank_name(rank) for rank in cluster.ranks]
+    table = Table("What each rank holds, and sent in the last run (bytes)",
+                  ("rank", ">holds now", ">at its peak", ">sent", ">collectives", ">messages of its own"),
+                  tuple((name.removeprefix("rank "), f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}",
+                         *_sent(trace)) for name, memory, trace in zip(names, memories, cluster.trace, strict=True)))
+    return View(f"Cluster of {counted(size, 'rank')}", rest, (table, *_peaks(names, memories)))
+
+
+def rank_name(rank: Any) -> str:
+    """``rank 2``."""
+    return f"rank {rank.index}"
+
+
+def _sent(trace: Trace) -> tuple[str, str, str]:
+    rows = list(trace.messages())
+    collectives = sum(isinstance(row, Collective) for row in rows)
+    return f"{trace.sent_nbytes():,}", f"{collectives:,}", f"{len(rows) - collectives:,}"
+
+
+def _peaks(names: Sequence[str], memories: Memories) -> Iterable[Bars]:
+    peaks = dict(zip(names, memories.peak_nbytes_by_kind, strict=True))
+    if any(peaks.values()):
+        limits = {memory.capacity_nbytes for memory in memories}
+        yield memory_bars("Held at the fullest instant, by kind", peaks, limits.pop() if len(limits) == 1 else None)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+def memory_view(memory: Memory) -> View:
+    """What one rank holds now, and held at its fullest, by kind."""
+    now, peak = memory.now_nbytes_by_kind, memory.peak_nbytes_by_kind
+    table = Table("By kind (bytes)", ("kind", ">now", ">at the peak"), (
+        *((words(kind), f"{now.get(kind, 0):,}", f"{peak.get(kind, 0):,}") for kind in KINDS
+          if kind in now or kind in peak),
+        ("all", f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}")))
+    bars = memory_bars("Now, and at the fullest instant", {"now": now, "peak": peak}, memory.capacity_nbytes)
+    limit = "no limit" if memory.capacity_nbytes is None else f"a capacity of {memory.capacity_nbytes:,} bytes"
+    return View(f"Memory of {memory.owner}", f", with {limit}", (*([bars] if now or peak else []), table))
+
+
+def memories_view(memories: Memories) -> View:
+    """What all ranks hold."""
+    names = [memory.owner for memory in memories]
+    table = Table("Bytes", ("rank", ">holds now", ">at its peak"), tuple(
+        (memory.owner, f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}") for memory in memories))
+    return View("Memories", f" of {counted(len(memories), 'rank')}", (*_peaks(names, memories), table))
+
+
+# -- traces -----------------------------------------------------------------------------------------------------------
+
+def trace_view(trace: Trace) -> View:
+    """What one rank sent, by kind of collective, and computed, by span."""
+    return View("Trace", f" of {counted(len(trace.rows), 'row')}, {trace.sent_nbytes():,} bytes sent",
+                (_operations([trace]), *_spans([trace])))
+
+
+def traces_view(traces: Traces) -> View:
+    """What all ranks sent, by purpose and by kind of collective."""
+    purposes = [purpose for purpose in PURPOSES if any(traces.sent_nbytes(purpose))]
+    table = Table("Bytes sent, by purpose", ("rank", *(f">{purpose}" for purpose in purposes), ">all"), tuple(
+        (str(rank), *(f"{trace.sent_nbytes(purpose):,}" for purpose in purposes), f"{trace.sent_nbytes():,}")
+        for rank, trace in enumerate(traces)))
+    return View("Traces", f" of {counted(len(traces), 'rank')}, {sum(traces.sent_nbytes()):,} bytes sent in all",
+                (table, _operations(traces), *_spans(traces)))
+
+
+def _operations(traces: Sequence[Trace]) -> Table:
+    """Collectives and messages by what they do, summed over these ranks."""
+    times, sent = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for trace in traces:
+        for row in trace.messages():
+            key = ((row.call.operation, row.call.algorithm, row.purpose) if isinstance(row, Collective)
+                   else ("message", "", row.purpose))
+            times[key] += 1
+            sent[key] += row.sent_nbytes
+    whose = "by this rank" if len(traces) == 1 else "by all ranks"
+    return Table(f"Collectives and messages, {whose}", ("operation", "algorithm", "purpose", ">times", ">bytes sent"),
+                 tuple((*key, f"{times[key]:,}", f"{sent[key]:,}") for key in times))
+
+
+def _spans(traces: Sequence[Trace]) -> Iterable[Table]:
+    """FLOPs and bytes sent, by the first two names of a span."""
+    flops, sent = Counter[str](), Counter[str]()
+    for trace in traces:
+        for row in trace.rows:
+            if isinstance(row, Compute):
+                flops["/".join(row.span[:2])] += row.flops
+        for message in trace.messages():
+            sent["/".join(message.span[:2])] += message.sent_nbytes
+    if names := dict.fromkeys([*flops, *sent]):
+        yield Table("By span, the stretches of the program that it named", ("span", ">FLOPs", ">bytes sent"), tuple(
+            (name or "(outside)", f"{flops[name]:,}", f"{sent[name]:,}") for name in names))
+
+
+CLUSTER_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({
+    Cluster: cluster_view, Memory: memory_view, Memories: memories_view, Trace: trace_view, Traces: traces_view})
+
+
+# -- How a layout and an engine look ---------------------------------------------------------------------------------
+# Legend: N ranks, n elements of the padded vector.
+
+
+MOST_LETTERS = 160  # of what one rank owns
+
+
+def layout_view(layout: Layout) -> View:
+    """Which rank owns which elements: a strip for each region, and what each rank owns by name."""
+    padding = layout.length - layout.valid_length
+    return View(f"Layout {layout.name}", f": {layout.valid_length:,} parameters and {padding:,} elements of padding, "
+                f"cut among {counted(layout.ranks, 'rank')}", (cut_strip(layout), _owners(layout)))
+
+
+def cut_strip(layout: Layout) -> Strip:
+    """The vector, region by region."""
+    return Strip("The cut of the vector, by owner (elements; hatched: padding)", tuple(map(_line, layout.regions)))
+
+
+def _line(region: Region) -> Line:
+    return Line(region.name, tuple(bound - region.low for bound in region.bounds), region.valid_high - region.low)
+
+
+def _owners(layout: Layout) -> Table:
+    rows = []
+    shown = layout.ranks if layout.ranks <= MOST_ROWS else MOST_ROWS - 1  # of many ranks it takes long to describe all
+    for rank in range(shown):
+        owned = [describe(layout, region.bounds[rank], region.bounds[rank + 1]) for region in layout.regions]
+        text = ", ".join(filter(None, owned)) or "nothing"
+        rows.append((str(rank), f"{layout.shard_length(rank):,}",
+                     text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS - 2] + " …"))
+    if shown < layout.ranks:
+        rows.append((f"and {layout.ranks - shown:,} more ranks", "", ""))
+    return Table("What each rank owns", ("rank", ">elements", "of which parameters"), tuple(rows))
+
+
+def engine_view(engine: Engine) -> View:
+    """How an engine trains, how its vectors are cut, and what its rank holds."""
+    rank, memory = engine.rank, engine.rank.memory
+    facts = Table("How it trains", ("what", "value"), (
+        ("stage", stage_name(engine.stage)), ("parameters rest", engine.stage.parameters.value),
+        ("gradients rest", engine.stage.gradients.value), ("optimizer state rests", engine.stage.optimizer.value),
+        ("optimizer", type(engine.optimizer).__name__), ("computes in", engine.policy.compute),
+        ("reduces in", str(engine.policy.reduce_dtype)), ("recomputes", str(engine.recompute)),
+        ("loss scale", f"{engine.loss_scale.scale:g}"), ("steps taken", f"{engine.steps_taken:,}")))
+    held = memory_bars(f"What rank {rank.index} holds", {"now": memory.now_nbytes_by_kind,
+                                                        "peak": memory.peak_nbytes_by_kind}, memory.capacity_nbytes)
+    strips = (cut_strip(states.layout) for states in engine.families)
+    return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
+
+
+def stage_name(stage: Stage) -> str:
+    """``ZeRO-2``, or the placements where no number has them."""
+    names = {row: f"ZeRO-{number}" for number, row in STAGES.items()}
+    return names.get(stage, str(stage))
+
+
+ENGINE_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Layout: layout_view, Engine: engine_view})
+
+
+# -- How a plan looks ------------------------------------------------------------------------------------------------
+
+def plan_view(plan: Plan) -> View:
+    """The verdict, bars of bytes beside the capacity, and the rows."""
+    question = plan.question
+    names = [row_name(row) for row in plan.rows]
+    bars = Bars(f"What one rank would hold on {question.device.name}",
+                tuple((name, parts_of(row)) for name, row in zip(names, plan.rows, strict=True)), PARTS,
+                plan.rows[0].capacity_nbytes)
+    table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
+                  tuple(map(tuple, cells(plan))))
+    return View(plan.verdict, " " + "".join(subject(question, plan.rows[0].dialect)) + ".", (bars, table))
+
+
+PLAN_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Plan: plan_view})
+
+
+def plan_drawing(plan: Plan, style: Style) -> Drawing:
+    """What one rank would hold under each row, beside what the device has."""
+    return plan_bars(plan_bars_data(plan), style)
+
+
+# -- How a step of a run looks: what moved, and every rank as it is then ---------------------------------------------
+# Legend: n elements of the collective's whole vector, N ranks of its group.
+
+
+MOST_VALUES = 12  # of an array in a table
+
+
+def step_view(step: Step) -> View:
+    """The message or the collective, the arrays of every rank, and what each holds."""
+    what = "a message that the program sent itself" if step.call is None else str(step.call)
+    arrays = Table("Every rank, as it is now", ("rank", "brought", "result so far", ">sent by calls that ended (bytes)",
+                                                ">bytes held", "its program waits at"),
+                   tuple((str(now.rank), values_text(now.x), values_text(now.out), f"{now.sent_nbytes:,}",
+                          f"{now.now_nbytes:,}", now.where) for now in step.ranks))
+    held = {f"rank {now.rank}": now.nbytes_by_kind for now in step.ranks}
+    bars = (memory_bars("Held now, by kind", held),) if any(held.values()) else ()
+    return View(f"Step {step.number}", f": {what}", (_moved(step), arrays, *bars))
+
+
+def _moved(step: Step) -> Table:
+    rows: tuple[tuple[str, ...], ...] = tuple((
+                  str(hop.step), str(group_rank(step.call, hop.source)), str(group_rank(step.call, hop.destination)),
+                  chunks_text(hop), f"{hop.nbytes:,}") for hop in step.hops)
+    if step.hop is not None:
+        rows = tuple((*row, values_text(step.values)) for row in rows)
+    columns = (">hop", ">from rank", ">to rank", "chunks", ">bytes", "values that arrived")
+    return Table("What moved", columns[:len(rows[0]) if rows else 5], rows)
+
+
+def group_rank(call: Call | None, index: int) -> int:
+    """The rank in the whole cluster of a member of the call's group."""
+    return index if call is None else call.group[index]
+
+
+def chunks_text(hop: Hop) -> str:
+    """``c0, c1``, or that it carries the whole vector."""
+    return ", ".join(f"c{chunk}" for chunk in hop.chunks) or "all of it"
+
+
+def values_text(array: np.ndarray | None) -> str:
+    """The first values of an array, without brackets; a word for none, for an empty one and for one without data."""
+    if array is None:
+        return "takes no part"
+    if not has_data(array):
+        return f"{array.size:,} values without data"
+    if not array.size:
+        return "nothing"
+    if is_poisoned(array):
+        return "not written yet"
+    shown = " ".join(short(value) for value in array.reshape(-1)[:MOST_VALUES].astype(object).tolist())
+    return shown + (f" … ({array.size:,})" if array.size > MOST_VALUES else "")
+
+
+def steps_view(steps: Steps) -> View:
+    """The latest step, after how far the walk has come."""
+    rest = f" by {steps.by} through a run of {counted(len(steps.cluster.ranks), 'rank')}: {steps.taken:,} taken"
+    return View("Steps", rest, () if steps.last is None else step_view(steps.last).parts)
+
+
+STEP_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Step: step_view, Steps: steps_view})
+
+
+# -- A slider over the steps of a run, where ipywidgets is installed -------------------------------------------------
+
+MOST_STEPS = 2000  # whose states are kept
+
+
+def slider(steps: Steps) -> Any:
+    """A widget: a slider, buttons that play, and under them the step as HTML. It takes all steps that are left.
+
+    Raises ModuleNotFoundError where ipywidgets is not installed, before any step is taken, and ValueError where no
+    step is left, or more than can be kept.
+    """
+    try:
+        import ipywidgets
+    except ImportError:
+        raise ModuleNotFoundError("steps.slider() needs ipywidgets, which is not installed here; pip install ipywidgets"
+                                  ", or walk by hand: for step in steps, and step.draw()") from None
+    kept = _kept(steps)
+    number = ipywidgets.IntSlider(value=1, min=1, max=len(kept), description="step", continuous_update=True,
+                                  layout={"width": "60%"})
+    play = ipywidgets.Play(value=1, min=1, max=len(kept), interval=700, description="play")
+    ipywidgets.jslink((play, "value"), (number, "value"))
+    page = ipywidgets.HTML(as_html(step_view(kept[0])))
+
+    def turned(change: Any) -> None:
+        page.value = as_html(step_view(kept[change["new"] - 1]))
+
+    number.observe(turned, names="value")
+    return ipywidgets.VBox([ipywidgets.HBox([play, number]), page])
+
+
+def _kept(steps: Steps) -> list[Step]:
+    """All steps that are left; the last one taken before, where it was the very last."""
+    kept = []
+    for step in steps:
+        kept.append(step)
+        if len(kept) > MOST_STEPS:
+            steps.close()
+            raise ValueError(f"a slider keeps every rank's state at each of at most {MOST_STEPS:,} steps, and this run "
+                             'has more; step by="collective", or through a shorter program')
+    if not kept:
+        raise ValueError("no step is left to slide over: the run has ended, or it makes no step; make a new "
+                         "step_through")
+    return kept

@@ -1,0 +1,59 @@
+"""A cluster's last run as a file, in the one form that recordings have.
+
+Recordings are pencil's: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zerosim.planning.recording import Recording, TraceLike, record
+from zerosim.planning.recording import save as save_recording
+
+
+def recording_of(cluster: Any) -> Recording:
+    """What the last run of a cluster did; of one rank that stands for all N, the program of all N. Where each rank is a
+    process of its own, every process calls it. Raises ValueError before the first run.
+    """
+    if not cluster.runs:
+        raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
+                         "call run(program) first")
+    ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
+    if cluster.representative is not None:
+        return record(traces).on_ranks(ranks)
+    if _is_one_of_many(cluster):
+        return record([trace for of_process in cluster.gather(list(traces)) for trace in of_process])
+    return record(traces)
+
+
+def _is_one_of_many(cluster: Any) -> bool:
+    """Whether the other ranks are in other processes."""
+    return cluster.representative is None and len(cluster.ranks) < cluster.ranks[0].size
+
+
+def save(cluster: Any, path: str | Path) -> Path:
+    """Writes what the last run did to a JSON file: all of it, or nothing. Under MPI every process calls it, and rank 0
+    writes. Raises ValueError as `recording_of` does, and for a path that cannot be written.
+    """
+    recording, path = recording_of(cluster), Path(path)
+    if _is_one_of_many(cluster) and cluster.ranks[0].index:
+        return path
+    return write(recording, path)
+
+
+def save_traces(traces: Iterable[TraceLike], path: str | Path) -> Path:
+    """Writes what these ranks did, in rank order; ValueError for a path that cannot be written."""
+    return write(record(traces), path)
+
+
+def require_place(path: str | Path) -> None:
+    """Raises ValueError for a path whose folder is not there, before anything is run for it."""
+    if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
+        raise ValueError(f"asked to save a recording as {str(path)!r}, but its folder is not there, or it is one; "
+                         "name a file in a folder that is there")
+
+
+def write(recording: Recording, path: str | Path) -> Path:
+    """Writes a recording; ValueError for a path that cannot be written."""
+    require_place(path)
+    return save_recording(recording, path)

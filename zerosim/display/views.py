@@ -1,0 +1,87 @@
+"""What is shown of a thing, before it is HTML or text: a title, tables, bars of bytes, and the cut of a vector.
+
+Every view is made once and rendered twice, so that a notebook and a terminal say the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zerosim.display.drawing import KIND_COLORS
+
+MOST_ROWS = 24  # of a table, or lines of a strip: what follows is counted, and not shown
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns whose name begins with ``>`` are numbers, set to the right."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Stacked bars on one scale: of each label, bytes by kind; ``colors`` by kind, in the order of the stack."""
+
+    caption: str
+    bars: tuple[tuple[str, Mapping[str, int]], ...]
+    colors: Mapping[str, str]
+    limit_nbytes: int | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of which anything is there, in the order of the stack."""
+        return [kind for kind in self.colors if any(held.get(kind) for _, held in self.bars)]
+
+    @property
+    def scale_nbytes(self) -> int:
+        """What a full bar stands for."""
+        return max([sum(held.values()) for _, held in self.bars] + [self.limit_nbytes or 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One stretch of a vector, cut among ranks: N+1 ``bounds`` from 0 on; from ``valid`` on it is padding."""
+
+    name: str
+    bounds: tuple[int, ...]
+    valid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The cut of a vector, line by line, all lines on one scale of elements."""
+
+    caption: str
+    lines: tuple[Line, ...]
+
+
+Part = Table | Bars | Strip
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is shown of a thing: its name, the rest of the sentence, and what follows."""
+
+    title: str
+    rest: str
+    parts: tuple[Part, ...] = ()
+
+
+def memory_bars(caption: str, bars: Mapping[str, Mapping[str, int]], limit_nbytes: int | None = None) -> Bars:
+    """Bars of kinds of memory."""
+    return Bars(caption, tuple(bars.items()), KIND_COLORS, limit_nbytes)
+
+
+def shortened(rows: tuple[tuple[str, ...], ...], what: str) -> tuple[tuple[str, ...], ...]:
+    """The first rows, and one that counts the others."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    more = f"and {len(rows) - MOST_ROWS + 1:,} more {what}"
+    return (*rows[:MOST_ROWS - 1], (more, *[""] * (len(rows[0]) - 1)))
+
+
+def words(kind: str) -> str:
+    """``optimizer_state`` as one reads it."""
+    return kind.replace("_", " ")

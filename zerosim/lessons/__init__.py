@@ -1,1 +1,0 @@
-"""Lessons: what one shows with the floors below: the worked example, lost updates, figures."""

@@ -1,1 +1,0 @@
-"""What collectives and plans cost, as one reads it."""

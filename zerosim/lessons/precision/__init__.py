@@ -1,1 +1,0 @@
-"""Mixed precision: what goes wrong in it, what helps, and small trainings that show it."""

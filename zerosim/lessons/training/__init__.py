@@ -1,1 +1,0 @@
-"""A GPT trained on a text, and the same training several times side by side."""

@@ -1,1 +1,0 @@
-"""The worked example: four weights on two ranks, run, told and printed."""

@@ -1,0 +1,549 @@
+"""What a layer is handed besides its arrays: an array module, a policy, kernels and a place to allocate.
+
+A context knows nothing of ranks. A layer asks it for memory and tells it what it computed; who charges the
+one and adds up the other is the caller's matter. The same layer runs alone (`Context.standalone`) and inside
+a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+
+import numpy as np
+
+from zerosim.numerics import random
+from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.layer_kernels import packed_nbytes
+
+if TYPE_CHECKING:
+    from zerosim.models.units import Unit
+
+
+Gradients = dict[str, np.ndarray]
+
+
+class ComputePolicy(Protocol):
+    """The part of a precision policy that layers read."""
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """The dtype in which weights, activations and their gradients are at rest."""
+
+    @property
+    def output_dtype(self) -> np.dtype:
+        """The dtype of the model's last output."""
+
+    @property
+    def matmul(self) -> str | None:
+        """"fp8" where the operands of matrix products are rounded to fp8."""
+
+
+class Workspace(Protocol):
+    """Where arrays that outlive a kernel come from: a rank's memory, or plain allocation."""
+
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
+        """A new uninitialized array, charged to ``kind``."""
+
+
+class Note(Protocol):
+    """Hears what was computed: floating-point operations, and bytes read and written."""
+
+    def __call__(self, *, flops: int = 0, nbytes: int = 0) -> None:
+        """Adds to what has been noted before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWorkspace:
+    """A workspace that charges nobody."""
+
+    kernels: NumpyKernels
+
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
+        """A new uninitialized array; ``kind`` and ``name`` are for workspaces that keep books."""
+        return self.kernels.empty(shape, np.dtype(dtype))
+
+
+def note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
+    """Hears what was computed and forgets it."""
+
+
+def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
+    """Hears a linear layer's input (M, I) and output gradient (M, O), and forgets them."""
+
+
+def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
+    """Some of the random words of micro-batch ``number`` of a step, uint32.
+
+    The number is part of the key: no two micro-batches share a word, however many each of them draws.
+    """
+    return random.bits((seed, f"dropout of micro-batch {number}", step, name), span.start, span.stop - span.start)
+
+
+def draw_first(name: str, count: int, span: slice) -> np.ndarray:
+    """Some of ``count`` random words, uint32: those of the first micro-batch of the first step."""
+    return draw_for(0, 0, 0, name, span)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Array module, policy, kernels and workspace of the layers that are called with it.
+
+    ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one array of the
+    parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
+    """
+
+    xp: Any
+    policy: ComputePolicy
+    kernels: NumpyKernels
+    workspace: Workspace
+    note: Note
+    gradients: Callable[[Unit], Gradients]
+    draw: Callable[[str, int, slice], np.ndarray] = draw_first
+    observe: Callable[[str, np.ndarray, np.ndarray], None] = observe_nothing
+    keep: str = "all"
+
+    @classmethod
+    def standalone(cls, policy: ComputePolicy, kernels: NumpyKernels | None = None) -> Context:
+        """A context without ranks: plain allocation, fresh gradients at each backward, nothing noted."""
+        kernels = kernels or NumpyKernels()
+        workspace = PlainWorkspace(kernels)
+
+        def fresh(unit: Unit) -> Gradients:
+            return {name: workspace.alloc(shape, policy.compute_dtype, "unit_gradient", name)
+                    for name, shape in unit.shapes.items()}
+
+        return cls(np, policy, kernels, workspace, note_nothing, fresh)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The compute dtype: that of every value at rest."""
+        return self.policy.compute_dtype
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        """The dtype of arithmetic inside a kernel: float64 where values rest in float64, else float32."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    def empty(self, shape: int | tuple[int, ...], kind: str = "activation", dtype: Any = None,
+              name: str = "") -> np.ndarray:
+        """A new uninitialized array charged to ``kind``; in the compute dtype unless told otherwise."""
+        return self.workspace.alloc(shape, self.dtype if dtype is None else dtype, kind, name)
+
+    @property
+    def output_dtype(self) -> np.dtype:
+        """The dtype of the model's last output, which the loss reads."""
+        return self.policy.output_dtype
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | None = None,
+               gradient: str | None = None) -> None:
+        """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
+
+        ``gradient`` ("a" or "b") names the operand that is a gradient: in the fp8 experiment it is rounded to e5m2,
+        other operands to e4m3, each with a scale of its own. An operand may have been widened: what is read is what is
+        at rest, in the compute dtype.
+        """
+        flops = 2 * a.shape[0] * a.shape[1] * b.shape[1] + (0 if bias is None else out.size)
+        at_rest = (a.size + b.size) * self.dtype.itemsize
+        self.note(flops=flops, nbytes=at_rest + out.nbytes + (bias.nbytes if bias is not None else 0))
+        if self.policy.matmul == "fp8":
+            a, b = (self.kernels.quantized(x, "fp8_e5m2" if gradient == name else "fp8_e4m3")
+                    for name, x in (("a", a), ("b", b)))
+        self.kernels.matmul(a, b, bias=bias, out=out)
+
+    def cast(self, x: np.ndarray, kind: str = "input", name: str = "") -> np.ndarray:
+        """``x`` in the compute dtype: itself where it is so already, else a new array, nearest even."""
+        if x.dtype == self.dtype:
+            return x
+        out = self.empty(x.shape, kind, name=name)
+        self.kernels.cast_pack(x, out)
+        return out
+
+
+# -- What layers refuse, and the words in which they do it: what was asked, what was found, what to do ---------------
+
+def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
+    """Raises ValueError unless the array ``found`` has the shape ``wanted``."""
+    if found.shape != wanted:
+        raise ValueError(f"{where} asked for {what} of shape {wanted}, and found {found.shape}; {remedy}")
+
+
+def require_matrix(where: str, what: str, found: Any, axes: str) -> None:
+    """Raises ValueError unless ``found`` has two dimensions, which ``axes`` names."""
+    if found.ndim != 2:
+        raise ValueError(f"{where} asked for {what} of shape {axes}, and found {found.shape}; reshape it to "
+                         "two dimensions")
+
+
+def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> None:
+    """Raises ValueError unless all arrays are in the compute dtype.
+
+    A wider input would be computed with silently, and would hide a rounding that the hardware makes.
+    """
+    for what, array in arrays.items():
+        if array is not None and array.dtype != ctx.dtype:
+            raise ValueError(f"{where} computes in {ctx.dtype}, and found {what} in {array.dtype}; "
+                             f"round it first, with ctx.cast({what})")
+
+
+def require_integer(where: str, **numbers: Any) -> None:
+    """Raises ValueError unless every number is an integer."""
+    for what, number in numbers.items():
+        if not is_count(number):
+            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
+
+
+def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
+    """Raises ValueError unless ``found`` is a list or tuple of at least so many."""
+    if not isinstance(found, list | tuple) or len(found) < least:
+        raise ValueError(f"{where} was asked for {what} {found!r}; it needs a list of at least {least}, as in "
+                         f"{example}")
+
+
+def require_positive(where: str, **counts: Any) -> None:
+    """Raises ValueError unless every count is an integer of at least 1."""
+    for what, count in counts.items():
+        if not is_count(count) or count < 1:
+            raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")
+
+
+# -- What the layers share: a place for the result, and the words for a gradient that is not theirs ------------------
+
+OWN_OUTPUT = "hand it the gradient of this layer's own output"
+
+
+def out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], name: str,
+                kept: np.ndarray | None = None) -> np.ndarray:
+    """A new activation, or the caller's ``out`` where that fits and does not overwrite what is kept."""
+    if out is None:
+        return ctx.empty(shape, name=name)
+    require_shape(where, "out", out, shape, "give it the shape of the result, or leave it out")
+    require_at_rest(ctx, where, out=out)
+    if kept is not None and ctx.xp.may_share_memory(out, kept):
+        raise ValueError(f"{where} asked for an out of its own, and found one that shares memory with x, which it "
+                         "keeps for backward; give it other memory, or leave it out")
+    return out
+
+
+# -- The linear layer ------------------------------------------------------------------------------------------------
+# Legend: B rows (samples, or samples times tokens), I inputs, O outputs.
+
+
+def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
+                   out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """y = x @ w + b, rounded once: x (B, I), w (I, O), b (O,) -> y (B, O); keeps x.
+
+    Raises ValueError for shapes that do not fit and for arrays that are not in the compute dtype.
+    """
+    where = "linear_forward"
+    require_matrix(where, "x", x, "(B, I)")
+    require_matrix(where, "w", w, "(I, O)")
+    require_shape(where, "w", w, (x.shape[1], w.shape[1]), "w needs a row for each column of x")
+    if b is not None:
+        require_shape(where, "b", b, (w.shape[1],), "a bias has one element per column of w")
+    require_at_rest(ctx, where, x=x, w=w, b=b)
+    y = out_or_new(ctx, where, out, (x.shape[0], w.shape[1]), "linear.y", kept=x)
+    ctx.matmul(x, w, y, bias=b)
+    return y, x
+
+
+@overload
+def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+                    db: np.ndarray | None = None, *, input_gradient: Literal[True] = True) -> np.ndarray: ...
+
+
+@overload
+def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+                    db: np.ndarray | None = None, *, input_gradient: bool) -> np.ndarray | None: ...
+
+
+def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+                    db: np.ndarray | None = None, *, input_gradient: bool = True) -> np.ndarray | None:
+    """dw = xᵀ @ dy, db = Σ_B dy, dx = dy @ wᵀ, each added up in fp32 and rounded once.
+
+    w (I, O), kept = x (B, I), dy (B, O). Writes dw (I, O) and db (O,); returns dx (B, I), or None where
+    nobody asks for it. Raises ValueError for shapes that do not fit and for a dy that is not in the compute
+    dtype.
+    """
+    where, x = "linear_backward", kept
+    require_shape(where, "dy", dy, (x.shape[0], w.shape[1]), OWN_OUTPUT)
+    require_shape(where, "dw", dw, w.shape, "the gradient has the shape of the weight")
+    require_at_rest(ctx, where, w=w, dy=dy)
+    wide = ctx.kernels.widen(dy)
+    ctx.matmul(x.T, wide, dw, gradient="b")
+    if db is not None:
+        require_shape(where, "db", db, (w.shape[1],), "the gradient has the shape of the bias")
+        ctx.kernels.column_sum(wide, db)
+        ctx.note(flops=dy.size, nbytes=dy.nbytes + db.nbytes)
+    if not input_gradient:
+        return None
+    dx = ctx.empty(x.shape, "activation_gradient", name="linear.dx")
+    ctx.matmul(wide, w.T, dx, gradient="a")
+    return dx
+
+
+# -- The embedding: a row of a table for each token ------------------------------------------------------------------
+# Legend: B batch, T tokens of a sample, V vocabulary, C channels.
+
+
+def embedding_forward(ctx: Context, tokens: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """y[..., :] = w[tokens]: tokens (B, T) of integers, w (V, C) -> y (B, T, C); keeps the tokens.
+
+    Raises ValueError for tokens that are no integers, or that the table has not.
+    """
+    if tokens.dtype.kind not in "iu":
+        raise ValueError(f"embedding_forward asked for tokens as integers, and found {tokens.dtype}; a token is the "
+                         "index of a row")
+    require_matrix("embedding_forward", "w", w, "(V, C)")
+    require_at_rest(ctx, "embedding_forward", w=w)
+    smallest, largest = ctx.kernels.index_range(tokens)
+    if smallest < 0 or largest >= w.shape[0]:
+        raise ValueError(f"embedding_forward asked for tokens from 0 to {w.shape[0] - 1}, and found {smallest} to "
+                         f"{largest}; take a vocabulary that has them all")
+    y = ctx.empty((*tokens.shape, w.shape[1]), name="embedding.y")
+    ctx.kernels.take_rows(w, tokens.reshape(-1), y.reshape(-1, w.shape[1]))
+    ctx.note(nbytes=2 * y.nbytes)
+    return y, tokens
+
+
+def embedding_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+    """Writes dw (V, C): for each row the sum of dy (B, T, C) over its tokens, in the order of the batch, in fp32,
+    rounded once; 0 for rows that no token named."""
+    require_matrix("embedding_backward", "dw", dw, "(V, C)")
+    require_shape("embedding_backward", "dy", dy, (*kept.shape, dw.shape[1]), OWN_OUTPUT)
+    require_at_rest(ctx, "embedding_backward", dy=dy)
+    ctx.kernels.add_rows(dy.reshape(-1, dw.shape[1]), kept.reshape(-1), dw)
+    ctx.note(flops=dy.size, nbytes=dy.nbytes + dw.nbytes)
+
+
+# -- LayerNorm: its output is not kept, because it can be had again from its input and two numbers per row -----------
+# Legend: M rows (samples times tokens), C channels. Statistics are fp32.
+# Source: Ba, Kiros & Hinton 2016 (arXiv:1607.06450), section 3.
+
+
+EPSILON = 1e-5
+Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray, epsilon: float = EPSILON,
+                      out: np.ndarray | None = None) -> tuple[np.ndarray, Kept]:
+    """y = (x - mean)/√(variance + ε)·w + b over the last axis: x, y (..., C), w and b (C,) of any format.
+
+    Keeps x and, in fp32, mean and 1/√(variance + ε) (M,) each. Raises ValueError for shapes that do not fit.
+    """
+    where = "layernorm_forward"
+    if not is_number(epsilon) or epsilon < 0:
+        raise ValueError(f"{where} was given epsilon={epsilon!r}; it is added to a variance, so take 0 or a small "
+                         "positive number")
+    require_shape(where, "w", w, x.shape[-1:], "w has one element per channel of x")
+    require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
+    require_at_rest(ctx, where, x=x)
+    y = out_or_new(ctx, where, out, x.shape, "layernorm.y", kept=x)
+    rows, results = _rows(x), _rows(y)
+    if out is not None and not ctx.xp.may_share_memory(results, out):
+        raise ValueError(f"{where} asked for an out whose rows can be numbered, and found strides {out.strides}; give "
+                         "it contiguous memory, or leave it out")
+    mean, rstd = (ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name=f"layernorm.{name}") for name in ("mean", "rstd"))
+    ctx.kernels.normalize_rows(rows, w, b, epsilon, mean, rstd, results)
+    ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes + mean.nbytes + rstd.nbytes)
+    return y, (x, mean, rstd)
+
+
+def layernorm_output(ctx: Context, w: np.ndarray, b: np.ndarray, kept: Kept) -> np.ndarray:
+    """The output again, from what was kept: the same bits."""
+    x, mean, rstd = kept
+    y = ctx.empty(x.shape, "activation", name="layernorm.y")
+    ctx.kernels.scale_rows(_rows(x), w, b, mean, rstd, _rows(y))
+    ctx.note(flops=4 * x.size, nbytes=x.nbytes + y.nbytes)
+    return y
+
+
+def layernorm_backward(ctx: Context, w: np.ndarray, kept: Kept, dy: np.ndarray, dw: np.ndarray,
+                       db: np.ndarray) -> np.ndarray:
+    """dx (..., C) in fp32, rounded once; writes dw = Σ_M dy·x̂ and db = Σ_M dy, each added up in fp32, rounded once."""
+    x, mean, rstd = kept
+    require_shape("layernorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
+    require_at_rest(ctx, "layernorm_backward", dy=dy)
+    dx = ctx.empty(x.shape, "activation_gradient", name="layernorm.dx")
+    ctx.kernels.normalize_rows_gradient(_rows(x), w, mean, rstd, _rows(dy), _rows(dx), dw, db)
+    ctx.note(flops=14 * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
+    return dx
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    """(..., C) as (M, C)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+# -- Activation functions, one operation per element -----------------------------------------------------------------
+# Legend: n elements of any shape.
+
+
+def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """y = max(x, 0), x and y of n elements; keeps a bit per element. NaN stays NaN; ``out`` may be x."""
+    require_at_rest(ctx, "relu_forward", x=x)
+    y = out_or_new(ctx, "relu_forward", out, x.shape, "relu.y")
+    bits = ctx.empty(packed_nbytes(y.size), dtype=np.uint8, name="relu.bits")
+    ctx.kernels.relu(x, y, bits)
+    ctx.note(flops=x.size, nbytes=x.nbytes + y.nbytes + bits.nbytes)
+    return y, bits
+
+
+def relu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """dx = dy where x was positive or NaN, else 0: a choice, not a product, so no NaN is multiplied by 0.
+
+    kept (⌈n/8⌉,) uint8, dy and dx of n elements. Raises ValueError for a dy of another length or dtype.
+    """
+    if kept.size != packed_nbytes(dy.size):
+        raise ValueError(f"relu_backward asked for dy with one element per bit that was kept ({kept.size} "
+                         f"bytes of them), and found shape {dy.shape}; {OWN_OUTPUT}")
+    require_at_rest(ctx, "relu_backward", dy=dy)
+    dx = ctx.empty(dy.shape, "activation_gradient", name="relu.dx")
+    ctx.kernels.relu_gradient(kept, dy, dx)
+    ctx.note(flops=dy.size, nbytes=kept.nbytes + dy.nbytes + dx.nbytes)
+    return dx
+
+
+def gelu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None, *,
+                 exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """y = x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³))), the tanh form, in fp32, rounded once; keeps x.
+
+    ``exact``: y = x·Φ(x), Φ the normal distribution function. x and y of n elements.
+    Source: Hendrycks & Gimpel 2016 (arXiv:1606.08415), section 2, for both.
+    """
+    require_at_rest(ctx, "gelu_forward", x=x)
+    y = out_or_new(ctx, "gelu_forward", out, x.shape, "gelu.y", kept=x)
+    ctx.kernels.gelu(x, y, exact=exact)
+    ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes)
+    return y, x
+
+
+def gelu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray, *, exact: bool = False) -> np.ndarray:
+    """dx = dy · d gelu/dx at the kept x, in fp32, rounded once; n elements in and out, ``exact`` as it was forward."""
+    require_shape("gelu_backward", "dy", dy, kept.shape, OWN_OUTPUT)
+    require_at_rest(ctx, "gelu_backward", dy=dy)
+    dx = ctx.empty(dy.shape, "activation_gradient", name="gelu.dx")
+    ctx.kernels.gelu_gradient(kept, dy, dx, exact=exact)
+    ctx.note(flops=14 * dy.size, nbytes=kept.nbytes + dy.nbytes + dx.nbytes)
+    return dx
+
+
+# -- Causal multi-head attention, with the probabilities kept, computed again, or never whole ------------------------
+# Legend: B batch, T tokens, C channels, H heads, D = C/H. Sources: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2;
+# Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for leaving out P alone; Dao et al. 2022 (arXiv:2205.14135).
+
+
+KEEP = ("probabilities", "nothing", "tiled")
+
+# Operations per score, beside the products of matrices.
+SOFTMAX = 5  # ·1/√D, - maximum, exp, the sum, the division
+FROM_LOG_SUM = 3  # ·1/√D, - log-sum-exp, exp
+SOFTMAX_GRADIENT = 5  # P·dP, its sum; dP - that, ·P, ·1/√D
+ROW_SUM = 2  # the first two of them
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAttention:
+    """qkv (B, T, 3C), and: P (B, H, T, T), or nothing, or fp32 log-sum-exps (B, H, T) and the output (B, T, C)."""
+
+    heads: int
+    qkv: np.ndarray
+    p: np.ndarray | None = None
+    log_sums: np.ndarray | None = None
+    o: np.ndarray | None = None
+
+
+def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
+                      keep: str = "probabilities") -> tuple[np.ndarray, KeptAttention]:
+    """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, 3C); ``keep`` says what backward gets.
+
+    "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
+    another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
+    of the magnitudes of what they are sums of. Raises ValueError for shapes, heads and keeps that cannot be.
+    """
+    where = "attention_forward"
+    if keep not in KEEP:
+        raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
+    require_positive(where, heads=heads)
+    if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
+        raise ValueError(f"{where} asked for qkv (B, T, 3C) with C a multiple of {heads} heads, and found shape "
+                         f"{qkv.shape}; queries, keys and values lie side by side")
+    require_at_rest(ctx, where, qkv=qkv)
+    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    o = ctx.empty((batch, tokens, channels), name="attention.o")
+    _note(ctx, qkv, heads, products=2, per_score=SOFTMAX)
+    if keep == "tiled":
+        log_sums = ctx.empty((batch, heads, tokens), dtype=ctx.wide_dtype, name="attention.log_sums")
+        ctx.kernels.attend_tiled(qkv, heads, log_sums, o)
+        return o, KeptAttention(heads, qkv, log_sums=log_sums, o=o)
+    p = ctx.empty((batch, heads, tokens, tokens), name="attention.p") if keep == "probabilities" else None
+    ctx.kernels.attend(qkv, heads, p, o)
+    return o, KeptAttention(heads, qkv, p)
+
+
+def attention_backward(ctx: Context, kept: KeptAttention, dy: np.ndarray) -> np.ndarray:
+    """do (B, T, C) -> dqkv (B, T, 3C).
+
+    dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D; dK = dSᵀ Q/√D.
+    """
+    qkv = kept.qkv
+    require_shape("attention_backward", "dy", dy, (*qkv.shape[:2], qkv.shape[2] // 3), OWN_OUTPUT)
+    require_at_rest(ctx, "attention_backward", dy=dy)
+    dqkv = ctx.empty(qkv.shape, "activation_gradient", name="attention.dqkv")
+    if kept.log_sums is not None and kept.o is not None:
+        ctx.kernels.attend_tiled_gradient(qkv, kept.heads, kept.log_sums, kept.o, dy, dqkv)
+        _note(ctx, qkv, kept.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
+        ctx.note(flops=ROW_SUM * dy.size)  # of dO·O, which stands for that of P·dP
+        return dqkv
+    p, again = kept.p, kept.p is None
+    if p is None:
+        p = ctx.empty((len(qkv), kept.heads, qkv.shape[1], qkv.shape[1]), name="attention.p")
+    ctx.kernels.attend_gradient(qkv, kept.heads, p, dy, dqkv, again=again)
+    _note(ctx, qkv, kept.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
+    return dqkv
+
+
+def _note(ctx: Context, qkv: np.ndarray, heads: int, products: int, per_score: int) -> None:
+    """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: all of them,
+    as published formulas count them, those of the future too."""
+    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    flops = batch * tokens * tokens * (products * 2 * channels + heads * per_score)
+    ctx.note(flops=flops, nbytes=2 * qkv.nbytes)
+
+
+# -- Dropout with random numbers that can be drawn again: no mask is kept --------------------------------------------
+# Legend: n elements of any shape.
+# Source: Srivastava et al. 2014, "Dropout", section 10 (the scaling by 1/(1 - rate) in training).
+
+
+def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tuple[np.ndarray, str]:
+    """y = x/(1 - rate) where the word drawn for the element is at least rate·2³², else 0; rate 0 returns x itself.
+
+    ``name`` says which random numbers these are: one for each place of the model. Keeps the name. Raises ValueError
+    for a rate outside [0, 1).
+    """
+    require_rate("dropout_forward", rate)
+    require_at_rest(ctx, "dropout_forward", x=x)
+    return (x if rate == 0 else _dropped(ctx, x, rate, name, "activation")), name
+
+
+def dropout_backward(ctx: Context, kept: str, dy: np.ndarray, rate: float) -> np.ndarray:
+    """dx = dy/(1 - rate) where the element was let through, else 0: the same words are drawn again."""
+    require_at_rest(ctx, "dropout_backward", dy=dy)
+    return dy if rate == 0 else _dropped(ctx, dy, rate, kept, "activation_gradient")
+
+
+def require_rate(where: str, rate: float) -> None:
+    """Raises ValueError for a rate outside [0, 1)."""
+    if not is_number(rate) or not 0 <= rate < 1:
+        raise ValueError(f"{where} was given rate={rate!r}; the share of elements that are dropped lies in [0, 1)")
+
+
+def _dropped(ctx: Context, x: np.ndarray, rate: float, name: str, kind: str) -> np.ndarray:
+    y = ctx.empty(x.shape, kind, name=f"{name}.dropped")
+    ctx.kernels.drop(x, partial(ctx.draw, name, x.size), round(rate * 2**32), 1 / (1 - rate), y)
+    ctx.note(flops=x.size, nbytes=x.nbytes + y.nbytes)
+    return y

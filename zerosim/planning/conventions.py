@@ -1,0 +1,302 @@
+"""What any optimizer keeps beside the weights, with pencil and paper, from what it declares itself.
+
+Legend: N ranks. An optimizer is a value that says for a tensor's shape which slots it keeps, and where that state may
+be cut: anywhere (then a rank's is that of its flat share), or on borders of tensors (then ranks own whole tensors, and
+the fullest one is counted).
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.policy import Policy
+from zerosim.planning.closed_forms import States
+from zerosim.planning.cuts import Cut, checked_count, padded_unit_lengths
+from zerosim.planning.shapes import ModelShape
+
+Shape = tuple[int, ...]
+
+
+class OptimizerLike(Protocol):
+    """What `zerosim.optim` declares of each optimizer, as far as pencil and paper need it."""
+
+    @property
+    def cut(self) -> str: ...
+    @property
+    def needs(self) -> frozenset[str]: ...
+    def slots(self, shape: Shape) -> Mapping[str, Any]:
+        """The state kept for a tensor of this shape or a flat piece of one: slots with a shape and a format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of state, in fp32 unless said."""
+
+    shape: Shape
+    format: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """An optimizer of which only a number is known: the fp32 tensors that it keeps for each parameter.
+
+    >>> ADAM.slots((10,))
+    {'slot0': Slot(shape=(10,), format='fp32'), 'slot1': Slot(shape=(10,), format='fp32')}
+
+    Its state may be cut anywhere. Raises ValueError for a number of tensors that is negative or not whole.
+    """
+
+    count: int
+    cut: str = "anywhere"
+    needs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        checked_count("count", self.count, 0)
+
+    def slots(self, shape: Shape) -> Mapping[str, Slot]:
+        """So many tensors of the parameter's own shape."""
+        return {f"slot{index}": Slot(shape) for index in range(self.count)}
+
+
+ADAM = Elementwise(2)  # m and v: Kingma & Ba 2015, algorithm 1
+
+
+def state_nbytes(optimizer: OptimizerLike, shape: Shape, fp32_itemsize: int = 4) -> int:
+    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
+
+    >>> state_nbytes(ADAM, (3, 4))
+    96
+
+    What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
+    """
+    return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
+               for slot in optimizer.slots(shape).values())
+
+
+def checked_optimizer(optimizer: Any) -> OptimizerLike:
+    """The optimizer; raises ValueError for what does not declare its state, as a name."""
+    if all(hasattr(optimizer, declared) for declared in ("cut", "needs", "slots")):
+        found: OptimizerLike = optimizer
+        return found
+    raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as zs.optim.AdamW() "
+                     "is, or Elementwise(2) for two fp32 tensors beside the weights")
+
+
+def normed_tensors(optimizer: OptimizerLike, tensors: int) -> int:
+    """Of so many tensors those whose own norms the optimizer reads: all, or none."""
+    return tensors if "tensor_norm" in optimizer.needs else 0
+
+
+def per_parameter_nbytes(optimizer: OptimizerLike, fp32_itemsize: int = 4) -> int:
+    """Bytes of state for each parameter, of an optimizer whose state may be cut anywhere.
+
+    >>> per_parameter_nbytes(ADAM)
+    8
+
+    Raises ValueError for one that keeps more for some shapes than for others.
+    """
+    if not is_cut_anywhere(optimizer):
+        raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and is no number "
+                         "of bytes for each parameter; take state_nbytes of a shape")
+    return state_nbytes(optimizer, (1,), fp32_itemsize)
+
+
+def is_cut_anywhere(optimizer: OptimizerLike) -> bool:
+    """Whether a shard of the optimizer's state may begin inside a tensor."""
+    return optimizer.cut == "anywhere"
+
+
+def whole_tensor_cut(lengths: Sequence[int], ranks: int) -> Cut:
+    """Boundaries in the flat vector, each on the border of a tensor nearest to an equal share; nothing is padded.
+
+    >>> whole_tensor_cut((6, 1, 1, 4), 3)
+    (0, 6, 8, 12)
+
+    Of two borders as near as each other it is the first. Raises ValueError for fewer than one rank.
+    """
+    count, borders = checked_count("ranks", ranks, 1), [*accumulate(lengths, initial=0)]
+    total = borders[-1]
+
+    def nearest(rank: int) -> int:
+        after = bisect_left(borders, rank * total / count) if total else 0
+        around = borders[max(0, after - 2):after + 2]  # one more on each side: the share is rounded to a double
+        return min(around, key=lambda border: (abs(border * count - rank * total), border))
+
+    return (*(nearest(rank) for rank in range(count)), total)
+
+
+def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int,
+                  fp32_itemsize: int = 4) -> list[tuple[int, int]]:
+    """For each rank (elements, bytes of state) of the whole tensors that it owns."""
+    tensors = list(shapes)
+    lengths = [math.prod(shape) for shape in tensors]
+    cut = whole_tensor_cut(lengths, ranks)
+    starts = [*accumulate(lengths, initial=0)]
+    state = [*accumulate((state_nbytes(optimizer, shape, fp32_itemsize) for shape in tensors), initial=0)]
+    places = [bisect_left(starts, border) for border in cut]
+    return [(starts[high] - starts[low], state[high] - state[low]) for low, high in pairwise(places)]
+
+
+# -- Accounting dialects: how published tools and texts count the bytes of model states, by name and as values -------
+# Legend: N ranks. What a dialect counts lies whole on every rank or is cut among them, as three indicators say
+# (`closed_forms.States`): parameters, gradients, and all that the optimizer reads and writes.
+
+
+ADAM_STATE_NBYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Bytes that a text or a tool counts for each parameter, by kind, beside the optimizer's own state.
+
+    `gradient_copy` are gradients in fp32 that lie with the optimizer's state, `whole_layer` bytes for each parameter of
+    the largest layer, whole on every rank. With `master_is_parameter` there is no master where the parameters that a
+    rank's optimizer updates lie on that rank. `state_itemsize` is that of state which the optimizer declares in fp32.
+    `stages` are those that the source itself gives numbers for; the others follow by the same bytes.
+    """
+
+    name: str
+    parameter: int
+    gradient: int
+    gradient_copy: int
+    master: int
+    source: str
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    whole_layer: int = 0
+    master_is_parameter: bool = False
+    state_itemsize: int = 4
+
+    def per_parameter(self, states: States, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> tuple[int, int]:
+        """(replicated, shared): a rank holds replicated + shared/N bytes for each parameter.
+
+        >>> from zerosim.planning.closed_forms import STAGES
+        >>> [DIALECTS["zero-paper"].per_parameter(states) for states in STAGES.values()]
+        [(16, 0), (4, 12), (2, 14), (0, 16)]
+        """
+        replicated = shared = 0
+        for kind, nbytes in (self.kinds(states) | {"optimizer_state": optimizer_nbytes}).items():
+            is_cut = is_sharded(kind, states)
+            shared += nbytes * is_cut
+            replicated += nbytes * (not is_cut)
+        return replicated, shared
+
+    def kinds(self, states: States) -> dict[str, int]:
+        """Bytes for each parameter by kind, the optimizer's own state apart."""
+        has_master = not (self.master_is_parameter and (states.optimizer_sharded or not states.parameters_sharded))
+        return {"parameter": self.parameter, "gradient": self.gradient, "gradient_copy": self.gradient_copy,
+                "master": self.master * has_master}
+
+
+DIALECTS: Mapping[str, Dialect] = {row.name: row for row in (
+    Dialect("zero-paper", 2, 2, 0, 4, "Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1"),
+    Dialect("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman 2024, "
+            "Machine Learning Engineering: gradients add up in fp32"),
+    Dialect("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
+            "parameters, fp32 gradients (2024)", (0, 1)),
+    Dialect("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
+            "parameters, fp16 gradients (2024)", (0, 1)),
+    Dialect("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)", (2,)),
+    Dialect("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
+            whole_layer=4),
+    Dialect("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
+    Dialect("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 parameters, "
+            "fp32 gradients (2024)", (0, 1), master_is_parameter=True),
+    Dialect("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
+            "moments", (3,)),
+)}
+
+
+def dialect_of(dialect: str | Dialect | Policy) -> Dialect:
+    """The dialect of a name, a dialect itself, or zerosim's own: what the ledger of an engine of this policy counts.
+
+    >>> own = dialect_of(Policy("bf16", accumulate="fp32"))
+    >>> own.parameter, own.gradient, own.gradient_copy, own.master
+    (2, 4, 0, 4)
+
+    Raises ValueError for a name that there is not, with the nearest.
+    """
+    if isinstance(dialect, Dialect):
+        return dialect
+    if isinstance(dialect, Policy):
+        return Dialect("zerosim", dialect.compute_dtype.itemsize, dialect.accumulate_dtype.itemsize, 0,
+                       dialect.master_dtype.itemsize, "what the engine's ledger counts",
+                       master_is_parameter=dialect.compute_dtype == dialect.master_dtype,
+                       state_itemsize=dialect.state_dtype.itemsize)
+    if str(dialect) not in DIALECTS:
+        raise ValueError(f"no accounting dialect is called {dialect!r}; there are {', '.join(DIALECTS)}, "
+                         "and zerosim, the engine's own, which is that of a Policy"
+                         f"{did_you_mean(dialect, DIALECTS)}")
+    return DIALECTS[dialect]
+
+
+def is_sharded(kind: str, states: States) -> bool:
+    """Whether a kind of model state is cut among the ranks."""
+    return {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded}.get(
+        kind, states.optimizer_sharded)
+
+
+def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
+                  optimizer: OptimizerLike = ADAM, layout: str = "per_unit") -> dict[str, int]:
+    """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> from zerosim.planning.shapes import model_of_parameters
+    >>> states_nbytes(model_of_parameters(7 * 10**9), 8, STAGES[2])
+    {'parameter': 14000000000, 'gradient': 1750000000, 'master': 3500000000, 'optimizer_state': 7000000000}
+
+    All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
+    padded, `layout` does not count, and it is the rank that holds most.
+    Raises ValueError for fewer than one rank and for an unknown dialect or layout.
+    """
+    named = dialect_of(dialect)
+    count = checked_count("ranks", ranks, 1)
+    if is_cut_anywhere(optimizer):
+        total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
+        share = total // count
+        state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,), named.state_itemsize)
+        return _by_kind(named, states, total, share, state)
+    shapes = [tensor.shape for tensor in model.tensors]
+    total, whole = model.parameters, sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
+    shares = shares_nbytes(optimizer, shapes, count, named.state_itemsize)
+    held = [_by_kind(named, states, total, elements, nbytes if states.optimizer_sharded else whole)
+            for elements, nbytes in dict.fromkeys(shares)]  # of thousands of ranks many own as much
+    return max(held, key=lambda kinds: sum(kinds.values()))
+
+
+def _by_kind(dialect: Dialect, states: States, total: int, share: int, state: int) -> dict[str, int]:
+    found = {kind: nbytes * (share if is_sharded(kind, states) else total)
+             for kind, nbytes in dialect.kinds(states).items()}
+    return {kind: nbytes for kind, nbytes in (found | {"optimizer_state": state}).items() if nbytes}
+
+
+def estimate_nbytes(parameters: int, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
+                    largest_layer: int = 0, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> int:
+    """Bytes on a rank as the dialect's own formula gives them: nothing is padded, and the largest layer is added.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> estimate_nbytes(2_851_000_000, 8, STAGES[3], "deepspeed-zero3", largest_layer=32_000_000)
+    6542750000
+
+    Shares are rounded down. Raises ValueError for counts below one and for an unknown dialect.
+    """
+    named, count = dialect_of(dialect), checked_count("parameters", parameters, 1)
+    replicated, shared = named.per_parameter(states, optimizer_nbytes)
+    layer = checked_count("largest_layer", largest_layer, 0)
+    return replicated * count + shared * count // checked_count("ranks", ranks, 1) + named.whole_layer * layer
+
+
+def formula(states: States, dialect: str | Dialect | Policy = "zero-paper",
+            optimizer_nbytes: int = ADAM_STATE_NBYTES) -> str:
+    """Bytes of a rank for each parameter, as one writes them.
+
+    >>> from zerosim.planning.closed_forms import STAGES
+    >>> [formula(states, "megatron-fp16") for states in STAGES.values()]
+    ['20', '4 + 16/N', '2 + 18/N', '20/N']
+    """
+    replicated, shared = dialect_of(dialect).per_parameter(states, optimizer_nbytes)
+    return " + ".join([f"{replicated}"] * bool(replicated) + [f"{shared}/N"] * bool(shared)) or "0"

@@ -1,0 +1,313 @@
+"""What transformer blocks compute, forward, backward and a second time, in floating-point operations; pencil and paper.
+
+Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
+two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
+
+Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice
+that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again). What an
+elementwise function costs is a convention; it is the one by which the layers note it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.planning.activations import Block, parse, peak_nbytes, refuse_unless_plain, tensors
+from zerosim.planning.cuts import checked_count
+from zerosim.planning.shapes import Transformer
+
+# Operations per element, a transcendental function counted as one.
+LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
+LAYERNORM_OUTPUT = 4            # deviation, ·1/σ, ·weight, +bias
+LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the deviation at hand
+LAYERNORM_GRADIENT = 14
+GELU, GELU_GRADIENT = 8, 14
+SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
+FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
+ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
+SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
+
+
+def forward(block: Block) -> dict[str, int]:
+    """The operations of one block forward, step by step.
+
+    >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
+    True
+
+    Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
+    """
+    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
+    return _forward_attention(block) | _forward_feed_forward(block)
+
+
+def _forward_attention(block: Block) -> dict[str, int]:
+    stream, d = block.stream, block.channels
+    return {"LayerNorm 1": LAYERNORM * stream, "QKV": (2 * d + 1) * 3 * stream, **_attention(block),
+            "projection": (2 * d + 1) * stream, "residual 1": stream}
+
+
+def _forward_feed_forward(block: Block) -> dict[str, int]:
+    stream, d = block.stream, block.channels
+    return {"LayerNorm 2": LAYERNORM * stream, "up": (2 * d + 1) * 4 * stream, "GELU": GELU * 4 * stream,
+            "down": (2 * 4 * d + 1) * stream, "residual 2": stream}
+
+
+def _attention(block: Block) -> dict[str, int]:
+    product = 2 * block.square * (block.channels // block.heads)
+    return {"scores": product, "softmax": SOFTMAX * block.square, "values": product}
+
+
+def backward(block: Block, policy: str = "none") -> dict[str, int]:
+    """The operations of one block backward, those that the policy makes again inside the block included.
+
+    Of a linear layer: the gradients of input and weight, as many as forward each, and the bias's sums. Of attention:
+    four products where forward has two, and dS. The outputs of the LayerNorms are made again under every policy.
+    Raises ValueError for a text that names no policy.
+    """
+    stream, d = block.stream, block.channels
+    product = 2 * block.square * (block.channels // block.heads)
+    linear = {"QKV": (4 * d + 1) * 3 * stream, "projection": 4 * d * stream + stream,
+              "up": (4 * d + 1) * 4 * stream, "down": 4 * 4 * d * stream + stream}
+    tiled = parse(policy)[1] == "tiled"
+    row_sums = ROW_SUM * (stream if tiled else block.square)
+    rest = {"attention": 4 * product + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
+            "GELU": GELU_GRADIENT * 4 * stream,
+            "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
+            "residuals": 2 * stream}
+    return linear | rest | {"again": _again(block, parse(policy)[1])}
+
+
+def _again(block: Block, inside: str) -> int:
+    """Operations that the inside of one block makes a second time."""
+    done = forward(block)
+    if inside == "sub_block":
+        return sum(flops for step, flops in done.items() if step not in CLOSING)
+    if inside == "tiled":
+        return done["scores"] + FROM_LOG_SUM * block.square
+    return done["scores"] + done["softmax"] if inside == "selective" else 0
+
+
+# What no sub-block makes again: backward needs the input of its last linear layer, and not the output.
+CLOSING = ("projection", "residual 1", "down", "residual 2")
+
+
+def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
+    """Operations that n blocks make a second time: segments all of forward, finer policies less; joined, both.
+
+    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
+    >>> [round(recomputed(example, 1, policy) / matmul_flops(example), 2) for policy in ("block", "sub_block", "tiled")]
+    [1.0, 0.62, 0.04]
+
+    Raises ValueError for fewer than one block and for a text that names no policy.
+    """
+    segment, inside = parse(policy)
+    whole = sum(forward(block).values()) if segment is not None else 0
+    return checked_count("blocks", blocks, 1) * (whole + _again(block, inside))
+
+
+def matmul_flops(block: Block) -> int:
+    """The operations of one block's matmuls forward: 24·BLd² + 4·BL²d in a plain block; backward makes twice as many.
+
+    Of any block, two for each element of a weight and each token, and two products of L x L for each head.
+    Source: Narayanan et al. 2021, appendix; grouped queries and gates by the same rule.
+    """
+    return sum(matmuls(block).values())
+
+
+def matmuls(block: Block) -> dict[str, int]:
+    """The operations of each matmul of one block forward.
+
+    >>> matmuls(Block(1, 2, 6, 3))
+    {'QKV': 432, 'scores': 48, 'values': 48, 'projection': 144, 'up': 576, 'down': 576}
+    """
+    per_channel = 2 * block.stream
+    product = 2 * block.positions * block.tokens * block.query_channels
+    return {"QKV": per_channel * (block.query_channels + 2 * block.key_channels), "scores": product, "values": product,
+            "projection": per_channel * block.query_channels,
+            "up": per_channel * block.feed_forward * (1 + block.gated), "down": per_channel * block.feed_forward}
+
+
+def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
+    """The matmuls of a model forward and backward, and forward again where there are segments, as published.
+
+    >>> B, s, h, l, V = 4, 2048, 4096, 32, 51200
+    >>> exactly = 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
+    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == exactly
+    True
+
+    That is 96·Bslh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
+    Raises ValueError for counts below one and for a text that names no policy.
+    Source: Narayanan et al. 2021, equation 3.
+    """
+    passes = 3 if parse(policy)[0] is None else 4
+    logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)
+    return passes * checked_count("blocks", blocks, 1) * matmul_flops(block) + logits
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One tensor that could be made again instead of kept: bytes, operations, and how it would be made."""
+
+    tensor: str
+    nbytes: int
+    flops: int
+    made_by: str
+
+    @property
+    def nbytes_per_flop(self) -> float:
+        """Bytes saved for each operation made again."""
+        return self.nbytes / self.flops
+
+
+MADE_BY: Mapping[str, str] = {
+    "post-GELU": "GELU of the pre-GELU", "probabilities": "QKᵀ and softmax", "attention output": "P·V",
+    "LayerNorm statistics": "sums over each token", "LayerNorm 2 input": "projection, from the attention output",
+    "pre-GELU": "up", "QKV": "qkv",
+}
+
+
+def savings(block: Block) -> list[Saving]:
+    """The kept tensors of a block, ranked by bytes saved per operation made again; each from its kept neighbors.
+
+    >>> [(row.tensor, float(f"{row.nbytes_per_flop:.2g}")) for row in savings(Block(4, 2048, 4096, 32))][:4]
+    [('post-GELU', 0.25), ('probabilities', 0.0077), ('attention output', 0.00049), ('LayerNorm statistics', 0.00039)]
+
+    Source of the idea: Korthikanti et al. 2022, section 5.
+    """
+    done, held = forward(block), tensors(block)
+    flops = {"post-GELU": done["GELU"], "probabilities": done["scores"] + done["softmax"],
+             "attention output": done["values"], "LayerNorm statistics": 2 * LAYERNORM_STATISTICS * block.stream,
+             "LayerNorm 2 input": done["projection"] + done["residual 1"], "pre-GELU": done["up"], "QKV": done["QKV"]}
+    nbytes: dict[str, int] = {name: held[name].nbytes for name in flops if name in held}
+    nbytes["LayerNorm statistics"] = held["LayerNorm 1 statistics"].nbytes + held["LayerNorm 2 statistics"].nbytes
+    rows = [Saving(name, nbytes[name], flops[name], made_by) for name, made_by in MADE_BY.items()]
+    return sorted(rows, key=lambda row: -row.nbytes_per_flop)
+
+
+def table(block: Block, blocks: int) -> list[dict[str, Any]]:
+    """For each policy the bytes that n blocks keep at their peak, and the operations made again per forward one."""
+    once = sum(forward(block).values()) * blocks
+    return [{"policy": policy, "nbytes": peak_nbytes(block, blocks, policy).nbytes,
+             "recomputed_flops": recomputed(block, blocks, policy),
+             "share_of_forward": recomputed(block, blocks, policy) / once}
+            for policy in ("none", "tiled", "selective", "sub_block", "block")]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a whole model computes in a step, in floating-point operations, by several published rules; and utilization
+# Legend: P parameters, B batch, L tokens of a sequence, D = B·L tokens of a step, d channels, V vocabulary, n blocks. A
+# multiplication and an addition are two operations. All count matrix products alone; attention is the whole square.
+#
+# Sources: Kaplan et al. 2020 (arXiv:2001.08361), section 2.1 (6PD); Narayanan et al. 2021 (arXiv:2104.04473), appendix;
+# Korthikanti et al. 2022 (arXiv:2205.05198), appendix A (model and hardware FLOPs); Chowdhery et al. 2022 (PaLM,
+# arXiv:2204.02311), appendix B (model FLOPs utilization).
+
+
+# What a finer policy makes again of a block's products; the last of each part no backward asks for.
+AGAIN: Mapping[str, tuple[str, ...]] = {
+    "all": (), "selective": ("scores",), "tiled": ("scores",),
+    "sub_block": tuple(name for name in ("QKV", "scores", "values", "projection", "up", "down") if name not in CLOSING),
+}
+# What Korthikanti et al. 2022, section 5, make again selectively: all from Q, K and V to the attention output.
+SELECTIVE_AS_PUBLISHED = ("scores", "values")
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """The operations of one micro-batch: forward, backward, and forward a second time."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    @property
+    def model(self) -> int:
+        """What any implementation must compute: forward and backward. Divided by peak and time it is the MFU."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> int:
+        """What the device computes, the second forward included. Divided by peak and time it is the HFU."""
+        return self.model + self.recomputed
+
+
+def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none") -> StepFlops:
+    """The matrix products of a micro-batch of B sequences of L tokens, exactly, of any decoder.
+
+    >>> from zerosim.planning.shapes import PRESETS
+    >>> flops = step_flops(PRESETS["llama-2-7b"], 4, 2048, "block")
+    >>> flops.forward, flops.backward == 2 * flops.forward, round(flops.hardware / flops.model, 3)
+    (117046448750592, True, 1.327)
+
+    Backward makes two products for each of forward's. Segments are run again whole; the head and the embedding are not.
+    Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
+    Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.
+    """
+    block = model.block(batch, tokens)
+    forward = model.blocks * matmul_flops(block) + logits_flops(block, model.vocabulary)
+    return StepFlops(forward, 2 * forward, model.blocks * recomputed_flops(block, policy))
+
+
+def logits_flops(block: Block, vocabulary: int) -> int:
+    """The operations of the head's product forward: 2·BLdV."""
+    return 2 * block.stream * checked_count("vocabulary", vocabulary, 1)
+
+
+def recomputed_flops(block: Block, policy: str = "none") -> int:
+    """The products of one block that a policy makes a second time: all of forward for segments, finer ones less.
+
+    >>> block, policies = Block(batch=4, tokens=2048, channels=4096, heads=32), ("block", "sub_block", "selective")
+    >>> [round(recomputed_flops(block, policy) / matmul_flops(block), 3) for policy in policies]
+    [1.0, 0.615, 0.038]
+
+    Raises ValueError for a text that names no policy.
+    """
+    segment, inside = parse(policy)
+    products = matmuls(block)
+    return sum(products[name] for name in AGAIN[inside]) + (matmul_flops(block) if segment is not None else 0)
+
+
+def six_n(parameters: int, tokens: int) -> int:
+    """6PD: forward and backward of D tokens, without attention's products. Source: Kaplan et al. 2020, section 2.1.
+
+    >>> f"{six_n(174_600_000_000, 300_000_000_000):.3g}"
+    '3.14e+23'
+
+    Raises ValueError for counts below one.
+    """
+    return 6 * checked_count("parameters", parameters, 1) * checked_count("tokens", tokens, 1)
+
+
+def eight_n(parameters: int, tokens: int) -> int:
+    """8PD: as 6PD, with forward a second time. Source: Narayanan et al. 2021, equation 4.
+
+    Raises ValueError for counts below one.
+    """
+    return 8 * checked_count("parameters", parameters, 1) * checked_count("tokens", tokens, 1)
+
+
+def six_n_and_attention(parameters: int, blocks: int, query_channels: int, tokens: int) -> int:
+    """6P + 12·n·(H·d_h)·L for each token, PaLM's count for its utilization. Source: Chowdhery et al. 2022, appendix B.
+
+    >>> six_n_and_attention(540_350_000_000, 118, 48 * 256, 2048)
+    3277734806784
+
+    Raises ValueError for counts below one.
+    """
+    attention = 12 * checked_count("blocks", blocks, 1) * checked_count("query_channels", query_channels, 1)
+    return six_n(parameters, 1) + attention * checked_count("tokens", tokens, 1)
+
+
+def utilization(flops: float, seconds: float, flops_per_second: float, devices: int = 1) -> float:
+    """The share of what the devices could compute that was computed: MFU of model FLOPs, HFU of hardware FLOPs.
+
+    >>> utilization(1e15, 2.0, 1e15)
+    0.5
+
+    Raises ValueError for times and peaks that are not positive, negative FLOPs, and fewer than one device.
+    Source: Chowdhery et al. 2022, section 4.1.
+    """
+    if not (flops >= 0 and seconds > 0 and flops_per_second > 0):
+        raise ValueError(f"a utilization was asked for {flops:g} FLOPs in {seconds:g} s at {flops_per_second:g} per "
+                         "second; FLOPs are 0 or more, the others above 0")
+    return flops / (seconds * flops_per_second * checked_count("devices", devices, 1))

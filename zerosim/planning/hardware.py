@@ -1,0 +1,323 @@
+"""What a number or a text of a device or a link must be, each refusal a sentence that says where it stands."""
+
+import datetime
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from fractions import Fraction
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zerosim.numerics.checks import did_you_mean
+from zerosim.planning.cuts import checked_count
+
+LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of these and of counts are finite
+
+
+def positive(where: str, key: str, value: Any, *, or_zero: bool = False) -> float:
+    """The value as a float; raises ValueError unless it is a number from 1e-30 (zero, if that may be) to 1e30."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or (value == 0 and not or_zero):
+        least = "that is not negative" if or_zero else "above 0"
+        raise ValueError(f"{where}: {key} must be a finite number {least}, got {value!r}")
+    if value > MOST or (value < LEAST and not or_zero):
+        raise ValueError(f"{where}: {key} must be between {0 if or_zero else LEAST:g} and {MOST:g}, got "
+                         f"{value!r:.30}; look at its unit")
+    return float(value)
+
+
+def whole(where: str, key: str, value: Any) -> int:
+    """The value as an int, of 80e9 too; raises ValueError unless it is a whole number above zero."""
+    if positive(where, key, value) != int(value):
+        raise ValueError(f"{where}: {key} must be a whole number of bytes, got {value!r}")
+    return int(value)
+
+
+def checked_text(where: str, key: str, value: Any) -> str:
+    """The text; raises ValueError for what is none, or blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where}: {key} must be a text, got {value!r}; a number without a {key} cannot be checked")
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the nearest of the known names, or nothing."""
+    return did_you_mean(str(name).lower(), known, most=3, likeness=0.5)
+
+
+# -- A device, a link, and the network that links make: what a plan has to know of a machine, and where it is from ---
+
+# The formats for which a device may have a rate, each peak and dense.
+FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator: its memory and its peak arithmetic.
+
+    `capacity_nbytes` is the vendor's number, `reported_nbytes` what the device itself says; they differ both ways.
+    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `host_link` names the link
+    between it and its host, where that is known.
+    Raises ValueError for numbers that are not positive and finite, and for a format that is not in `FORMATS`.
+    """
+
+    name: str
+    capacity_nbytes: int
+    reported_nbytes: int
+    memory_bytes_per_second: float
+    flops_per_second: Mapping[str, float] = field(hash=False)
+    source: str
+    date: str
+    host_link: str | None = None
+
+    def __post_init__(self) -> None:
+        where = f"device {self.name!r}"
+        if self.host_link is not None:
+            checked_text(where, "host_link", self.host_link)
+        for key in ("capacity_nbytes", "reported_nbytes"):
+            object.__setattr__(self, key, whole(where, key, getattr(self, key)))
+        rate = positive(where, "memory_bytes_per_second", self.memory_bytes_per_second)
+        object.__setattr__(self, "memory_bytes_per_second", rate)
+        object.__setattr__(self, "flops_per_second", _checked_rates(where, self.flops_per_second))
+        for key in ("source", "date"):
+            checked_text(where, key, getattr(self, key))
+
+    def flops_per_second_in(self, format: str) -> float:
+        """The dense peak in one format; raises ValueError where the device has none."""
+        if format not in self.flops_per_second:
+            raise ValueError(f"the device {self.name} has no rate in {format}; "
+                             f"it has {', '.join(self.flops_per_second)}")
+        return self.flops_per_second[format]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a device sends through: β bytes per second one way, and α seconds for each message whatever its length.
+
+    Raises ValueError for a rate that is not positive and finite, and for a latency that is negative or not finite.
+    """
+
+    name: str
+    bytes_per_second: float
+    latency_seconds: float
+    source: str
+    date: str
+
+    def __post_init__(self) -> None:
+        where = f"link {self.name!r}"
+        object.__setattr__(self, "bytes_per_second", positive(where, "bytes_per_second", self.bytes_per_second))
+        # An ideal link, of no latency, may be asked about; one that is faster than light may not.
+        latency = positive(where, "latency_seconds", self.latency_seconds, or_zero=True)
+        object.__setattr__(self, "latency_seconds", latency)
+        for key in ("source", "date"):
+            checked_text(where, key, getattr(self, key))
+
+    @property
+    def alpha(self) -> Fraction:
+        """α, exactly as its decimals are written."""
+        return Fraction(str(self.latency_seconds))
+
+    @property
+    def beta(self) -> Fraction:
+        """β, exactly as its decimals are written."""
+        return Fraction(str(self.bytes_per_second))
+
+    def seconds(self, nbytes: int) -> float:
+        """α + n/β: how long a message of n bytes takes."""
+        return self.latency_seconds + nbytes / self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The links between ranks: one kind, or a fast one inside a node and a slow one between nodes.
+
+    Ranks stand node by node: 0 to g-1 in the first of g = `ranks_per_node`, and so on. Each rank has a link of its own
+    of either kind, so ranks of one node do not share their way out.
+    Raises ValueError where `between` stands without `ranks_per_node` or the other way round.
+    """
+
+    inside: Link
+    between: Link | None = None
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.between is None) != (self.ranks_per_node is None):
+            raise ValueError(f"a network of nodes needs a link between them and the ranks of a node, got "
+                             f"between={self.between and self.between.name!r} and ranks_per_node="
+                             f"{self.ranks_per_node}; give both, or neither for a network of one node")
+        if self.ranks_per_node is not None:
+            object.__setattr__(self, "ranks_per_node", checked_count("ranks_per_node", self.ranks_per_node, 1))
+
+    def crosses(self, source: Any, destination: Any) -> Any:
+        """Whether a message leaves its node; ranks as whole numbers or as arrays of them, (n,) and (n,)."""
+        if self.ranks_per_node is None:
+            return source != source  # False, of the arguments' shape
+        return source // self.ranks_per_node != destination // self.ranks_per_node
+
+    def link(self, source: int, destination: int) -> Link:
+        """What lies between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
+        if min(source, destination) < 0 or source == destination:
+            raise ValueError(f"a link joins two ranks, numbered from 0, got {source} and {destination}")
+        return self.between if self.between is not None and self.crosses(source, destination) else self.inside
+
+
+def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None) -> Network:
+    """The network of N ranks, spread evenly over so many nodes.
+
+    Raises ValueError for counts below one, for ranks that the nodes do not divide, for several nodes without a link
+    between them, and for one node with such a link.
+    """
+    ranks, nodes = checked_count("ranks", ranks, 1), checked_count("nodes", nodes, 1)
+    if ranks % nodes:
+        raise ValueError(f"{ranks} ranks do not spread evenly over {nodes} nodes; take as many ranks on each")
+    if nodes == 1:
+        if between is not None:
+            raise ValueError(f"one node has no link between nodes, and {between.name} was asked for; take more nodes, "
+                             "or leave it out")
+        return Network(inside)
+    if between is None:
+        raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
+    return Network(inside, between, ranks // nodes)
+
+
+def _checked_rates(where: str, rates: Any) -> dict[str, float]:
+    if not isinstance(rates, Mapping) or not rates:
+        raise ValueError(f"{where}: flops_per_second must give a dense rate for some of {', '.join(FORMATS)}, "
+                         f"got {rates!r}")
+    for format in rates:
+        if format not in FORMATS:
+            raise ValueError(f"{where}: flops_per_second has no format {format!r}; there are "
+                             f"{', '.join(FORMATS)}{nearest(format, FORMATS)}")
+    return {format: positive(where, f"flops_per_second.{format}", rate) for format, rate in rates.items()}
+
+
+# -- Devices and links by name: those that come along, and those of a user's own file --------------------------------
+
+BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
+Row = TypeVar("Row", Device, Link)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Devices and links, each under its name."""
+
+    devices: Mapping[str, Device] = field(hash=False)
+    links: Mapping[str, Link] = field(hash=False)
+
+    def device(self, name: str) -> Device:
+        """The device of this name; raises ValueError with the nearest names, and all there are."""
+        return _named("device", name, self.devices)
+
+    def link(self, name: str) -> Link:
+        """The link of this name; raises ValueError with the nearest names, and all there are."""
+        return _named("link", name, self.links)
+
+    def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
+        """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
+
+        Raises ValueError as `link` does, and as `network_of`.
+        """
+        name = BETWEEN if between is None and nodes != 1 else between
+        return network_of(ranks, nodes, self.link(link), None if name is None else self.link(name))
+
+    def host_link(self, device: str) -> Link:
+        """What lies between a device and its host; raises ValueError for a device that does not say, or for no link."""
+        name = self.device(device).host_link
+        if name is None:
+            raise ValueError(f"the device {device} does not say by which link it hangs on its host; name one, as pcie5")
+        return self.link(name)
+
+
+@lru_cache(maxsize=1)
+def presets() -> Hardware:
+    """The devices and links that come along, each number with its source."""
+    text = files("zerosim.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
+    return parse(text, "presets.toml")
+
+
+def read(path: str | Path) -> Hardware:
+    """The devices and links that come along, and those of a TOML file beside them.
+
+    The file has tables ``[device.NAME]`` and ``[link.NAME]`` with the fields of `Device` and `Link`:
+
+        [link.my-nvlink]
+        bytes_per_second = 400e9
+        latency_seconds = 2.1e-6
+        source = "measured with nccl-tests on our cluster"
+        date = "2025-06"
+
+    Raises ValueError for a file that cannot be read or is no TOML, for tables and keys that are not known, for fields
+    that are missing or not of their kind, and for a name that a preset has.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the hardware file {str(path)!r} cannot be read: {error.strerror}; give the path of a TOML "
+                         "file") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the hardware file {str(path)!r} is no UTF-8 text: {error.reason} at byte {error.start}; "
+                         "save it as UTF-8") from None
+    own, known = parse(text, str(path)), presets()
+    for kind, names, taken in (("device", own.devices, known.devices), ("link", own.links, known.links)):
+        for name in names:
+            if name in taken:
+                raise ValueError(f"{path}: the {kind} {name!r} comes along already; give yours a name of its own")
+    return Hardware({**known.devices, **own.devices}, {**known.links, **own.links})
+
+
+def parse(text: str, where: str) -> Hardware:
+    """The devices and links of a TOML text; `where` is its name in errors, which are those of `read`."""
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML's, one for too many digits, one for too deep nesting
+        raise ValueError(f"{where} is no TOML: {error}") from None
+    for key in data:
+        if key not in {"device", "link"}:
+            raise ValueError(f"{where}: no table {key!r} is known; write [device.NAME] or [link.NAME]")
+    return Hardware(_rows(where, "device", Device, data.get("device", {})),
+                    _rows(where, "link", Link, data.get("link", {})))
+
+
+def device(name: str, hardware: Hardware | None = None) -> Device:
+    """The device of this name, among those that come along unless others are given; raises ValueError for none."""
+    return (hardware or presets()).device(name)
+
+
+def link(name: str, hardware: Hardware | None = None) -> Link:
+    """The link of this name, among those that come along unless others are given; raises ValueError for none."""
+    return (hardware or presets()).link(name)
+
+
+def _rows(where: str, kind: str, row: type[Row], tables: Any) -> dict[str, Row]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
+    return {name: _row(where, kind, row, name, table) for name, table in tables.items()}
+
+
+def _row(where: str, kind: str, row: type[Row], name: str, table: dict[str, Any]) -> Row:
+    known = [item.name for item in fields(row) if item.name != "name"]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{where}: {kind} {name!r} has a field {key!r}, which no {kind} has; there are "
+                             f"{', '.join(known)}{nearest(key, known)}")
+    missing = [item.name for item in fields(row)
+               if item.name != "name" and item.default is MISSING and item.name not in table]
+    if missing:
+        raise ValueError(f"{where}: {kind} {name!r} lacks {', '.join(missing)}")
+    # TOML has dates of its own; 2025-06-01 and "2025-06-01" mean the same.
+    values: dict[str, Any] = {key: value.isoformat() if isinstance(value, datetime.date) else value
+                              for key, value in table.items()}
+    try:
+        return row(name=name, **values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _named(kind: str, name: str, rows: Mapping[str, Row]) -> Row:
+    try:
+        return rows[str(name)]
+    except KeyError:
+        raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}") from None

@@ -1,0 +1,583 @@
+"""The codes of a recording's rows; what their three numbers mean stands in `tables`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from zerosim.numerics.files import write_whole
+from zerosim.planning.cuts import checked_count
+
+COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)
+# Where a rank's program may have to wait for others, or hands something to another stream.
+POINTS = (COLLECTIVE, ISSUE, WAIT, MESSAGE, TRANSFER, TRANSFER_WAIT)
+# What goes on beside the program from its issue on, and the row that waits for it.
+ISSUES_OF_WAITS = {WAIT: ISSUE, TRANSFER_WAIT: TRANSFER}
+OFFLOAD = TO_HOST, TO_DEVICE = ("to host", "to device")
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+# -- What must hold of a recording before anything is made of it, whoever wrote its file -----------------------------
+
+def check(recording: Recording) -> None:
+    """Raises ValueError with the first thing that is wrong."""
+    _check_ranks(recording)
+    _check_kinds(recording)
+    for program in recording.programs:
+        _check_pointers(recording, program)
+        _check_spans(recording, program)
+        _check_waits(recording, program)
+    _check_members(recording)
+
+
+def _check_ranks(recording: Recording) -> None:
+    used = set(recording.program_of_rank)
+    if not used or used != set(range(len(recording.programs))):
+        raise ValueError(f"a recording needs ranks, each with one of its {len(recording.programs)} programs, and none "
+                         f"that nobody runs; found programs {sorted(used)} in use")
+
+
+def _check_kinds(recording: Recording) -> None:
+    """Raises ValueError for a field of a table that is not of its kind."""
+    shapes = {id(call.shape): call.shape for call in recording.calls}.values()  # of many calls few, and shared
+    texts = [*recording.words, *(name for path in recording.paths for name in path),
+             *(name for shape in shapes for name in (shape.operation, shape.algorithm)),
+             *(call.purpose for call in recording.calls), *(message.purpose for message in recording.messages)]
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"a recording's words, paths, purposes and algorithms are texts, found {text!r}")
+    for shape in shapes:
+        for least, numbers in ((1, (shape.itemsize, shape.wire_itemsize)), (0, (shape.root, *shape.cut))):
+            for number in numbers:
+                checked_count(f"a number of a recorded {shape.operation}", number, least)
+    for message in recording.messages:
+        halves = [rank for rank in (message.destination, message.source) if rank is not None]
+        for number in (*halves, message.nbytes):
+            checked_count("a number of a recorded message", number, 0)
+
+
+def _check_spans(recording: Recording, program: Program) -> None:
+    """Raises ValueError for a span without a name."""
+    for path in set(program.first[program.where(BEGIN, END)].tolist()):
+        if not recording.paths[path]:
+            raise ValueError(f"a span begins or ends at path {path}, which is empty; the last word of one is its name")
+
+
+def _check_pointers(recording: Recording, program: Program) -> None:
+    """Raises ValueError for an unknown code and for an index beyond its table."""
+    def within(what: str, column: Ints, codes: tuple[int, ...], length: int) -> None:
+        rows = program.where(*codes)
+        wrong = rows[(column[rows] < 0) | (column[rows] >= length)]
+        if len(wrong):
+            raise ValueError(f"row {wrong[0]} points to {what} {column[wrong[0]]}, of which there are {length}")
+
+    within("code", program.codes, tuple(set(program.codes.tolist()) - set(CODES)), len(CODES))
+    within("call", program.first, (COLLECTIVE, ISSUE, WAIT), len(recording.calls))
+    within("message", program.first, (MESSAGE,), len(recording.messages))
+    within("transfer", program.first, (TRANSFER, TRANSFER_WAIT), len(recording.transfers))
+    within("path", program.first, (BEGIN, END), len(recording.paths))
+    within("path", program.second, POINTS, len(recording.paths))
+    within("path", program.third, (COMPUTE,), len(recording.paths))
+    within("kind", program.second, (HELD,), len(recording.words))
+    within("name", program.third, (HELD,), len(recording.words))
+
+
+def _check_waits(recording: Recording, program: Program) -> None:
+    """Raises ValueError for a wait without an issue before it, and for something that is issued twice."""
+    for wait, issue in ISSUES_OF_WAITS.items():
+        rows, waited = program.where(wait, issue), dict[int, bool]()  # of what is issued, whether it was waited for
+        for row, code, index in zip(rows.tolist(), program.codes[rows].tolist(), program.first[rows].tolist(),
+                                    strict=True):
+            if code == issue and index in waited:
+                raise ValueError(f"row {row} issues {named(recording, wait, index)} a second time")
+            if code == wait and waited.get(index, True):
+                raise ValueError(f"row {row} waits for {named(recording, wait, index)} that is not issued before "
+                                 "it, or that was waited for already")
+            waited[index] = code == wait
+
+
+def _check_members(recording: Recording) -> None:
+    members = [frozenset(call.group) for call in recording.calls]
+    of_program = [set(p.first[p.where(COLLECTIVE, ISSUE, WAIT)].tolist()) for p in recording.programs]
+    for rank, program in enumerate(recording.program_of_rank):
+        for call in of_program[program]:
+            if rank not in members[call]:
+                raise ValueError(f"rank {rank} takes part in a {recording.calls[call].shape.operation} of ranks "
+                                 f"{shown(recording.calls[call].group)}, and is none of them")
+
+
+def named(recording: Recording, wait: int, index: int) -> str:
+    """What a row waits for: a collective's operation, or what a transfer carries where."""
+    if wait == WAIT:
+        return f"the {recording.calls[index].shape.operation} of call {index}"
+    return f"the transfer of {recording.transfers[index].kind} {recording.transfers[index].direction}"
+
+
+def shown(group: tuple[int, ...]) -> str:
+    """Ranks in a sentence; of many, the first, the last and how many."""
+    return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
+
+
+# -- A recorded run as plain tables: per rank a program of rows, and what the rows point to --------------------------
+# Legend: N ranks, R rows of a program. A row is a code and three whole numbers, whose meaning the code decides:
+#
+#     code            first            second       third
+#     COMPUTE         flops            nbytes       path
+#     HELD            nbytes (signed)  kind         name
+#     COLLECTIVE      call             path         -
+#     ISSUE           call             path         -
+#     WAIT            call             path         -
+#     MESSAGE         message          path         -
+#     BEGIN, END      path             -            -
+#     TRANSFER        transfer         path         -
+#     TRANSFER_WAIT   transfer         path         -
+#
+# Paths, kinds and names are indices into `paths` and `words`; calls, messages and transfers into the tables of those
+# names. A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which messages a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
+
+    ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
+    """
+
+    operation: str
+    algorithm: str
+    cut: tuple[int, ...]
+    itemsize: int
+    wire_itemsize: int
+    root: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """n, the bytes of the whole vector."""
+        return self.cut[-1] * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective of a run: its shape, its members' ranks, and which of their calls it is."""
+
+    shape: Shape
+    group: tuple[int, ...]
+    communicator: tuple[int, ...]
+    number: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A rank's part in an exchange that the program made itself; None for an absent half. ``nbytes`` are sent."""
+
+    destination: int | None
+    source: int | None
+    nbytes: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that a rank moves between its device and its host: which way, of what kind, and which of its transfers.
+
+    Raises ValueError for a direction that is not in `OFFLOAD`, and for negative bytes.
+    """
+
+    direction: str
+    kind: str
+    nbytes: int
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.direction not in OFFLOAD:
+            raise ValueError(f"a transfer goes {' or '.join(map(repr, OFFLOAD))}, found {self.direction!r}")
+        checked_count("nbytes", self.nbytes, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What one rank did, or several: R rows in columns, (R,) each, and the bytes held by kind before the first."""
+
+    codes: Ints
+    first: Ints
+    second: Ints
+    third: Ints
+    held_at_start: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not len(self.codes) == len(self.first) == len(self.second) == len(self.third):
+            raise ValueError(f"a program's columns must be equally long, got {len(self.codes)}, {len(self.first)}, "
+                             f"{len(self.second)} and {len(self.third)} rows")
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is equal for equal programs."""
+        columns = (self.codes, self.first, self.second, self.third)
+        return (*(column.tobytes() for column in columns), tuple(sorted(self.held_at_start.items())))
+
+    def where(self, *codes: int) -> Ints:
+        """The numbers of the rows of these codes, rising."""
+        return np.flatnonzero(np.isin(self.codes, codes))
+
+    def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> Program:
+        """The rows from ``low`` to before ``high``."""
+        here = slice(low, high)
+        return Program(self.codes[here], self.first[here], self.second[here], self.third[here], held_at_start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A run of N ranks as data. Ranks that did the same share a program; ``program_of_rank`` says which, (N,).
+
+    Raises ValueError where a row points to nothing, where a rank takes part in a call of which it is no member, waits
+    for what it has not issued, or issues the same twice, and for fields that are no texts or no whole numbers.
+    """
+
+    programs: tuple[Program, ...]
+    program_of_rank: tuple[int, ...]
+    calls: tuple[Call, ...]
+    messages: tuple[Message, ...]
+    paths: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...]
+    transfers: tuple[Transfer, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return len(self.program_of_rank)
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all ranks together."""
+        return sum(len(self.program(rank)) for rank in range(self.ranks))
+
+    def program(self, rank: int) -> Program:
+        """What this rank did."""
+        return self.programs[self.program_of_rank[rank]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recording) and _identity(self) == _identity(other)
+
+    def __hash__(self) -> int:
+        return hash(_identity(self))
+
+    def on_ranks(self, ranks: int) -> Recording:
+        """The same program on N ranks: where one recorded rank stands for all.
+
+        Raises ValueError where there are several programs, or calls of other groups than all N ranks, or messages.
+        """
+        everyone = tuple(range(ranks))
+        strangers = [call for call in self.calls if call.group != everyone]
+        if len(self.programs) != 1 or strangers or self.messages:
+            found = (f"{len(self.programs)} different programs" if len(self.programs) != 1 else
+                     f"a call of ranks {shown(strangers[0].group)}" if strangers else "messages between single ranks")
+            raise ValueError(f"one rank can stand for {ranks} only where all do the same, in collectives of all; found "
+                             f"{found}; record every rank")
+        return replace(self, program_of_rank=(0,) * ranks)
+
+    def inside(self, span: str) -> Recording:
+        """Only the rows inside the one span of this name: of a run of several steps, one.
+
+        Raises ValueError where a rank has no span of this name, or several, or waits inside for what was issued before.
+        """
+        programs = tuple(_inside(self, program, span) for program in self.programs)
+        return replace(self, programs=programs)
+
+
+def _inside(recording: Recording, program: Program, span: str) -> Program:
+    begins = [row for row in program.where(BEGIN).tolist() if recording.paths[program.first[row]][-1:] == (span,)]
+    if len(begins) != 1:
+        names = dict.fromkeys(recording.paths[path][-1] for path in program.first[program.where(BEGIN)].tolist())
+        raise ValueError(f"asked for the rows inside the span {span!r}, of which a rank has {len(begins)}; it must "
+                         f"have one. Its spans are {', '.join(names) or 'none'}")
+    low = begins[0] + 1
+    ends = program.where(END)
+    high = int(ends[(ends >= low) & (program.first[ends] == program.first[low - 1])][0])
+    held = Counter(program.held_at_start)
+    for row in program.where(HELD).tolist():
+        if row < low:
+            held[recording.words[program.second[row]]] += int(program.first[row])
+    part = program.rows(low, high, {kind: nbytes for kind, nbytes in held.items() if nbytes})
+    for wait, issue in ISSUES_OF_WAITS.items():
+        orphans = set(part.first[part.where(wait)].tolist()) - set(part.first[part.where(issue)].tolist())
+        if orphans:
+            found = named(recording, wait, min(orphans))
+            raise ValueError(f"inside the span {span!r} a rank waits for {found} that was issued before it; take a "
+                             "span that holds both")
+    return part
+
+
+def _identity(recording: Recording) -> tuple[Any, ...]:
+    return (tuple(program.key for program in recording.programs), recording.program_of_rank, recording.calls,
+            recording.messages, recording.paths, recording.words, recording.transfers)
+
+
+# -- From the traces of a run to tables. Rows are known by the names of their classes and attributes alone -----------
+# A trace is anything with ``rows``. What is read of them: ``Compute.flops, nbytes, span``; ``Held.kind, name, nbytes``;
+# ``Collective.call, span, asynchronous``; ``Issue.call``; ``Wait.call``; ``Message.destination, source, sent_nbytes,
+# purpose, span``; ``SpanBegin.path``, ``SpanEnd.path``; of a call its ``operation, algorithm, cut, dtype, wire_dtype,
+# root, group, communicator, number, purpose``. Of offload, which the engine does not have yet: ``Transfer.transfer,
+# span``; ``TransferWait.transfer``; and of a transfer its ``direction`` ("to host", "to device"), ``kind, nbytes,
+# number``.
+
+
+Entry = TypeVar("Entry", bound=Hashable)
+Numbers = tuple[int, int, int, int]  # code, first, second, third
+
+
+class TraceLike(Protocol):
+    """The ordered rows of one rank, and the bytes that it held by kind before the first."""
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """What the rank did, in order."""
+
+    @property
+    def held_at_start(self) -> Mapping[str, int]:
+        """Bytes by kind."""
+
+
+class Table(Generic[Entry]):
+    """Entries by number, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Entry, int] = {}
+
+    def number(self, entry: Entry) -> int:
+        """The entry's number; it gets one if it has none."""
+        return self.numbers.setdefault(entry, len(self.numbers))
+
+
+class Recorder:
+    """Turns one trace after another into programs that share tables."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.messages: Table[Message] = Table()
+        self.transfers: Table[Transfer] = Table()
+        self.paths: Table[tuple[str, ...]] = Table()
+        self.words: Table[str] = Table()
+        self._call_numbers: dict[Hashable, int] = {}
+        self._shapes: dict[Shape, Shape] = {}
+        self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
+        self._path = 0
+
+    def program(self, trace: TraceLike) -> Program:
+        """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
+        table: list[Numbers] = []
+        for row in trace.rows:
+            read = READ.get(type(row).__name__)
+            if read is None:
+                raise ValueError(f"a trace has a row of class {type(row).__name__}, and a recording knows "
+                                 f"{', '.join(READ)}")
+            numbers = read(self, row)
+            if numbers is not None:
+                table.append(numbers)
+        try:
+            columns = np.array(table, np.int64).reshape(-1, 4)
+        except OverflowError:
+            raise ValueError("a row has flops or bytes past 2^63, which a recording cannot hold; note them in several "
+                             "rows") from None
+        codes, first, second, third = np.ascontiguousarray(columns.T)
+        return Program(codes, first, second, third, dict(trace.held_at_start))
+
+    def call(self, call: Any) -> int:
+        """The number of a call, the same for all ranks that take part in it; ValueError where they disagree."""
+        seen = self._seen.get(id(call))
+        if seen is None:
+            seen = self._seen[id(call)] = self._number(call), call
+        return seen[0]
+
+    def _number(self, call: Any) -> int:
+        shape = Shape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
+                      int(call.wire_dtype.itemsize), int(call.root))
+        shape = self._shapes.setdefault(shape, shape)
+        found = Call(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
+        number = self._call_numbers.setdefault((found.group, found.communicator, found.number), len(self.calls))
+        if number == len(self.calls):
+            self.calls.append(found)
+        elif self.calls[number] != found:
+            raise ValueError(f"two ranks disagree about call {found.number} of ranks {found.group}: {found.shape} "
+                             f"beside {self.calls[number].shape}; record traces of one run")
+        return number
+
+    # -- one method for each class of rows ----------------------------------------------------------------------------
+
+    def compute(self, row: Any) -> Numbers:
+        """Compute."""
+        return COMPUTE, row.flops, row.nbytes, self.paths.number(row.span)
+
+    def held(self, row: Any) -> Numbers:
+        """Held."""
+        return HELD, row.nbytes, self.words.number(row.kind), self.words.number(row.name)
+
+    def collective(self, row: Any) -> Numbers | None:
+        """Collective; of an asynchronous one it is the Issue that counts, which follows and has no span of its own."""
+        self._path = self.paths.number(row.span)
+        return None if row.asynchronous else (COLLECTIVE, self.call(row.call), self._path, 0)
+
+    def issue(self, row: Any) -> Numbers:
+        """Issue."""
+        return ISSUE, self.call(row.call), self._path, 0
+
+    def wait(self, row: Any) -> Numbers:
+        """Wait. It has no span of its own; an empty path stands for that."""
+        return WAIT, self.call(row.call), self.paths.number(()), 0
+
+    def message(self, row: Any) -> Numbers:
+        """Message."""
+        found = Message(row.destination, row.source, row.sent_nbytes, row.purpose)
+        return MESSAGE, self.messages.number(found), self.paths.number(row.span), 0
+
+    def transfer(self, row: Any) -> Numbers:
+        """Transfer."""
+        return TRANSFER, self._transfer(row.transfer), self.paths.number(row.span), 0
+
+    def transfer_wait(self, row: Any) -> Numbers:
+        """TransferWait. It has no span of its own, as Wait has none."""
+        return TRANSFER_WAIT, self._transfer(row.transfer), self.paths.number(()), 0
+
+    def _transfer(self, found: Any) -> int:
+        return self.transfers.number(Transfer(found.direction, found.kind, int(found.nbytes), found.number))
+
+    def begin(self, row: Any) -> Numbers:
+        """SpanBegin."""
+        return BEGIN, self.paths.number(row.path), 0, 0
+
+    def end(self, row: Any) -> Numbers:
+        """SpanEnd."""
+        return END, self.paths.number(row.path), 0, 0
+
+
+READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
+    "Compute": Recorder.compute, "Held": Recorder.held, "Collective": Recorder.collective, "Issue": Recorder.issue,
+    "Wait": Recorder.wait, "Message": Recorder.message, "SpanBegin": Recorder.begin, "SpanEnd": Recorder.end,
+    "Transfer": Recorder.transfer, "TransferWait": Recorder.transfer_wait}
+
+
+def record(traces: Iterable[TraceLike]) -> Recording:
+    """The recording of a run, from the traces of its ranks in rank order.
+
+    Raises ValueError for no traces, for rows of unknown classes, and for ranks that disagree about a call.
+    """
+    recorder, programs, of_rank = Recorder(), dict[Any, tuple[int, Program]](), []
+    for trace in traces:
+        program = recorder.program(trace)
+        of_rank.append(programs.setdefault(program.key, (len(programs), program))[0])
+    return Recording(tuple(program for _, program in programs.values()), tuple(of_rank), tuple(recorder.calls),
+                     tuple(recorder.messages.numbers), tuple(recorder.paths.numbers), tuple(recorder.words.numbers),
+                     tuple(recorder.transfers.numbers))
+
+
+# -- A recording as JSON and back: small enough to keep, readable by any program, checked when it is read ------------
+# The form: ``{"format": "zerosim recording", "version": 1, "program_of_rank", "programs", "calls", "shapes", "groups",
+# "messages", "paths", "words", "transfers"}``. A program's rows are one letter each (see `LETTERS`) and three columns of
+# whole numbers. A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes,
+# purpose], a transfer [direction, kind, nbytes, number].
+
+
+FORMAT, VERSION = "zerosim recording", 1
+# Of the codes, in order: compute, held, collective ("gather"), issue, wait, message, begin, end, transfer, its arrival.
+LETTERS = "CHGIWMBETA"
+COLUMNS = ("first", "second", "third")
+SHAPE = [item.name for item in fields(Shape)]
+
+
+def to_plain(recording: Recording) -> dict[str, Any]:
+    """The recording as dicts, lists, strings and whole numbers."""
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(call.shape for call in recording.calls))}
+    groups = {group: number for number, group in enumerate(dict.fromkeys(call.group for call in recording.calls))}
+    return {
+        "format": FORMAT, "version": VERSION,
+        "program_of_rank": list(recording.program_of_rank),
+        "programs": [_program_to_plain(program) for program in recording.programs],
+        "calls": [[shapes[call.shape], groups[call.group], list(call.communicator), call.number, call.purpose]
+                  for call in recording.calls],
+        "shapes": [{name: getattr(shape, name) for name in SHAPE} | {"cut": list(shape.cut)} for shape in shapes],
+        "groups": [list(group) for group in groups],
+        "messages": [[m.destination, m.source, m.nbytes, m.purpose] for m in recording.messages],
+        "paths": [list(path) for path in recording.paths],
+        "words": list(recording.words),
+        "transfers": [[one.direction, one.kind, one.nbytes, one.number] for one in recording.transfers],
+    }
+
+
+def from_plain(plain: Any) -> Recording:
+    """The recording of which this is the plain form; raises ValueError for anything else, saying what is wrong."""
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ValueError(f"this is no recording: it lacks \"format\": \"{FORMAT}\"; write one with recording.save()")
+    if plain.get("version") != VERSION:
+        raise ValueError(f"this recording is of version {plain.get('version')!r}, and version {VERSION} can be read; "
+                         "record it again")
+    try:
+        shapes = [Shape(**{**shape, "cut": tuple(shape["cut"])}) for shape in plain["shapes"]]
+        groups = [tuple(group) for group in plain["groups"]]
+        return Recording(
+            tuple(_program_from_plain(program) for program in plain["programs"]),
+            tuple(plain["program_of_rank"]),
+            tuple(Call(shapes[shape], groups[group], tuple(communicator), number, purpose)
+                  for shape, group, communicator, number, purpose in plain["calls"]),
+            tuple(Message(*message) for message in plain["messages"]),
+            tuple(tuple(path) for path in plain["paths"]), tuple(plain["words"]),
+            tuple(Transfer(*transfer) for transfer in plain["transfers"]))
+    except KeyError as error:
+        raise ValueError(f"this recording lacks {error}; it is cut short, or not written by save()") from None
+    except (TypeError, IndexError, OverflowError) as error:
+        raise ValueError(f"this recording cannot be read: {error}; it was changed since save() wrote it") from None
+
+
+def save(recording: Recording, path: str | Path) -> Path:
+    """Writes the recording to a JSON file: all of it, or nothing. ValueError for a path that cannot be written."""
+    path, text = Path(path), json.dumps(to_plain(recording), separators=(",", ":"))
+    try:
+        return write_whole(path, text.encode("utf-8"))
+    except OSError as error:
+        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
+                         "written") from None
+
+
+def load(path: str | Path) -> Recording:
+    """The recording in a JSON file; ValueError for a file that cannot be read, and for what is no recording."""
+    try:
+        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the recording {str(path)!r} cannot be read: {error.strerror}; name a file that save() wrote"
+                         ) from None
+    except ValueError as error:
+        raise ValueError(f"the recording {str(path)!r} is no JSON: {error}; name a file that save() wrote") from None
+    except RecursionError:
+        raise ValueError(f"the recording {str(path)!r} is nested deeper than any; name one that save() wrote") from None
+    try:
+        return from_plain(plain)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from None
+
+
+def _program_to_plain(program: Program) -> dict[str, Any]:
+    return {"rows": "".join(LETTERS[code] for code in program.codes.tolist()),
+            **{name: getattr(program, name).tolist() for name in COLUMNS},
+            "held_at_start": dict(program.held_at_start)}
+
+
+def _program_from_plain(plain: Any) -> Program:
+    codes = dict(zip(LETTERS, CODES, strict=True))
+    unknown = set(plain["rows"]) - set(codes)
+    if unknown:
+        raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
+    first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
+    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
+                   dict(plain["held_at_start"]))

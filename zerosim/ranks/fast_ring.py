@@ -1,0 +1,133 @@
+"""The ring without hops: the same additions in the same order, written for speed where no one watches the hops.
+
+Every result is bit-equal to the generators', which property tests show; bytes sent are the ring's, by its closed form.
+Legend: n elements, N ranks, B elements of a cache block.
+"""
+
+from collections.abc import Sequence
+from operator import setitem
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.arrays import BLOCK, copy_elements, has_data, on_host, spans
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import Call, CollectiveEntry, Cut, chunk_lengths, largest_chunk
+
+STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
+STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
+
+
+def serves(call: Call) -> bool:
+    """True for rings that add, or only pass on, in the vector's own format."""
+    return call.algorithm == "ring" and call.op in ("sum", "mean") and call.wire is None
+
+
+def sent_nbytes(call: Call, index: int) -> int:
+    """Bytes that rank ``index`` sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
+
+    Source: Patarasuk & Yuan 2009, section 3.
+    """
+    chunks = chunk_lengths(call.cut)
+    scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
+    elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
+    nbytes: int = elements[call.operation] * call.dtype.itemsize
+    return nbytes
+
+
+def scratch_nbytes(call: Call) -> int:
+    """The most bytes that this way of computing takes for itself: no rank's, as hardware would not need them."""
+    if call.operation == "all_gather":
+        return 0
+    longest, itemsize = largest_chunk(call.cut), call.dtype.itemsize
+    if not worth_stacking(call.cut, call.ranks):
+        return 2 * min(BLOCK, longest) * itemsize
+    totals, indices = call.ranks * longest * itemsize, 2 * call.ranks * longest * np.dtype(np.intp).itemsize
+    return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
+
+
+def run(call: Call, kernels: NumpyKernels, entries: Sequence[CollectiveEntry]) -> None:
+    """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
+    if not has_data(entries[0].x):
+        return
+    inputs, outs = [entry.x for entry in entries], [entry.out for entry in entries]
+    match call.operation:
+        case "reduce_scatter":
+            reduce_scatter(call.cut, kernels, inputs, outs)
+        case "all_gather":
+            all_gather(call.cut, inputs, outs, [entry.in_place for entry in entries])
+        case _:
+            all_reduce(call.cut, kernels, inputs, outs)
+
+
+def reduce_scatter(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    """inputs N x (n,), outs[c] (len(chunk c),): out[c] = x[c+1] + x[c+2] + ... + x[c], rounded after each addition."""
+    if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
+        for out, total in zip(outs, stacked_sums(cut, kernels, inputs), strict=True):
+            out[:] = total[:len(out)]
+        return
+    for c, out in enumerate(outs):
+        own = slice(cut[c], cut[c + 1])
+        ring_sum(kernels, [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], [out])
+
+
+def all_reduce(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    """inputs and outs N x (n,), out possibly x itself: every rank receives every chunk's sum."""
+    if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
+        sums = stacked_sums(cut, kernels, inputs)
+        whole = np.concatenate([total[:cut[c + 1] - cut[c]] for c, total in enumerate(sums)])
+        for out in outs:
+            out[:] = whole
+        return
+    for c in range(len(inputs)):
+        own = slice(cut[c], cut[c + 1])
+        ring_sum(kernels, [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], [out[own] for out in outs])
+
+
+def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], in_place: list[bool]) -> None:
+    """inputs[c] (len(chunk c),), outs N x (n,); in place, inputs[c] is the own chunk of outs[c] already."""
+    device = not on_host(inputs[0])
+    for rank, out in enumerate(outs):
+        for c, x in enumerate(inputs):
+            if in_place[rank] and c == rank:
+                continue
+            if device:
+                copy_elements(x, out[cut[c]:cut[c + 1]])
+            else:  # without a call: 512 ranks make a quarter of a million copies
+                out[cut[c]:cut[c + 1]] = x
+
+
+def ring_sum(kernels: NumpyKernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    """Adds the addends from left to right, block by block, so that the partial sum stays in cache (on a GPU in
+    registers); writes all outs."""
+    put: Any = setitem if on_host(addends[0]) else _put_on_device
+    for here in spans(len(addends[0]), kernels.BLOCK):
+        total = outs[0][here]
+        kernels.sum_rounded([x[here] for x in addends], total)
+        for out in outs[1:]:
+            put(out, here, total)
+
+
+def _put_on_device(out: np.ndarray, here: slice, x: np.ndarray) -> None:
+    copy_elements(x, out[here])
+
+
+def worth_stacking(cut: Cut, ranks: int) -> bool:
+    """True for many short chunks."""
+    longest = largest_chunk(cut)
+    return ranks > 2 and longest <= STACK_CHUNK and longest * ranks * ranks <= STACK_ELEMENTS
+
+
+def stacked_sums(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray]) -> np.ndarray:
+    """(N, longest chunk): row c begins with the ring sum of chunk c. One addition adds one hop of all ranks.
+
+    Short chunks are filled up with some element of the vector, whose sums nobody reads.
+    """
+    ranks, longest = len(inputs), largest_chunk(cut)
+    columns = np.minimum(np.asarray(cut[:-1])[:, None] + np.arange(longest), max(0, cut[-1] - 1))
+    stack, owners = np.stack(inputs), np.arange(ranks)
+    totals = stack[((owners + 1) % ranks)[:, None], columns]
+    for step in range(2, ranks + 1):
+        addends = stack[((owners + step) % ranks)[:, None], columns]
+        kernels.add_rounded(totals.reshape(-1), addends.reshape(-1), totals.reshape(-1))
+    return totals
