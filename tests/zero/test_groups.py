@@ -177,13 +177,13 @@ def test_levers_change_no_bit_of_a_tied_model():
     assert len({bits(run["master"]) for run in runs}) == 1
 
 
-def test_an_undeclared_tie_and_a_borrower_before_its_lender_are_refused():
+def test_an_undeclared_tie_and_a_tie_to_a_later_unit_are_refused():
     units = tied().units
     with pytest.raises(ValueError, match="more than one unit named 'enc'"):
         zs.models.Model([units[0], units[0]])
-    with pytest.raises(ValueError, match=r"unit 'dec' borrows 'enc.weight' of the unit 'enc', which does not come bef"):
+    with pytest.raises(ValueError, match=r"unit 'dec' ties 'enc.weight' to the unit 'enc', which does not come bef"):
         zs.models.Model([units[1], units[0]])
-    with pytest.raises(ValueError, match=r"unit 'dec' borrows 'enc.weight' of the unit 'enc', which does not come bef"):
+    with pytest.raises(ValueError, match=r"unit 'dec' ties 'enc.weight' to the unit 'enc', which does not come bef"):
         zs.models.Model([units[1], units[2]])
 
 

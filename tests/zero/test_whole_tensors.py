@@ -117,7 +117,7 @@ def test_factors_reach_the_optimizer_as_means_over_ranks_and_micro_batches():
     seen = {}
 
     class Watching(Factored):
-        def update(self, ctx, w, g, state, step, group=None):
+        def update(self, ctx, w, g, state, step):
             seen[w.shape] = [factor.copy() for factor in ctx.factors]
 
     model = MLP((3, 2), bias=False, seed=1)
