@@ -68,7 +68,7 @@ print(zs.layout_of(MODEL, ranks=4))
 # 2. the owner updates its chunk of the master weights;
 # 3. all-gather of the updated weights, in 16 bits.
 #
-# `rank.memory.alloc` makes an array and enters it in the rank's ledger, under a kind; so we can compare what is held.
+# `rank.memory.alloc` makes an array and enters it in the rank's memory, under a kind; so we can compare what is held.
 
 # %%
 def train_by_hand(rank):
