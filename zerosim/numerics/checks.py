@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS
 
 # -- What is said of a name that there is not: the nearest that there is ---------------------------------------------
@@ -37,7 +37,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype in _FLOATING
 
 
-def work_type(*arrays: HostArray) -> np.dtype[Any]:
+def work_type(*arrays: Array) -> np.dtype[Any]:
     """The type to compute in: float64 if any array is, else float32."""
     return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
 
@@ -55,7 +55,7 @@ def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
     return math.ldexp(1.0, -surplus), math.ldexp(divisor, -surplus)
 
 
-def check_shapes(call: str, **arrays: HostArray) -> None:
+def check_shapes(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming all shapes, unless all are equal."""
     shapes = [x.shape for x in arrays.values()]
     if shapes.count(shapes[0]) != len(shapes):
@@ -63,7 +63,7 @@ def check_shapes(call: str, **arrays: HostArray) -> None:
         raise ValueError(f"{call} needs arrays of one shape, got {found}")
 
 
-def check_floating(call: str, **arrays: HostArray) -> None:
+def check_floating(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming the first array of another type, unless all are of floating point."""
     for name, x in arrays.items():
         if x.dtype not in _FLOATING:
@@ -71,7 +71,7 @@ def check_floating(call: str, **arrays: HostArray) -> None:
             raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
 
 
-def check_same_type(call: str, a: HostArray, out: HostArray) -> None:
+def check_same_type(call: str, a: Array, out: Array) -> None:
     """Raises ValueError unless the first operand has the type of the result."""
     if a.dtype != out.dtype:
         raise ValueError(
@@ -80,7 +80,7 @@ def check_same_type(call: str, a: HostArray, out: HostArray) -> None:
         )
 
 
-def check_state(call: str, **arrays: HostArray) -> None:
+def check_state(call: str, **arrays: Array) -> None:
     """Raises ValueError unless all arrays are rows of float32 of one length: what an optimizer's state is."""
     check_shapes(call, **arrays)
     for name, x in arrays.items():
@@ -88,7 +88,7 @@ def check_state(call: str, **arrays: HostArray) -> None:
             raise ValueError(f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}")
 
 
-def check_product(a: HostArray, b: HostArray, bias: HostArray | None, out: HostArray) -> None:
+def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
     """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
     arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
     check_floating("matmul", **arrays)
