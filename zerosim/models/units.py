@@ -193,7 +193,7 @@ class Unit(ABC):
 
     @abstractmethod
     def initializer(self, name: str) -> Initializer:
-        """What makes the first values of one parameter."""
+        """The initializer of one parameter."""
 
     @property
     def tied_weights(self) -> Mapping[str, str]:
@@ -273,7 +273,7 @@ class LinearUnit(Unit):
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}
 
     def initializer(self, name: str) -> Initializer:
-        """What makes the first values of one parameter."""
+        """The initializer of one parameter."""
         defaults: dict[str, Initializer] = {"weight": Normal(0, 1 / math.sqrt(self.inputs)), "bias": Zeros()}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
@@ -438,7 +438,7 @@ def _first_values(model: Model) -> Iterator[tuple[str, Array]]:
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
-    """Where a unit writes the gradients of its own parameters and of its tied weights."""
+    """Arrays into which a unit writes the gradients of its own parameters and of its tied weights."""
     return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.tied_weights)}
 
 

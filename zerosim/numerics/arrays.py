@@ -1,6 +1,7 @@
-"""Arrays without data: a step of a trillion parameters in no memory.
+"""Arrays: those without data, blocks and scratch memory, and questions asked of any array.
 
-A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises.
+A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises. So a
+step of a trillion parameters runs in no memory.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NullArray:
 
     @property
     def flags(self) -> Any:
-        """Whether elements lie in a row, and may be written: NumPy's own."""
+        """NumPy's own flags: contiguous, writable."""
         return self._ghost.flags
 
     @property
@@ -71,7 +72,7 @@ class NullArray:
 
     @property
     def offset_nbytes(self) -> int:
-        """Where the first element lies in the base."""
+        """The first element's place in the base, in bytes."""
         return _address(self._ghost) - _address((self if self.base is None else self.base)._ghost)
 
     @property
@@ -124,7 +125,7 @@ class NullArray:
         pass
 
     def may_overlap(self, other: NullArray) -> bool:
-        """Whether both look at one base, and at overlapping stretches of it."""
+        """True if both look at one base, and at overlapping stretches of it."""
         one_base = (self if self.base is None else self.base) is (other if other.base is None else other.base)
         return one_base and np.may_share_memory(self._ghost, other._ghost)
 
@@ -210,10 +211,9 @@ class NullModule:
         return found
 
 
-# -- Blocks: how the kernels walk over long arrays, and the memory they do it in -------------------------------------
+# -- Blocks, and scratch memory ----------------------------------------------------------------------------------------
 # One NumPy call costs half a microsecond, and a result that falls out of the cache is paid for twice. Blocks of
 # BLOCK elements are long enough to hide the first and short enough to avoid the second.
-
 
 Array = npt.NDArray[Any]
 
@@ -299,7 +299,7 @@ def flat(x: Array, out: Array) -> Array:
 
 
 def row_of(out: Array) -> Array:
-    """Where the elements of `out` are to be written as one row: a view, or memory that `put_back` copies from."""
+    """The row to which the elements of `out` are to be written: a view, or memory that `put_back` copies from."""
     return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
 
 
@@ -309,13 +309,9 @@ def put_back(row: Array, out: Array) -> None:
         out[...] = row.reshape(out.shape)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What may be asked of an array, with numbers in it or without, on the host or on a device: where it lies, and with
-# whom it shares memory.
-#
-# The one place that tells the kinds of arrays apart; what computes with them is in the kernels. CuPy's arrays are known
-# by their type's module, so that nobody imports cupy who has none of them.
-
+# -- Questions asked of any array --------------------------------------------------------------------------------------
+# With numbers in it or without, on the host or on a device: where it lies, and with whom it shares memory. CuPy's
+# arrays are known by their type's module, so that nobody imports cupy who has none of them.
 
 AnyArray = Any  # np.ndarray, NullArray or cupy.ndarray
 
@@ -336,7 +332,7 @@ def on_host(x: Any) -> bool:
 
 
 def is_writable(array: AnyArray) -> bool:
-    """Whether values can be written to it; a device's memory knows no other."""
+    """True if values can be written to it; a device's memory knows no other."""
     return on_device(array) or bool(array.flags.writeable)
 
 
@@ -464,14 +460,15 @@ def words(x: AnyArray) -> AnyArray:
 
 
 def _bounds(x: AnyArray) -> tuple[int, int]:
-    """Where the elements of a device's array begin and end."""
+    """The addresses at which the elements of a device's array begin and end."""
     if not x.size:
         return 0, 0
     steps = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
     return start(x) + sum(min(step, 0) for step in steps), start(x) + sum(max(step, 0) for step in steps) + x.itemsize
 
 
-# -- One SHA-256 of any value with arrays in it, so that two machines can compare results without sending them -------
+# -- Fingerprints ------------------------------------------------------------------------------------------------------
+# One SHA-256 of any value with arrays in it, so that two machines can compare results without sending them.
 
 def sha256(value: Any) -> str:
     """64 hex digits of arrays, numbers, texts, None, and tuples, lists and mappings (in their order) of them.

@@ -1,6 +1,9 @@
-"""The loop of every kernel: widen a block of each operand, compute in float32 or float64, round the block once.
+"""The loop of every kernel, and sums in a written order.
 
-The scratch memory is an argument; all arrays here are contiguous rows (n,), unless a line says otherwise.
+A loop widens a block of each operand, computes in float32 or float64, and rounds the block once. The scratch memory is
+an argument; all arrays here are contiguous rows (n,), unless a line says otherwise.
+
+Legend: n elements or columns; m rows.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ def widened_view(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> 
 
 
 def room_for(name: str, out: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """Where the values of `out` are to be computed, in its shape: `out` itself where it has the type `work`, else the
+    """The array in which the values of `out` are to be computed, in its shape: `out` itself where it has the type `work`, else the
     scratch memory of that name, from which `settle` rounds them."""
     return out if out.dtype == work else scratch.array(name, out.size, work).reshape(out.shape)
 
@@ -142,7 +145,8 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
         cast_block(middle, out, scratch)
 
 
-# -- Maximum and minimum of one block, zeros included: of +0 and -0, NumPy's own return the one or the other ---------
+# -- Maximum and minimum of one block ----------------------------------------------------------------------------------
+# Zeros included: of +0 and -0, NumPy's own return the one or the other.
 
 def maximum(a: Array, b: Array, out: Array) -> None:
     """out (n,) = the larger of a and b (n,), of +0 and -0 the positive; NaN if either is."""
@@ -157,14 +161,12 @@ def minimum(a: Array, b: Array, out: Array) -> None:
 
 
 def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """Where a equals b their bits are equal too, but for the signs of zeros, which `ufunc` combines."""
+    """Sets the zeros of out: where a equals b their bits are equal too, but for the signs of zeros, which `ufunc` combines."""
     word = np.dtype(f"u{out.dtype.itemsize}")
     ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
 
 
-# -- Sums and tests over arrays, in an order of additions that is written down ---------------------------------------
-# Shapes: n elements or columns; m rows.
-
+# -- Sums and tests over arrays, in an order of additions that is written down -----------------------------------------
 
 # Longer rows einsum cuts into pieces of this length, begun wherever the rows before have ended.
 EINSUM_PIECE = 8192  # elements
@@ -234,7 +236,7 @@ def square_sum(x: Array, factor: Array, divisor: Array, scratch: Scratch) -> flo
 
 
 def has_nonfinite(x: Array, scratch: Scratch) -> bool:
-    """Whether one block x (n,) has an infinity or a NaN: without the sign, their codes are the largest there are."""
+    """True if one block x (n,) has an infinity or a NaN: without the sign, their codes are the largest there are."""
     constants = nonfinite_codes(x.dtype)
     if constants is None:
         return False

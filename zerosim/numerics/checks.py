@@ -12,7 +12,7 @@ import numpy as np
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS
 
-# -- What is said of a name that there is not: the nearest that there is ---------------------------------------------
+# -- Suggestions for unknown names -------------------------------------------------------------------------------------
 
 def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
     """``; did you mean 'ring'?``, the end of an error's text: the nearest known names, or nothing where none is near.
@@ -26,14 +26,14 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-# -- What the kernels ask of their arguments, and what they answer where it is not so --------------------------------
+# -- Checks of arrays and numbers --------------------------------------------------------------------------------------
 
 FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
 _FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
+    """True if the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
     return dtype in _FLOATING
 
 
@@ -57,8 +57,7 @@ def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
 
 def check_shapes(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming all shapes, unless all are equal."""
-    shapes = [x.shape for x in arrays.values()]
-    if shapes.count(shapes[0]) != len(shapes):
+    if len({x.shape for x in arrays.values()}) > 1:
         found = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
         raise ValueError(f"{call} needs arrays of one shape, got {found}")
 
@@ -69,6 +68,12 @@ def check_floating(call: str, **arrays: Array) -> None:
         if x.dtype not in _FLOATING:
             known = ", ".join(sorted(dtype.name for dtype in _FLOATING))
             raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
+
+
+def check_operands(call: str, **arrays: Array) -> None:
+    """Raises ValueError, naming what differs, unless all arrays have one shape and are of floating point."""
+    check_shapes(call, **arrays)
+    check_floating(call, **arrays)
 
 
 def check_same_type(call: str, a: Array, out: Array) -> None:

@@ -55,6 +55,7 @@ from zerosim.numerics.checks import (
     FP32,
     FP64,
     check_floating,
+    check_operands,
     check_product,
     check_same_type,
     check_shapes,
@@ -66,8 +67,7 @@ from zerosim.numerics.checks import (
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.rounding import round_to
 
-
-# -- Averages that optimizers keep ---------------------------------------------------------------------------------------
+# -- Averages that optimizers keep -------------------------------------------------------------------------------------
 # Scalars are Python floats, that is double, up to the moment when they meet an array; 1 - β and 1 - β^t are therefore
 # correct to the last bit of a float32, which 1 - float32(β) is not (float32's 1 - 0.999 is 0.00099998713).
 
@@ -372,8 +372,7 @@ class NumpyKernels:
         if factor == 1:
             self._with_scalar("divide_rounded", np.divide, x, divisor, out)
             return
-        check_shapes("divide_rounded", x=x, out=out)
-        check_floating("divide_rounded", x=x, out=out)
+        check_operands("divide_rounded", x=x, out=out)
         first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
 
         def divided(block: Array, result: Array) -> None:
@@ -383,16 +382,14 @@ class NumpyKernels:
         self._run(divided, (x,), out, in_place=True)
 
     def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
-        check_shapes(name, x=x, out=out)
-        check_floating(name, x=x, out=out)
+        check_operands(name, x=x, out=out)
         operand = np.array(scalar, work_type(x, out))
         self._run(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
         """total += x, widened to total's type, which is float32 or float64; equal shapes."""
-        check_shapes("accumulate", total=total, x=x)
-        check_floating("accumulate", total=total, x=x)
+        check_operands("accumulate", total=total, x=x)
         if total.dtype not in (FP32, FP64):
             raise ValueError(
                 f"accumulate adds up in float32 or float64, got a total of type {total.dtype.name}; "
@@ -407,8 +404,7 @@ class NumpyKernels:
         `function(*blocks, result)` is called for each block of at most BLOCK elements, all (n,), and writes
         `result`, which shares no memory with the blocks. It must not call these kernels. Equal shapes.
         """
-        check_shapes("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
-        check_floating("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
+        check_operands("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
         self._run(function, inputs, out)
 
     def _run(self, function: Operation, inputs: tuple[Array, ...], out: Array, **options: Any) -> None:
@@ -468,12 +464,12 @@ class NumpyKernels:
 
     @quiet
     def all_finite(self, x: Array) -> bool:
-        """Whether no element of x is infinite or NaN."""
+        """True if no element of x is infinite or NaN."""
         row = x.reshape(-1)
         return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
 
     def count_nan(self, x: Array) -> int:
-        """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""
+        """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
         return int(np.isnan(x).sum()) if is_floating(x.dtype.newbyteorder("=")) else 0
 
     @quiet
@@ -557,7 +553,7 @@ class NumpyKernels:
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:
-    """Whether the array types' own cast does, which rounds float32 once to each format."""
+    """True if the array types' own cast will do, which rounds float32 once to each format."""
     floating = is_floating(x.dtype) and is_floating(out.dtype)
     return out.size <= SMALL and floating and FP32 in (x.dtype, out.dtype)
 

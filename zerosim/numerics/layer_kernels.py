@@ -31,7 +31,7 @@ from zerosim.numerics.blockwise import (
     widened,
     widened_view,
 )
-from zerosim.numerics.checks import FP32, check_floating, check_same_type, check_shapes, work_type
+from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import nearest_block
 
@@ -146,8 +146,7 @@ _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 def relu(scratch: Scratch, x: Array, out: Array, bits: Array) -> None:
     """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
-    check_shapes("relu", x=x, out=out)
-    check_floating("relu", x=x, out=out)
+    check_operands("relu", x=x, out=out)
     run_blocks(_relu, (x,), out, scratch, in_place=True)
     pack_nonzero(out, bits)
 
@@ -162,8 +161,7 @@ def relu_gradient(bits: Array, dy: Array, out: Array) -> None:
 def gelu(scratch: Scratch, x: Array, out: Array, *, exact: bool = False) -> None:
     """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
     equal shapes."""
-    check_shapes("gelu", x=x, out=out)
-    check_floating("gelu", x=x, out=out)
+    check_operands("gelu", x=x, out=out)
     function = _gelu_exact if exact else _gelu
     if x.dtype == out.dtype and x.dtype.itemsize <= 2:
         _look_up(scratch, _codes(function, x.dtype), x, out)
@@ -173,8 +171,7 @@ def gelu(scratch: Scratch, x: Array, out: Array, *, exact: bool = False) -> None
 
 def gelu_gradient(scratch: Scratch, x: Array, dy: Array, out: Array, *, exact: bool = False) -> None:
     """out = dy · d gelu(x)/dx; equal shapes."""
-    check_shapes("gelu_gradient", x=x, dy=dy, out=out)
-    check_floating("gelu_gradient", x=x, dy=dy, out=out)
+    check_operands("gelu_gradient", x=x, dy=dy, out=out)
     function = _gelu_exact_slope if exact else _gelu_slope
     if x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
         _multiply_by(scratch, _values(function, x.dtype), x, dy, out)
@@ -188,8 +185,7 @@ def drop(scratch: Scratch, x: Array, draw: Callable[[slice], npt.NDArray[np.uint
 
     ``draw(span)`` gives the words of some elements, (n,); equal shapes, n elements of any.
     """
-    check_shapes("drop", x=x, out=out)
-    check_floating("drop", x=x, out=out)
+    check_operands("drop", x=x, out=out)
     work = work_type(x, out)
     scale, bits = np.array(factor, work), np.dtype(f"u{work.itemsize}")
     row = row_of(out)
@@ -664,7 +660,7 @@ def _taken(scratch: Scratch, x: Array, rows: Tokens, work: np.dtype[np.generic])
 
 
 def count_targets(targets: Tokens) -> int:
-    """How many are classes: 0 or more."""
+    """The number of targets that are classes: 0 or more."""
     return int(np.count_nonzero(targets >= 0))
 
 

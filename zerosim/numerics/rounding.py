@@ -146,7 +146,7 @@ def _beyond(x: Array, fmt: Format) -> npt.NDArray[np.intp] | None:
 
 
 def _overflowed(x: Array, fmt: Format, saturate: bool) -> Array:
-    """What each x, none of which the format holds, becomes: NaN stays, the others keep their sign."""
+    """The results for x that the format does not hold: NaN stays, the others keep their sign."""
     instead = x.dtype.type(fmt.largest if saturate else fmt.overflow_value)
     return np.where(np.isnan(x), x, np.copysign(instead, x))
 
@@ -241,13 +241,10 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
     return result
 
 
-# -- Packing: float32 numbers to 16- and 8-bit codes, rounded to nearest even, and back ------------------------------
+# -- Packing: float32 numbers to 16- and 8-bit codes, rounded to nearest even, and back --------------------------------
 # NumPy's own casts to and from float16 take 2 ns for a normal number and 50 ns for a subnormal one, and gradients
 # are full of those; ml_dtypes' 8-bit casts take 6 ns. Packing here takes 1.5 ns whatever the numbers. It never makes
 # a float32 subnormal, which many processors handle in microcode, a hundred times slower.
-#
-# p mantissa bits, emin the smallest normal exponent, as in `formats`.
-
 
 # Formats whose array type's own cast is as fast as the memory: bf16 is the upper half of an fp32.
 CAST_FORMATS = ("fp32", "bf16")
