@@ -81,10 +81,10 @@ def _program(rank: Rank, policy: Policy, steps: int, unit: float,
     for step in range(steps):
         tape = engine.forward(*samples(step, rank.index, unit))
         engine.backward(tape)
-        finite.append(rank.kernels.all_finite(engine.states.gradient))
+        finite.append(rank.kernels.all_finite(engine.param_group.gradient))
         engine.reduce()
         result = engine.update([tape.loss])
-        engine.refresh()
+        engine.all_gather_parameters()
         losses.append(tape.loss)
         results.append((result.scale, result.skipped))
     return losses, finite, results
