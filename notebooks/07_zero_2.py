@@ -126,8 +126,8 @@ def train_by_engine(rank, stage, k):
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
     for step in range(1, STEPS + 1):
         engine.step(batches(rank.index, step, k))
-    states = engine.states
-    found = {"parameter": states.parameter, "master": states.master} | states.slots
+    group = engine.param_group
+    found = {"parameter": group.parameter, "master": group.master} | group.slots
     return found, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
 
 

@@ -130,7 +130,7 @@ def by_engine(rank, recompute):
     engine.backward(tape)
     engine.reduce()
     kept = sum(held.get(kind, 0) for kind in FLOWING)
-    return engine.states.gradient, kept, rank.memory.peak_nbytes_of(FLOWING)
+    return engine.param_group.gradient, kept, rank.memory.peak_nbytes_of(FLOWING)
 
 
 def flops(trace):

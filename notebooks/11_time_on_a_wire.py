@@ -111,7 +111,7 @@ def by_engine(rank, options):
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(), stage=2, policy=BF16, **options)
     with rank.trace.span("step"):
         engine.backward(engine.forward(*batch(rank.index)))
-    return engine.states.gradient
+    return engine.param_group.gradient
 
 
 def on_the_clock(cluster):

@@ -266,7 +266,7 @@ def train_by_engine(rank):
     engine = zs.Engine(rank, MODEL, ADAM, stage=1)
     for step in (1, 2):
         engine.step([batch(rank.index, step)])
-    return engine.states.parameter.copy()
+    return engine.param_group.parameter.copy()
 
 
 for ranks in (1, 2, 3, 4, 5, 8):

@@ -95,8 +95,8 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 
 # -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------
-# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|, u
-# the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
+# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
+# u the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
 #
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
@@ -277,7 +277,7 @@ class MessageCourse:
         return before != (entry.to_send, entry.to_receive)
 
     def wait(self) -> None:
-        """What has arrived is there."""
+        """Does nothing: what has arrived is there."""
 
     def drop(self) -> None:
         """Gives up the halves that have not moved."""
@@ -358,7 +358,7 @@ class MPICarrier:
         everyone.Free()
 
     def idle(self) -> bool:
-        """What a program has waited for is done, and it waits for all."""
+        """True: what a program has waited for is done, and it waits for all."""
         return True
 
     def drain(self) -> bool:
