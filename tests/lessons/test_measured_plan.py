@@ -106,7 +106,7 @@ def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, options
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_an_overlapped_refresh_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
+def test_an_overlapped_all_gather_of_parameters_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
     """Beside a copy of the own chunk of each unit and, at stage 1, the reduced gradients: 12.5 GB for gpt2-xl."""
     (row,) = zs.plan("gpt2-xl", ranks=8, stage=stage, recompute="block").rows
     eighths = 8 + 1 + (stage == 1)
@@ -132,7 +132,7 @@ def test_the_command_prints_the_verdict_first_then_rows_formulas_and_ledgers():
     assert done.exit_code == 0, done.output
     words = " ".join(done.stdout.split())
     assert words.startswith("ZeRO-3 with block recomputation fits with") or words.startswith("ZeRO-2 with block")
-    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "pencil"):
+    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "estimated"):
         assert part in words, part
 
 
@@ -150,12 +150,12 @@ def test_json_is_alone_on_the_output_and_has_what_was_asked():
     (["--no-overlap", "--prefetch", "0"], "those of the engine with nothing overlapped."),
     (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
     (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in the total")])
-def test_a_plan_says_which_levers_it_counts_and_what_it_leaves_out(arguments, note):
+def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out(arguments, note):
     assert note in " ".join(ask("--model", "gpt2", "--stage", "3", *arguments).stdout.split())
 
 
-def test_measure_runs_the_engine_with_the_levers_that_are_asked_for():
-    """Its ledger changes with them, and the pencil with it."""
+def test_measure_runs_the_engine_with_the_options_that_are_asked_for():
+    """Its measurement changes with them, and the estimate with it."""
     peaks = []
     for arguments in (["--no-overlap", "--prefetch", "0"], ["--prefetch", "1"], ["--prefetch", "2"]):
         done = ask("--model", "gpt2", "--stage", "3", "--recompute", "block", "--measure", "--json", *arguments)
@@ -185,6 +185,11 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, text):
 def test_every_switch_changes_what_comes_out(switch):
     plain, changed = (json.loads(ask("--model", "gpt2", "--json", *more).stdout) for more in ([], switch))
     assert plain != changed
+
+
+def test_the_former_name_of_the_convention_still_works():
+    former, now = (ask("--model", "gpt2", name, "fp32", "--json").stdout for name in ("--dialect", "--convention"))
+    assert former == now
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-3.1-405b"])

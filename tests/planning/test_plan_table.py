@@ -45,3 +45,16 @@ def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():
 def test_what_a_plan_is_made_of_is_found_in_planning(name):
     assert name in zs.planning.__all__
     assert getattr(zs.planning, name) is not None
+
+
+@pytest.mark.parametrize(("former", "now"), [("question", "plan_config"), ("Question", "PlanConfig"),
+                                             ("DIALECTS", "CONVENTIONS"), ("Dialect", "Convention"),
+                                             ("States", "ShardedStates")])
+def test_a_former_name_warns_and_is_the_same_thing(former, now):
+    with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
+        assert getattr(zs.planning, former) is getattr(zs.planning, now)
+
+
+def test_a_plans_former_option_warns_and_counts():
+    with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
+        assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows
