@@ -25,8 +25,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course import figures
-from zerosim.course.precision.format_runs import network
-from zerosim.course.precision.format_runs import samples
+from zerosim.course.precision.format_runs import network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]

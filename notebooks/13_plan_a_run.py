@@ -20,14 +20,11 @@
 
 # %%
 import zerosim as zs
-from zerosim.course.figures.plan_bars import plan_bars
-from zerosim.course.figures.plan_bars import plan_bars_data
+from zerosim.course.figures.plan_bars import plan_bars, plan_bars_data
 from zerosim.course.measured.plans import measured_row
 from zerosim.models.text import shipped
 from zerosim.planning import explained
-from zerosim.planning.plan import cheapest_that_fits
-from zerosim.planning.plan import fewest_ranks
-from zerosim.planning.plan import largest_batch
+from zerosim.planning.plan import cheapest_that_fits, fewest_ranks, largest_batch
 
 # %% [markdown]
 # ## Predict first

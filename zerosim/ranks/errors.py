@@ -1,15 +1,24 @@
-"""What can go wrong between ranks, as exceptions whose texts say who, where and what to do."""
+"""Errors between ranks: the exceptions, the sentences that say who, where and what to do, and how a run ends by one.
+
+A run that fails leaves nothing behind. Ctrl-C waits while a ledger is being written (`Interrupts`, `guarded`), and the
+frames of an error hold no arrays when it comes out (`clear_frames`).
+"""
 
 import gc
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
+from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from zerosim.ranks.call import Call
 
 
 class MismatchError(ValueError):
@@ -53,6 +62,92 @@ class RemoteError(RuntimeError):
 
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""
+
+
+# -- Sentences: who is in which call, who waits for whom, and where in the source ------------------------------------
+
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+
+def place_of(frame: FrameType | None) -> str:
+    """``file:line in function`` of the innermost frame outside the package; or of the innermost one there is."""
+    outer = frame
+    while outer is not None and outer.f_code.co_filename.startswith(PACKAGE):
+        outer = outer.f_back
+    found = outer or frame
+    if found is None:
+        return "an unknown place"
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+
+
+def place_of_call() -> str:
+    """The place in the user's program that called into the package."""
+    return place_of(sys._getframe(1))
+
+
+def mismatch_text(calls: Mapping[int, Call]) -> str:
+    """Names every group of ranks that made the same call. ``calls``: rank -> its call, in rank order."""
+    show = str if len({str(call) for call in calls.values()}) > 1 else Call.in_full
+    groups: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        groups.setdefault(show(call), []).append(rank)
+    said = "; ".join(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {text}"
+                     for text, ranks in groups.items())
+    return (f"the ranks of a group must make the same collective calls in the same order, but {said}. "
+            "Look for a branch that depends on the rank, or for shapes, dtypes or options that differ.")
+
+
+class RankPosition(NamedTuple):
+    """A rank in ``what`` at ``where``, waiting for the ranks ``missing`` if it is a collective's."""
+
+    what: str | None  # None: it has finished
+    where: str = ""
+    missing: list[int] | None = None
+
+    def __str__(self) -> str:
+        if self.what is None:
+            return "finished"
+        for_whom = "" if self.missing is None else f", waiting for {ranks_text(self.missing)}"
+        return f"in {self.what} at {self.where}{for_whom}"
+
+
+class Shaped(Protocol):
+    """An array, or a note about one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+def misfit_text(sender: int, send: Shaped, receiver: int, out: Shaped) -> str:
+    """The text about a message that does not fit where it arrives."""
+    return (f"rank {sender} sends ({send.shape}, {send.dtype}) to rank {receiver}, which expects ({out.shape}, "
+            f"{out.dtype}); both sides must name the same shape and dtype")
+
+
+def deadlock_text(positions: Sequence[RankPosition]) -> str:
+    """The text of a deadlock: who waits for whom; ``positions`` in rank order."""
+    lines = []
+    for text, members in groupby(enumerate(positions), key=lambda item: str(item[1])):
+        ranks = [rank for rank, _ in members]
+        lines.append(f"  rank {ranks[0]}: {text}" if len(ranks) == 1 else f"  ranks {ranks[0]}-{ranks[-1]}: {text}")
+    return ("no rank can go on:\n" + "\n".join(lines) + "\nEvery send needs a receive of the same size that is waiting "
+            "for it (exchange() does both at once), and every rank of a group must enter each collective.")
+
+
+def left_over_text(found: Iterable[str]) -> str:
+    """The text about messages that were sent and never received, though every rank's program has returned."""
+    lines = "\n".join(f"  {text}" for text in found)
+    return (f"all ranks have finished, but not all messages have arrived:\n{lines}\nThe library took them only because "
+            "they are small; larger ones would wait for ever. Every send needs a receive, and every rank of a group "
+            "must enter each collective.")
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 2`` or ``ranks [1, 2]``."""
+    ranks = list(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
 
 
 # -- Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping ---
@@ -118,7 +213,7 @@ class Interrupts:
 
 
 def _in_a_collection(frame: FrameType | None) -> bool:
-    """Whether a callback of the garbage collector is running, out of which no exception comes."""
+    """True where a callback of the garbage collector is running, out of which no exception comes."""
     watchers = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None and frame.f_code not in watchers:
         frame = frame.f_back

@@ -17,14 +17,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from zerosim.backends.processes.notes import Failed, Settled
-from zerosim.ranks.errors import BackendError, RemoteError
-from zerosim.ranks.hub import ranks_text
+from zerosim.backends.processes.notes import Drained, Failed
+from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
 LENGTH = struct.Struct("!Q")
 NONCE_NBYTES = 32
 HELLO_NBYTES = 4096       # more than any greeting; whoever announces more is no process of ours
-GREETING = "zerosim mail 1"
+GREETING = "zerosim notes 1"
 
 
 class Refused(ConnectionError):
@@ -75,7 +74,7 @@ def greet(line: socket.socket, key: bytes, index: int, ranks: int) -> None:
 
 
 def all_are_here(line: socket.socket, refused: str | None = None) -> None:
-    """The listening side: tells one that was welcome that mail can begin, or why it does not."""
+    """The listening side: tells one that was welcome that notes can be sent, or why it does not."""
     _say(line, {"complete": True} if refused is None else {"refused": refused})
 
 
@@ -134,7 +133,7 @@ def _proves(answer: dict[str, Any], key: bytes, text: str) -> bool:
 
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; our mail is one door further
+PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; ours is one door further
 SECRET = "ZEROSIM_JOB_KEY"
 KEYED_BY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", SECRET)
 
@@ -195,7 +194,7 @@ GREETING_SECONDS = 10.0   # what one that has connected may take to say who it i
 Frame = tuple[int, int, int | None, Any]  # what, from whom, to whom (None: all others), and a pickle
 
 
-class TCPMail:
+class TCPChannel:
     """Carries pickled notes between N processes, by way of rank 0.
 
     ``address`` is where rank 0 listens; with port 0 a lone rank 0 may choose one. All are waited for at the beginning,
@@ -215,7 +214,7 @@ class TCPMail:
         self._locks: dict[int, threading.Lock] = {}
         self._lines: dict[int, socket.socket] = self._listen(key) if index == 0 else {0: self._join(key)}
         self._locks = {rank: threading.Lock() for rank in self._lines}
-        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim mail {rank}")
+        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
                          for rank in self._lines]
         for reader in self._readers:
             reader.start()
@@ -302,7 +301,7 @@ class TCPMail:
     def _where(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
 
-    # -- mail -----------------------------------------------------------------------------------------------------
+    # -- notes ----------------------------------------------------------------------------------------------------
 
     def post(self, note: Any, to: int | None = None) -> None:
         """Sends a note to one rank, or to all others, and returns at once."""
@@ -310,7 +309,7 @@ class TCPMail:
             self._send(NOTE, to, pickle.dumps(note))
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and settled."""
+        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and has drained."""
         while True:
             try:
                 yield self._notes.get_nowait()
@@ -392,11 +391,11 @@ class TCPMail:
                 self._news.notify_all()
 
     def _lost(self, ranks: set[int]) -> None:
-        """Processes have ended without a word: for whoever reads the mail they have failed."""
+        """Processes have ended without a word: for whoever reads the notes they have failed."""
         if self.index == 0:
             self._send(GONE, None, ranks)
         for rank in ranks:
-            for note in Failed.of(RemoteError(gone_text([rank], self.size))), Settled():
+            for note in Failed.of(RemoteError(gone_text([rank], self.size))), Drained():
                 self._notes.put((rank, note))
         with self._news:
             self._gone |= ranks
