@@ -32,11 +32,11 @@ def first_weights(ctx: Context) -> Arrays:
 
 
 def context(name: str) -> Context:
-    """A context without ranks, which has a place for a borrowed parameter's gradient too."""
+    """A context without ranks, which has a place for a tied parameter's gradient too."""
     ctx = Context.standalone(Policy(name))
 
     def places(unit: Unit) -> Arrays:
-        return {name: ctx.empty(MODEL.shapes[name], "unit_gradient") for name in (*unit.shapes, *unit.borrows)}
+        return {name: ctx.empty(MODEL.shapes[name], "unit_gradient") for name in (*unit.shapes, *unit.tied_weights)}
 
     return replace(ctx, gradients=places)
 

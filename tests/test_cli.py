@@ -35,8 +35,8 @@ cli.main()
 """
 
 
-def run(*arguments):
-    return CliRunner().invoke(cli.app, list(arguments), env=PLAIN)
+def run(*arguments, **environment):
+    return CliRunner().invoke(cli.app, list(arguments), env={**PLAIN, **environment})
 
 
 def fresh(*arguments, **environment):
@@ -122,10 +122,15 @@ def test_an_unknown_format_lists_the_nearest_first_in_one_line_and_exits_with_2(
     (("--weight", "1e6"), "fp16 has no number as large as the weight 1e+06: its largest is 65504"),
     (("--update", "0"), "a finite number other than 0, found 0.0"), (("--steps", "0"), "at least once, found steps=0")])
 def test_values_that_cannot_be_are_one_line_on_standard_error(switch, said):
-    done = fresh(*FEW, *switch)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert said in done.stderr.decode()
-    assert done.stderr.count(b"\n") == 1
+    done = run(*FEW, *switch)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_process_ends_with_the_exit_code_of_wrong_input():
+    done = fresh(*FEW, "--steps", "0")
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
 def test_a_switch_that_does_not_parse_is_explained_and_exits_with_2():
@@ -206,7 +211,7 @@ def test_a_closed_standard_output_leaves_no_traceback():
 
 @pytest.mark.parametrize("columns", ["0", "1"])
 def test_a_terminal_that_says_it_has_no_width_gets_40_columns(columns):
-    lines = fresh(*FEW, COLUMNS=columns).stdout.decode().splitlines()
+    lines = run(*FEW, COLUMNS=columns).stdout.splitlines()
     assert 30 <= max(map(len, lines)) <= 40
 
 

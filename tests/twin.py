@@ -8,6 +8,7 @@ feeds the sum to the unsharded optimizer. It imports nothing of zerosim.zero and
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -163,7 +164,7 @@ class Twin:
         ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
         y = np.ascontiguousarray(x)
         y = y if self.model.units[0].integer_inputs else y.astype(self.policy.compute_dtype)
-        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.borrows)}
+        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.tied_weights)}
                    for unit in self.model.units]
         for unit, w in zip(self.model.units, weights, strict=True):
             y, keeps = unit.forward(ctx, w, y)
@@ -175,7 +176,7 @@ class Twin:
             dy, grads = unit.backward(ctx, w, keeps, dy)
             lent = {self.rule[name] for name in unit.shapes if name in found}  # borrowers have gone back before
             lent = {rule.compute for rule in lent if rule.optimizer is not None}
-            for name in (*unit.shapes, *unit.borrows):
+            for name in (*unit.shapes, *unit.tied_weights):
                 self._collect(found, name, grads[name])
             for name in unit.shapes:  # what is completed by borrowers is in the accumulate format, the whole unit
                 if self.rule[name].compute in lent and self.rule[name].optimizer is not None:
@@ -185,7 +186,7 @@ class Twin:
     def _places(self, unit: object) -> Vectors:
         """Where a unit writes the gradients of its own parameters and of those that it borrows."""
         return {name: np.empty(self.model.shapes[name], self.compute_dtype(name))
-                for name in (*unit.shapes, *unit.borrows)}
+                for name in (*unit.shapes, *unit.tied_weights)}
 
     def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
         """Borrowers come first, and their part is the first addend, in the accumulate format."""
@@ -256,20 +257,22 @@ class Twin:
             w, g = (x.reshape(shape) if whole else x for x in (self.weights[name].astype(np.float32), g))
             state = {key: slot.astype(np.float32) if slot.size != g.size or whole else
                      slot.astype(np.float32).reshape(-1) for key, slot in self.state[name].items()}
-            group = None if self.schedule is None else {"lr": rule.optimizer.lr * self.schedule(self.taken)}
+            optimizer: Any = rule.optimizer
+            if self.schedule is not None:
+                optimizer = optimizer.with_lr(optimizer.lr * self.schedule(self.taken))
             ctx = UpdateContext(self.kernels)
-            if "tensor_norm" in rule.optimizer.needs:
-                ctx = self._with_norms(name, w, g, state, group)
-            rule.optimizer.update(ctx, w, g, state, self.taken, group)
+            if "tensor_norm" in optimizer.needs:
+                ctx = self._with_norms(optimizer, name, w, g, state)
+            optimizer.update(ctx, w, g, state, self.taken)
             with np.errstate(all="ignore"):
                 self.weights[name] = w.reshape(-1).astype(self.weights[name].dtype)
                 self.state[name] = {key: slot.reshape(self.state[name][key].shape).astype(self.state[name][key].dtype)
                                     for key, slot in state.items()}
 
-    def _with_norms(self, name: str, w: np.ndarray, g: np.ndarray, state: Vectors, group: dict | None) -> UpdateContext:
-        optimizer, ctx, direction = self.rule[name].optimizer, UpdateContext(self.kernels), np.empty_like(w)
-        optimizer.advance(ctx, w, g, state, self.taken, group)
+    def _with_norms(self, optimizer: Any, name: str, w: np.ndarray, g: np.ndarray, state: Vectors) -> UpdateContext:
+        ctx, direction = UpdateContext(self.kernels), np.empty_like(w)
+        optimizer.advance(ctx, w, g, state, self.taken)
         for key, slot in state.items():  # the moments point from where they rest
             slot[...] = slot.astype(self.state[name][key].dtype).astype(np.float32)
-        optimizer.direction(ctx, w, g, state, self.taken, group, direction)
+        optimizer.direction(ctx, w, g, state, self.taken, direction)
         return replace(ctx, norms=(self._norm(lambda _: w, [name]), self._norm(lambda _: direction, [name])))

@@ -1,5 +1,6 @@
 """All pages and files of the site, and its navigation."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zerosim_site.reference_pages import reference_pages
 SECTIONS = ("Home", "Guide", "Notebooks", "Figures", "Command line", "Reference", "Glossary")
 BESIDE = ("LICENSE",)
 ASSETS = ROOT / "docs/assets"
+CODE = re.compile(r"\]\((zerosim/[\w/]+\.py)\)")  # a link of the README to a file of the package
 
 
 def pages(draw: Draw) -> list[Page]:
@@ -25,7 +27,8 @@ def pages(draw: Draw) -> list[Page]:
 def copies() -> dict[str, Path]:
     """Files that are copied as they are, by their place in the site."""
     texts = [path for path in notebook_pages.notebooks() for path in (path, path.with_suffix(".py")) if path.exists()]
-    found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts]}
+    code = [ROOT / name for name in CODE.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+    found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts, *code]}
     return found | {name: ROOT / name for name in BESIDE} | {f"assets/{path.name}": path for path in ASSETS.iterdir()}
 
 

@@ -24,20 +24,21 @@ PACKAGE = "zerosim"
 # exports. Modules from which the README, docs/ or a notebook imports need not be named here: they are found.
 FLOORS: dict[str, tuple[str, ...]] = {
     "ranks": (),
+    "backends": (),
     "zero": (),
     "models": (),
     "optim": (),
     "planning": (),
     "numerics": tuple(f"zerosim.numerics.{name}" for name in (
-        "formats", "rounding", "packing", "policy", "loss_scale", "fp8", "random", "null", "units")),
-    "lessons": (),
-    "lessons.puzzles": (),
-    "lessons.figures": (),
+        "formats", "rounding", "policy", "loss_scale", "random", "arrays", "units")),
+    "course": (),
+    "course.puzzles": (),
+    "course.figures": (),
     "testing": ("zerosim.testing",),
 }
 IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
 READ = ("README.md", "docs/*.md", "notebooks/*.py")
-TITLES = {"lessons.puzzles": "puzzles", "lessons.figures": "figures"}
+TITLES = {"course.puzzles": "puzzles", "course.figures": "figures"}
 
 
 @dataclass(frozen=True)

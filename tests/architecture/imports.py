@@ -1,12 +1,13 @@
-"""Checks of who imports whom, as functions of one file's text."""
+"""Checks of who imports whom, as functions of one file's text; circles, of all files'."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from tests.architecture.source import Source
 
-# Floor by floor, downwards. `connect` is the edge where a run meets its launcher.
-# `zerosim/__init__` and `testing` offer the floors' names to those outside only.
+# Floor by floor, downwards. `testing` and `__init__` offer the floors' names to those outside;
+# `connect` is the edge where a run meets its launcher, and with `__init__` the only door to the backends.
 MAY_IMPORT = {
     "tiny": set(),  # ZeRO in one file, which one may copy anywhere
     "shown": set(),
@@ -14,27 +15,28 @@ MAY_IMPORT = {
     "ranks": {"numerics", "shown"},
     "models": {"numerics"},
     "optim": {"numerics"},
-    "planning": {"numerics", "shown"},
     "zero": {"numerics", "ranks", "models", "optim", "shown"},
-    "testing": {"numerics", "ranks", "models", "optim", "planning", "zero"},
-    "connect": {"ranks"},
-    # Of the lessons it offers the puzzles, imported when they are asked for: test_import_is_light.py.
-    "__init__": {"connect", "numerics", "ranks", "models", "optim", "planning", "zero", "lessons"},
-    "lessons": {"numerics", "ranks", "models", "optim", "planning", "zero"},
-    "doctor": {"numerics", "ranks", "lessons", "__init__"},
-    "cli": {"numerics", "ranks", "models", "optim", "planning", "zero", "lessons", "doctor", "__init__"},
+    "planning": {"numerics", "shown"},
+    "backends": {"numerics", "ranks"},
+    "connect": {"ranks", "backends"},
+    "testing": {"numerics", "ranks", "models", "optim", "zero"},
+    "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
+    "course": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display"},
+    "__init__": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "backends", "course"},
+    "doctor": {"numerics", "ranks", "display", "__init__"},
+    "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "course", "doctor",
+            "__init__"},
     "__main__": {"cli"},
 }
-# The one file that reaches for a higher floor, by name and when somebody looks: how the things below look.
-REACHES_UP = "zerosim/shown.py"
-LEDGER = {"ranks", "models", "zero"}
-PENCIL_MEETS_LEDGER = "zerosim/lessons/measured/"
+# The files that fetch a module by a name in quotes, when somebody asks for it. A test of what
+# `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
+BY_NAME = {"zerosim/__init__.py", "zerosim/shown.py"}
 
 
-def imported_modules(source: Source) -> Iterator[tuple[ast.stmt, str]]:
-    """Each import statement of a file, wherever it stands, with the absolute name that it asks for."""
+def imported_modules(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:
+    """Each import statement among a file's nodes, with the absolute name that it asks for."""
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
-    for node in ast.walk(source.tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -44,41 +46,48 @@ def imported_modules(source: Source) -> Iterator[tuple[ast.stmt, str]]:
             yield from ((node, f"{base}.{alias.name}") for alias in node.names)
 
 
-def imported_floors(source: Source) -> Iterator[tuple[ast.stmt, str]]:
-    """Each import of the package's own floors; `from zerosim import Cluster` asks the facade, `__init__`."""
-    for node, name in imported_modules(source):
-        top, _, rest = name.partition(".")
-        if top == "zerosim":
-            floor = rest.partition(".")[0]
-            yield node, floor if floor in MAY_IMPORT else "__init__"
-
-
 def imports_that_climb(source: Source) -> list[str]:
-    """Imports of a floor that does not lie below."""
+    """Imports of a floor that does not lie below. What shows itself asks for `display` inside its method."""
     if source.floor not in MAY_IMPORT:
         return [f"{source.path}:1: stands on no known floor; the floors are {', '.join(MAY_IMPORT)}"]
-    allowed = MAY_IMPORT[source.floor] | {source.floor}
-    return [source.at(node, f"{source.floor} imports {floor}, which does not lie below it")
-            for node, floor in imported_floors(source) if floor not in allowed]
-
-
-def pencil_beside_ledger(source: Source) -> list[str]:
-    """Files that import both what predicts and what is predicted, but for the folder that exists for it."""
-    if source.path.startswith(PENCIL_MEETS_LEDGER) or source.floor in {"__init__", "testing"}:
-        return []
-    floors = {floor: node for node, floor in imported_floors(source)}
-    met = sorted(LEDGER & floors.keys())
-    if "planning" not in floors or not met:
-        return []
-    return [source.at(floors["planning"], f"imports planning beside {', '.join(met)}; "
-                      f"pencil and ledger meet only in {PENCIL_MEETS_LEDGER} and in tests")]
+    allowed, found = MAY_IMPORT[source.floor] | {source.floor}, []
+    at_import = set(map(id, source.run_at_import))
+    for node, name in imported_modules(source, source.nodes):
+        top, _, rest = name.partition(".")
+        first = rest.partition(".")[0]
+        floor = first if first in MAY_IMPORT else "__init__"  # `from zerosim import Cluster` asks the facade
+        shows_itself = floor == "display" and id(node) not in at_import and source.floor != "tiny"
+        if top == "zerosim" and floor not in allowed and not shows_itself:
+            found.append(source.at(node, f"{source.floor} imports {floor}, which does not lie below it"))
+    return found
 
 
 def imports_by_name(source: Source) -> list[str]:
-    """Modules that are fetched by a name in quotes, which no rule of floors sees, outside the one file that may."""
-    if source.path == REACHES_UP or source.floor in {"lessons", "doctor", "cli", "__main__"}:
-        return []
+    """Modules that are fetched by a name in quotes, which no rule of floors sees."""
     names = {"import_module", "__import__"}
     return [source.at(node, "fetches a module by its name in quotes; write an import statement")
-            for node in ast.walk(source.tree) if isinstance(node, ast.Call)
+            for node in source.nodes if isinstance(node, ast.Call) and source.path not in BY_NAME
             and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in names]
+
+
+def circle(sources: Iterable[Source]) -> list[str]:
+    """The modules of one circle of imports, the first again at the end; empty where there is none.
+
+    Imports for type checkers count, for a reader follows them too; those inside functions do not.
+    """
+    sources = list(sources)
+    modules = {source.module for source in sources}
+    graph = {source.module: {_module(name, modules) for _, name in imported_modules(source, source.run_at_import)}
+             - {source.module, ""} for source in sources}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _module(name: str, modules: set[str]) -> str:
+    """The module that holds a dotted name."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name

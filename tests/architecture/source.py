@@ -1,9 +1,9 @@
-"""The package as text: what the architecture's checks read."""
+"""The package as text: what the architecture's checks read. Each file is read and parsed once per session."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +25,22 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the file."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def run_at_import(self) -> list[ast.AST]:
+        """The nodes outside of functions, those for type checkers included."""
+        found, waiting = [], list(ast.iter_child_nodes(self.tree))
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, Function):
+                found.append(node)
+                waiting.extend(ast.iter_child_nodes(node))
+        return found
+
     @property
     def floor(self) -> str:
         """The folder or file right under ``zerosim/``: ``numerics``, ``cli``, ``__init__``."""
@@ -40,10 +56,11 @@ class Source:
         return f"{self.path}:{getattr(node, 'lineno', 1)}: {what}"
 
 
-def package_sources() -> list[Source]:
+@cache
+def package_sources() -> tuple[Source, ...]:
     """Every Python file of the package."""
-    return [Source(str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
-            for path in sorted((ROOT / "zerosim").rglob("*.py"))]
+    return tuple(Source(str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
+                 for path in sorted((ROOT / "zerosim").rglob("*.py")))
 
 
 def project_texts() -> Iterator[tuple[str, str]]:

@@ -2,38 +2,18 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.architecture.source import Function, Source
 
-FILE_LINES = 300
-FUNCTION_LINES = 40
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "Counter", "deque", "bytearray"}
 WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
 SENT = re.compile(r"(^|_)sent(_|$)")
 HELD = re.compile(r"(^|_)(now|peak|held)_nbytes")
 HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
+QUESTION = re.compile(r"(What|How|Where|Whether|Who)\b")
 CASTS = ("zerosim/numerics/rounding.py", "zerosim/numerics/kernels.py")
-
-
-def functions(source: Source) -> Iterator[Function]:
-    """Every function and method of a file, nested ones too."""
-    return (node for node in ast.walk(source.tree) if isinstance(node, Function))
-
-
-def line_count(node: Function) -> int:
-    """Lines of a function from `def` to its end, docstring included."""
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def long_files_and_functions(source: Source) -> list[str]:
-    """Files of 300 lines or more, functions of 40 or more."""
-    lines = source.text.count("\n")
-    long_file = [f"{source.path}:1: {lines} lines; a file has fewer than {FILE_LINES}"]
-    return (long_file if lines >= FILE_LINES else []) + [
-        source.at(node, f"{node.name} has {line_count(node)} lines; functions have under {FUNCTION_LINES}")
-        for node in functions(source) if line_count(node) >= FUNCTION_LINES]
 
 
 def _last_name(node: ast.AST) -> str:
@@ -48,7 +28,7 @@ def _asks_no_number(operator: ast.cmpop, right: ast.expr) -> bool:
 def stage_comparisons(source: Source) -> list[str]:
     """Questions for the number of a stage, which is a row of a table; `is None`, `in STAGES` ask none."""
     asked = []
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Match):
             sides = [node.subject]
         elif isinstance(node, ast.Compare) and not all(map(_asks_no_number, node.ops, node.comparators)):
@@ -60,9 +40,9 @@ def stage_comparisons(source: Source) -> list[str]:
     return asked
 
 
-def _assigned_attributes(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+def _assigned_attributes(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:
     """Each assignment to an attribute or to an item of one (`x.a = 1`, `x.a += 1`, `x.a["k"] += 1`)."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             targets = node.targets
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
@@ -86,16 +66,16 @@ def sent_counted_elsewhere(source: Source) -> list[str]:
         allowed = {id(node) for cls in trace for method in cls.body
                    if isinstance(method, Function) and method.name == "sent" for node in ast.walk(method)}
     return [source.at(node, f"changes {name}; sent bytes are counted in Trace.sent alone")
-            for node, name in _assigned_attributes(source.tree)
+            for node, name in _assigned_attributes(source.nodes)
             if SENT.search(name) and id(node) not in allowed]
 
 
 def held_counted_elsewhere(source: Source) -> list[str]:
-    """Counters of held bytes changed anywhere but in the memory ledger."""
+    """Counters of held bytes changed anywhere but in `Memory`."""
     if source.path == "zerosim/ranks/memory.py":
         return []
     return [source.at(node, f"changes {name}; held bytes are counted in zerosim/ranks/memory.py alone")
-            for node, name in _assigned_attributes(source.tree) if HELD.search(name)]
+            for node, name in _assigned_attributes(source.nodes) if HELD.search(name)]
 
 
 def half_casts_elsewhere(source: Source) -> list[str]:
@@ -103,7 +83,7 @@ def half_casts_elsewhere(source: Source) -> list[str]:
     if source.path in CASTS:
         return []
     return [source.at(node, f"{ast.unparse(node)}: casts to and from fp16 go through the kernels' cast_pack")
-            for node in ast.walk(source.tree)
+            for node in source.nodes
             if isinstance(node, ast.Call) and _last_name(node.func) == "astype"
             and HALF.search(ast.unparse(node).partition(".astype(")[2])]
 
@@ -114,7 +94,7 @@ def work_at_import(source: Source) -> list[str]:
              for node in source.tree.body
              if isinstance(node, WORK) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))]
     found += [source.at(node, "a global statement: what changes is handed over")
-              for node in ast.walk(source.tree) if isinstance(node, ast.Global)]
+              for node in source.nodes if isinstance(node, ast.Global)]
     return found + [source.at(node, f"{name} is mutable and not in UPPER CASE: a global that can change")
                     for node, name in _mutable_globals(source.tree)
                     if name != name.upper() and not name.startswith("__")]
@@ -134,7 +114,7 @@ def environment_read_inside(source: Source) -> list[str]:
     if source.floor in ("cli", "connect"):
         return []
     return [source.at(node, f"reads {ast.unparse(node)}; only the command line and connect do, and hand it over")
-            for node in ast.walk(source.tree)
+            for node in source.nodes
             if isinstance(node, ast.Attribute | ast.Name) and _last_name(node) in {"environ", "getenv"}]
 
 
@@ -153,3 +133,20 @@ def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[Function | ast.
                 yield node, prefix + node.name
             if isinstance(node, ast.ClassDef):
                 yield from _public(node.body, f"{prefix}{node.name}.")
+
+
+def docstrings_that_ask(source: Source) -> list[str]:
+    """Docstrings that begin like a question; one begins with a verb or a noun phrase."""
+    return [source.at(node, f"a docstring begins with {match.group()}; begin with a verb or a noun phrase")
+            for node in source.nodes if isinstance(node, ast.Module | ast.ClassDef | Function)
+            and (match := QUESTION.match(ast.get_docstring(node) or ""))]
+
+
+def class_names_used_twice(sources: Iterable[Source]) -> list[str]:
+    """Names that two classes of the package have, with their places."""
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{source.path}:{node.lineno}")
+    return [f"class {name} stands at {' and '.join(found)}" for name, found in places.items() if len(found) > 1]

@@ -1,6 +1,12 @@
-"""Checks of every text file of the repository: what must not be named in it."""
+"""Checks of words: what no text file of the repository names, and what the package does not say.
+
+The package uses the field's words. `tied` weights are not lent, a parameter group is no kin, ranks of a call are its
+members; the glossary says what each thing is called.
+"""
 
 import re
+
+from tests.architecture.source import Source
 
 FORBIDDEN = {
     "an absolute path": re.compile(r"(?<![\w.:/~])/(?:work|home|root|Users)\b"),
@@ -8,6 +14,11 @@ FORBIDDEN = {
     "a paper of the workshop": re.compile(
         r"\.\./shared\b|\b(?:SPEC|CONTRACTS|DESIGN|SPEED|BACKENDS|EDGE_CASES)(?:\.md|\s*§|, section)"),
 }
+HOUSE_WORDS = (
+    "absorb", "alike", "borrow", "borrows", "carriage", "carrier", "deaf", "dialect", "doubts", "families", "kin",
+    "lender", "lending", "lent", "let_go", "levers", "party", "patience", "pencil", "reckon", "reckoned", "refresh",
+    "rooted", "spoiler", "spoilers", "told", "torn", "twin", "upstairs")
+HOUSE_WORD = re.compile(rf"(?<![a-z])(?:{'|'.join(HOUSE_WORDS)})(?![a-z])", re.IGNORECASE)
 
 
 def forbidden_words(path: str, text: str) -> list[str]:
@@ -15,3 +26,9 @@ def forbidden_words(path: str, text: str) -> list[str]:
     return [f"{path}:{number}: names {what}: {match.group()}"
             for number, line in enumerate(text.splitlines(), 1)
             for what, pattern in FORBIDDEN.items() if (match := pattern.search(line))]
+
+
+def house_words(source: Source) -> list[str]:
+    """The lines of a file of the package with a word that the field does not use, names in the code included."""
+    return [f"{source.path}:{number}: says {match.group()!r}; the field has a word for it"
+            for number, line in enumerate(source.text.splitlines(), 1) if (match := HOUSE_WORD.search(line))]

@@ -48,7 +48,8 @@ class Threads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port, self.now, self.pool = free_port(), 0.0, ThreadPoolExecutor(8)
         self.welcomed: queue.SimpleQueue[int] = queue.SimpleQueue()
-        monkeypatch.setattr("zerosim.backends.processes.tcp.time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep)
+        monkeypatch.setattr("zerosim.backends.processes.tcp.time", clock)
 
         def noted(*args: Any, real: Any = welcome) -> int:
             index: int = real(*args)

@@ -3,6 +3,7 @@
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Listener
 from typing import Any
 
@@ -17,6 +18,7 @@ class Torchrun(Processes):
     backend = "nccl"
     module = "tests.backends.worker"
     settings: dict[str, str] = {}  # noqa: RUF012
+    processes: Sequence[Any] = ()
 
     def missing(self) -> str | None:
         return None
@@ -43,9 +45,10 @@ class Torchrun(Processes):
 
     def close(self) -> None:
         super().close()
-        for process in getattr(self, "processes", ()):
+        for process in self.processes:
             process.kill()
             process.communicate()
+        self.processes = ()
 
 
 class UnderMPI(Torchrun):

@@ -22,15 +22,14 @@ def main(host: str, port: str, key: str, backend: str) -> None:
     caller = Client((host, int(port)), authkey=bytes.fromhex(key)) if first.index == 0 else None
     while (task := _next_task(first._mail, caller)) is not None:
         if isinstance(task, Command):
-            found: Any = Said.of([word.replace("{rank}", str(first.index)) for word in task.words])
+            found = first.gather(Said.of([word.replace("{rank}", str(first.index)) for word in task.words]))
         else:
             options = tuple(sorted(task.options.items()))
             if options not in clusters:
                 clusters[options] = zs.connect(backend, **task.options)
-            found = _outcome(clusters[options], task)
-        gathered = first.gather(found)
+            found = first.gather(_outcome(clusters[options], task))  # copies: what a rank held can go
         if caller is not None:
-            caller.send(gathered)
+            caller.send(found)
     for cluster in (*clusters.values(), first):
         cluster.close()
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import zerosim as zs
+from tests.cases import covering
 from zerosim.cli import app
 from zerosim.course.costs.plan_text import print_plan
 from zerosim.course.measured.plans import gpt_of, measured_row
@@ -48,21 +50,21 @@ def test_pencil_is_the_ledger_to_the_byte_for_any_gpt_stage_policy_and_levers(
 LEVERS = [{"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}]
 
 
-@pytest.mark.parametrize("levers", LEVERS, ids=str)
-@pytest.mark.parametrize("policy", ["none", "selective", "tiled", "sub_block", "block", "segment(4)"])
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(stage, policy, levers):
+@pytest.mark.parametrize(("row", "policy"), covering(
+    product(zs.STAGES, LEVERS), ["none", "selective", "tiled", "sub_block", "block", "segment(4)"]), ids=str)
+def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(row, policy):
     """The runtime's overheads apart, in the engine's own dialect."""
+    stage, levers = row
     asked = question("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, dialect="zerosim",
                      optimizer=zs.optim.AdamW(), **levers)
     (row,), peak = plan_of(asked).rows, measured_row(asked, stage, policy)[-1]
     assert row.total_nbytes - row.overhead_nbytes == peak.pencil_nbytes == peak.ledger_nbytes
 
 
-@pytest.mark.parametrize("levers", [*LEVERS, {"overlap": True, "prefetch": 2}], ids=str)
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
-def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(ranks, stage, levers):
+@pytest.mark.parametrize(("row", "ranks"), covering(
+    product(zs.STAGES, [*LEVERS, {"overlap": True, "prefetch": 2}]), [3, 2, 6, 1]), ids=str)
+def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
+    stage, levers = row
     asked = small(ranks, stage, **levers)
     (row,), gpt = plan_of(asked).rows, gpt_of(asked.model)
 

@@ -1,10 +1,12 @@
 """A plan's seconds beside the replay of the engine's own trace on the same machine, with the same levers."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from zerosim.course.measured.plans import gpt_of
 from zerosim.planning.cost import curve
 from zerosim.planning.plan import communicated, job_of, plan_of, question, update_seconds
@@ -51,12 +53,11 @@ def computed(asked, timeline):
     return found
 
 
-@pytest.mark.parametrize("levers", LEVERS, ids=str)
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(stage, micro_batches, levers):
+@pytest.mark.parametrize(("row", "micro_batches"), covering(product(zs.STAGES, LEVERS), [1, 3]), ids=str)
+def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(row, micro_batches):
     """Products are what a plan computes; layers that memory bounds and the head's second use are the replay's alone, so
     it computes longer, and stands still no longer than the plan says."""
+    stage, levers = row
     asked = question("gpt2", ranks=8, batch=4, stage=stage, recompute="block", micro_batches=micro_batches,
                      optimizer=zs.optim.AdamW(), **levers)
     (row,), timeline, control = plan_of(asked).rows, replayed(asked, stage), control_seconds(asked, stage)
@@ -69,13 +70,12 @@ def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(sta
         assert row.exposed_communication_seconds == pytest.approx(row.communication_seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("levers", LEVERS, ids=str)
-@pytest.mark.parametrize("policy", ["none", "block", "segment(4)"])
-@pytest.mark.parametrize("link", ["nvlink4", "pcie3"])
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_given_the_replays_own_arithmetic_the_plan_stands_still_exactly_as_long(stage, link, policy, levers):
+@pytest.mark.parametrize(("row", "link", "policy"), covering(
+    product(zs.STAGES, LEVERS), ["nvlink4", "pcie3"], ["none", "block", "segment(4)"]), ids=str)
+def test_given_the_replays_own_arithmetic_the_plan_stands_still_exactly_as_long(row, link, policy):
     """So what a plan exposes differs from the replay by what a plan leaves out of the arithmetic, and by nothing else:
     the update's seconds are the plan's own."""
+    stage, levers = row
     asked = question("gpt2", ranks=8, link=link, batch=4, stage=stage, recompute=policy, micro_batches=2,
                      optimizer=zs.optim.AdamW(), **levers)
     timeline, job = replayed(asked, stage), job_of(asked, stage, policy)

@@ -104,7 +104,7 @@ def run_of(model: GPT, dtype: str = "fp32", scatter: float = 0.0) -> Run:
 
     def gradients(unit: Unit) -> Arrays:
         return {name: counting.alloc(model.shapes[name], policy.compute_dtype, "unit_gradient", name)
-                for name in (*unit.shapes, *unit.borrows)}
+                for name in (*unit.shapes, *unit.tied_weights)}
 
     ctx = Context(np, policy, counting.kernels, counting, counting.note, gradients)
     rng, w = np.random.default_rng(1), {}

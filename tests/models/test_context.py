@@ -91,4 +91,4 @@ def test_a_linear_unit_shows_the_input_and_the_output_gradient_of_its_weight(act
     assert shown is x
     # Sums of five products: a rounding or two of another order.
     np.testing.assert_allclose(grads["one.weight"], x.T @ dy, rtol=1e-5, atol=1e-6)
-    assert dict(unit.borrows) == {}
+    assert dict(unit.tied_weights) == {}

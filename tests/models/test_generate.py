@@ -67,10 +67,10 @@ def test_a_models_logits_are_those_of_its_units_without_dropout() -> None:
     assert (found != run.logits(tokens)).any()
 
 
-def test_weights_are_lent_for_the_units_of_the_model_that_was_given() -> None:
-    run, lent = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5))), []
-    logits_of(run.ctx, run.model, lambda unit: lent.append(unit) or nullcontext(run.w), np.array([[1, 2]]))
-    assert lent == list(run.model.units)
+def test_weights_are_asked_for_the_units_of_the_model_that_was_given() -> None:
+    run, asked = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5))), []
+    logits_of(run.ctx, run.model, lambda unit: asked.append(unit) or nullcontext(run.w), np.array([[1, 2]]))
+    assert asked == list(run.model.units)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -75,10 +75,10 @@ def test_another_seed_draws_other_weights() -> None:
     assert not (one["wte"] == other["wte"]).any()
 
 
-def test_a_tied_head_borrows_and_an_untied_one_owns() -> None:
+def test_a_tied_head_shares_and_an_untied_one_owns() -> None:
     tied, untied = GPT("gpt-nano").units[-1], GPT("gpt-nano", tied=False).units[-1]
-    assert (tied.borrows, list(tied.shapes)) == ({"wte": "embed"}, ["ln_f.weight", "ln_f.bias"])
-    assert (untied.borrows, list(untied.shapes)) == ({}, ["ln_f.weight", "ln_f.bias", "lm_head.weight"])
+    assert (tied.tied_weights, list(tied.shapes)) == ({"wte": "embed"}, ["ln_f.weight", "ln_f.bias"])
+    assert (untied.tied_weights, list(untied.shapes)) == ({}, ["ln_f.weight", "ln_f.bias", "lm_head.weight"])
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------
@@ -258,17 +258,17 @@ def test_no_unit_keeps_a_weight_from_forward_to_backward(tied: bool, keep: str) 
     _, wanted = run.gradients(x, target, Recompute(None, keep))
     kept = []
     for unit in run.model.units:
-        lent = {name: run.w[name].copy() for name in (*unit.shapes, *unit.borrows)}
-        x, of_unit = unit.forward(run.ctx, lent, x)
+        weights = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}
+        x, of_unit = unit.forward(run.ctx, weights, x)
         kept.append(of_unit)
-        for array in lent.values():
+        for array in weights.values():
             array.fill(np.nan)
     _, of_loss = run.model.loss.forward(run.ctx, x, target)
     dy = run.model.loss.backward(run.ctx, of_loss, 1.0)
     for unit in reversed(run.model.units):
-        lent = {name: run.w[name].copy() for name in (*unit.shapes, *unit.borrows)}
-        dy, found = unit.backward(run.ctx, lent, kept.pop(), dy)
-        assert found.keys() == lent.keys()
+        weights = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}
+        dy, found = unit.backward(run.ctx, weights, kept.pop(), dy)
+        assert found.keys() == weights.keys()
         for name in set(found) - {"wte"} if tied else found:  # a tied gradient is a sum over units
             assert (bits_of(found[name]) == bits_of(wanted[name])).all(), name
 

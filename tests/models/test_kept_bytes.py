@@ -46,7 +46,7 @@ def block_backward(ctx: Context, kept: dict[str, Any], dy: Any, w: dict[str, Any
 
 def arrays_in(kept: Any) -> dict[int, Any]:
     """Every array in a nest of what was kept, once, by the identity of its memory."""
-    if isinstance(kept, layers.KeptAttention):
+    if isinstance(kept, layers.SavedAttention):
         kept = (kept.qkv, kept.p, kept.log_sums, kept.o)
     if isinstance(kept, tuple | dict):
         parts = kept.values() if isinstance(kept, dict) else kept

@@ -201,7 +201,7 @@ def test_linear_forward_refuses_an_out_of_another_shape():
 def test_an_out_that_would_overwrite_what_is_kept_is_refused():
     ctx, x, w = context("fp16"), normal("fp16", (4, 4)), normal("fp16", (4, 4))
     for call in (lambda: layers.linear_forward(ctx, x, w, out=x), lambda: layers.gelu_forward(ctx, x, out=x[:])):
-        with pytest.raises(ValueError, match="found one that shares memory with x, which it keeps for backward"):
+        with pytest.raises(ValueError, match="found one that shares memory with x, which it saves for backward"):
             call()
 
 
@@ -219,7 +219,7 @@ def test_linear_backward_refuses_shapes_that_do_not_fit(what, shape, text):
 
 def test_activations_refuse_a_gradient_of_another_length():
     ctx, x = context("fp16"), np.zeros((2, 8), np.float16)
-    with pytest.raises(ValueError, match=r"asked for dy with one element per bit that was kept \(2 bytes of them\), "
+    with pytest.raises(ValueError, match=r"asked for dy with one element per bit that was saved \(2 bytes of them\), "
                                          r"and found shape \(3, 8\); hand it the gradient of this layer's own"):
         layers.relu_backward(ctx, layers.relu_forward(ctx, x)[1], np.zeros((3, 8), np.float16))
     with pytest.raises(ValueError, match=r"^gelu_backward asked for dy of shape \(2, 8\), and found \(3, 8\)"):

@@ -30,14 +30,14 @@ def factors_of(shape, seed=7):
     return tuple((x @ x.T / 20).astype(np.float32) for x in (rng.standard_normal((n, 20)) for n in shape))
 
 
-def updated(optimizer, w, gradients, *, factors=None, group=None, first=1):
+def updated(optimizer, w, gradients, *, factors=None, first=1):
     """(weights, state) after all steps of the package's optimizer: flat where it may be cut anywhere, as it is else."""
     w = w.reshape(-1).copy() if optimizer.cut_of(w.shape) == "anywhere" else w.copy()
     state = new_state(optimizer, w.shape)
     for step, g in enumerate(gradients, first):
         ctx, g = UpdateContext(KERNELS, factors=factors), g.reshape(w.shape)
-        ctx = with_norms(optimizer, ctx, w, g, state, step, group)
-        optimizer.update(ctx, w, g, state, step, group)
+        ctx = with_norms(optimizer, ctx, w, g, state, step)
+        optimizer.update(ctx, w, g, state, step)
     return w, state
 
 

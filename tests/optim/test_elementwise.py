@@ -187,22 +187,3 @@ def test_the_step_number_changes_bits():
     Adam().update(CTX, first, normal(10, 1), {name: slot.copy() for name, slot in state.items()}, 1)
     Adam().update(CTX, tenth, normal(10, 1), state, 10)
     assert (first != tenth).all()
-
-
-def test_a_group_replaces_hyperparameters_for_one_call():
-    w, g = normal(10), normal(10, 1)
-    grouped = w.copy()
-    SGD(lr=0.1).update(CTX, grouped, g, {}, 1, group={"lr": 0.5})
-    np.testing.assert_array_equal(grouped, updated(SGD(lr=0.5), w, [g])[0])
-
-
-@pytest.mark.parametrize("optimizer", [Adam, AdamW])
-@pytest.mark.parametrize("group", [{"lr": 0.5}, {"beta1": 0.5}, {"beta2": 0.5}, {"epsilon": 0.5}], ids=str)
-def test_a_group_replaces_each_hyperparameter_of_adam_too(optimizer, group):
-    w, g = normal(10), normal(10, 1)
-    grouped, replaced, plain = w.copy(), w.copy(), w.copy()
-    for weights, settings, replacing in ((grouped, {"lr": 0.1}, group), (replaced, {"lr": 0.1, **group}, None),
-                                         (plain, {"lr": 0.1}, None)):
-        optimizer(**settings).update(CTX, weights, g, new_state(optimizer(), 10), 7, group=replacing)
-    np.testing.assert_array_equal(grouped, replaced)
-    assert (grouped != plain).any()

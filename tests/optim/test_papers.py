@@ -78,27 +78,25 @@ GROUPED = [(optimizer, field.name) for optimizer, _ in CASES[:12] + CASES[13:14]
 
 @pytest.mark.parametrize(("optimizer", "name"), GROUPED, ids=named)
 def test_a_group_replaces_each_hyperparameter(optimizer, name):
-    """By the bits of an optimizer made with it; and each hyperparameter changes bits, of a matrix or of a vector."""
+    """And each hyperparameter changes bits, of a matrix or of a vector."""
     group, changed = {name: OTHER_VALUES.get(name, 0.35)}, False
+    assert optimizer.for_group(group) == replace(optimizer, **group)
     for shape in (SHAPES["square"], SHAPES["vector"]):
         if isinstance(optimizer, optim.KFAC) and len(shape) != 2:
             continue
         w, gradients = tensors(shape, STEPS)
         factors = factors_of(shape) if isinstance(optimizer, optim.KFAC) else None
-        grouped, replaced, plain = (updated(o, w, gradients, factors=factors, group=g)[0] for o, g in (
-            (optimizer, group), (replace(optimizer, **group), None), (optimizer, None)))
-        if (name, len(shape)) != ("lr", 1) or not isinstance(optimizer, optim.Muon):  # whose vectors follow, see below
-            np.testing.assert_array_equal(grouped, replaced)
+        grouped, plain = (updated(o, w, gradients, factors=factors)[0] for o in (optimizer.for_group(group), optimizer))
         changed = changed or bool((grouped != plain).any())
     assert changed
 
 
-def test_what_changes_muons_lr_for_a_step_changes_its_vectors_in_proportion():
+def test_a_schedules_lr_changes_the_lr_of_muons_vectors_in_proportion():
     w, gradients = tensors((5,), 2)
     muon = optim.Muon(lr=0.02, vector_lr=0.01)
-    halved = updated(muon, w, gradients, group={"lr": 0.01})[0]
+    halved = updated(muon.with_lr(0.01), w, gradients)[0]
     np.testing.assert_array_equal(halved, updated(replace(muon, vector_lr=0.005), w, gradients)[0])
-    np.testing.assert_array_equal(updated(muon, w, gradients, group={"lr": 0.0})[0], w)
+    np.testing.assert_array_equal(updated(muon.with_lr(0.0), w, gradients)[0], w)
     np.testing.assert_array_equal(updated(replace(muon, lr=0.0), w, gradients)[0], w)
 
 

@@ -68,7 +68,7 @@ class Own(Optimizer):
     def slots(self, shape):
         return {"m": Slot(shape)}
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         state["m"][...] = state["m"] * np.float32(0.9) + g
         w -= np.float32(0.1) * self.of(w, state["m"], step)
 
@@ -301,7 +301,7 @@ class Slotless(Own):
 class Greedy(Own):
     """Changes the gradient."""
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         g *= 2
         w -= g
 
@@ -309,7 +309,7 @@ class Greedy(Own):
 class Functional(Own):
     """Returns new weights, and changes nothing."""
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         return w - g
 
 

@@ -86,8 +86,22 @@ def test_update_refuses_step_zero(optimizer):
 
 
 def test_a_group_with_an_unknown_hyperparameter_is_refused():
-    w = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="SGD was given a group with momentum; its hyperparameters are lr"):
-        SGD(lr=0.1).update(CTX, w, w.copy(), {}, 1, group={"momentum": 0.9})
+        SGD(lr=0.1).for_group({"momentum": 0.9})
     with pytest.raises(ValueError, match=r"SGD was given lr=-1\.0"):
-        SGD(lr=0.1).update(CTX, w, w.copy(), {}, 1, group={"lr": -1.0})
+        SGD(lr=0.1).with_lr(-1.0)
+
+
+def test_an_update_that_still_takes_a_group_is_warned_of_and_one_that_cannot_do_without_is_refused():
+    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr"):
+        class Old(Adam):
+            def update(self, ctx, w, g, state, step, group=None):
+                super().update(ctx, w, g, state, step)
+    w, expected = np.ones(4, np.float32), np.ones(4, np.float32)
+    Old(lr=0.1).with_lr(0.2).apply(CTX, w, np.ones_like(w), {"m": np.zeros_like(w), "v": np.zeros_like(w)}, 1)
+    Adam(lr=0.2).apply(CTX, expected, np.ones_like(w), {"m": np.zeros_like(w), "v": np.zeros_like(w)}, 1)
+    np.testing.assert_array_equal(w, expected)
+    with pytest.raises(TypeError, match=r"Older\.direction takes group, which is no longer passed"):
+        class Older(Adam):
+            def direction(self, ctx, w, g, state, step, group, out):
+                out[...] = g

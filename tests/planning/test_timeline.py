@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.cases import covering
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
@@ -67,9 +68,9 @@ def arithmetic_seconds(trace, machine):
 
 # -- bounds and limits --------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("levers", LEVERS)
-@STEPS
-def test_a_step_takes_its_arithmetic_and_its_communication_at_least_and_both_at_most(ranks, stage, levers):
+@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(STAGES, LEVERS), WORLDS), ids=str)
+def test_a_step_takes_its_arithmetic_and_its_communication_at_least_and_both_at_most(row, ranks):
+    stage, levers = row
     recording = step(ranks, stage, levers)
     found = replay(recording, MACHINE)
     per_rank = [arithmetic_seconds(trace, MACHINE) for trace in traces(ranks, stage, levers)]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.cases import covering
 from tests.planning.naive_replay import Naive
 from tests.planning.recorded_runs import FAST, LEVERS, MACHINE, SLOW, WORLDS, device, step, traces
 from tests.ranks.asking import ROWS, allowed, ask
@@ -30,9 +31,9 @@ def machine(ranks, draw=None):
     return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links)
 
 
-@pytest.mark.parametrize("levers", LEVERS)
-@pytest.mark.parametrize(("ranks", "stage"), [*itertools.product(WORLDS, range(4))])
-def test_an_engines_step_ends_on_every_rank_when_a_naive_replay_says(ranks, stage, levers):
+@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(range(4), LEVERS), WORLDS), ids=str)
+def test_an_engines_step_ends_on_every_rank_when_a_naive_replay_says(row, ranks):
+    stage, levers = row
     for where in (MACHINE, machine(ranks)):
         found = traces(ranks, stage, levers)
         exact, fast = replay(record(found), where, exact=True), replay(record(found), where)

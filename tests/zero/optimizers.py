@@ -21,8 +21,8 @@ class Spectral(Optimizer):
     def slots(self, shape):
         return {"m": Slot(shape), "rows": Slot(shape[:1])} if len(shape) == 2 else {}
 
-    def update(self, ctx, w, g, state, step, group=None):
-        lr = self.for_group(group).lr
+    def update(self, ctx, w, g, state, step):
+        lr = self.lr
         if not state:
             w -= np.float32(lr) * g
             return
@@ -44,15 +44,15 @@ class Trusting(Optimizer):
     def slots(self, shape):
         return {"m": Slot(shape)}
 
-    def advance(self, ctx, w, g, state, step, group=None):
+    def advance(self, ctx, w, g, state, step):
         state["m"][...] = state["m"] * np.float32(0.5) + g
 
-    def direction(self, ctx, w, g, state, step, group, out):
+    def direction(self, ctx, w, g, state, step, out):
         out[...] = state["m"] + w * np.float32(0.125)
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         weights, direction = ctx.norms
-        ratio = np.float32(self.for_group(group).lr * (weights / direction if weights and direction else 1.0))
+        ratio = np.float32(self.lr * (weights / direction if weights and direction else 1.0))
         w -= ratio * (state["m"] + w * np.float32(0.125))
 
 
@@ -67,7 +67,7 @@ class Factored(Optimizer):
     def slots(self, shape):
         return {}
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         inputs, outputs = ctx.factors
         assert (len(inputs), len(outputs)) == w.shape
         w -= np.float32(self.lr) * g / (1 + inputs.mean()) / (1 + outputs.mean())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from zerosim.models import GPT, GPTConfig
 from zerosim.planning import activations, closed_forms
 from zerosim.planning.activations import moments
@@ -47,8 +48,7 @@ def test_each_block_more_keeps_what_the_closed_form_says_between_forward_and_bac
     assert three - two == 2 * of_block
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "stage"), covering(POLICIES, zs.STAGES))
 def test_the_peak_of_activations_and_their_gradients_is_pencils_under_every_stage(policy, stage):
     cluster = zs.Cluster(2)
     cluster.run(lambda rank: stepped(rank, model(), stage=stage, recompute=policy) and None)

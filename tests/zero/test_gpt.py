@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.twin import Twin
 from tests.zero.training import bits, train
 from zerosim.models import GPT
 
 ADAM = zs.optim.AdamW(lr=0.01)
-ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
+ORDERS = {0: "local_first", 1: "local_first", 2: "reduce_first", 3: "reduce_first"}
 
 
 def token_batches(model, ranks, micro_batches, steps, seed=0, rows=2):
@@ -19,14 +20,15 @@ def token_batches(model, ranks, micro_batches, steps, seed=0, rows=2):
              for _ in range(ranks)] for _ in range(steps)]
 
 
-def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, layout="per_unit", data=None, **options):
+def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, layout="per_unit", data=None, runs=None):
+    """The twin of each order, and every stage, or these runs of a stage with options."""
     data = data or token_batches(model, ranks, k, steps)
     for order in ("local_first", "reduce_first"):
         twin = Twin(model, ADAM, ranks, policy, layout, order)
         said = [twin.step(step, 1.0) for step in data]
-        for stage in [stage for stage, of in ORDERS if of == order]:
-            found = zs.Cluster(ranks).run(lambda rank, s=stage: train(
-                rank, model, data, optimizer=ADAM, stage=s, policy=policy, layout=layout, clip_norm=1.0, **options))
+        for stage, options in [run for run in runs or [(stage, {}) for stage in zs.STAGES] if ORDERS[run[0]] == order]:
+            found = zs.Cluster(ranks).run(lambda rank, s=stage, o=options: train(
+                rank, model, data, optimizer=ADAM, stage=s, policy=policy, layout=layout, clip_norm=1.0, **o))
             for rank, result in enumerate(found):
                 assert bits(result["parameter"]) == bits(twin.compute), stage
                 assert bits(result["master"]) == bits(twin.master), stage
@@ -35,9 +37,7 @@ def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, layout="per_un
     return said
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("ranks", "compute", "k"), covering([1, 2, 3, 4, 8], ["fp32", "bf16", "fp16"], [1, 3], turn=1))
 def test_a_gpt_equals_the_twin_under_every_stage(compute, ranks, k):
     scale = 1024.0 if compute == "fp16" else 1.0
     assert_equal_to_the_twin(GPT("gpt-nano"), ranks, k, zs.Policy(compute, loss_scale=scale))
@@ -55,9 +55,10 @@ def test_a_gpt_with_dropout_equals_its_twin_and_differs_from_one_without():
     from zerosim.models import PRESETS
 
     dropping = GPT(replace(PRESETS["gpt-nano"], dropout=0.25))
-    for recompute in ("none", "block", "segment(2)", "sub_block"):
-        with_it = assert_equal_to_the_twin(dropping, 3, 2, zs.Policy("bf16"), recompute=recompute)
-    without = assert_equal_to_the_twin(GPT("gpt-nano"), 3, 2, zs.Policy("bf16"))
+    runs = [(stage, {"recompute": recompute})
+            for stage, recompute in covering(zs.STAGES, ("none", "block", "segment(2)", "sub_block"))]
+    with_it = assert_equal_to_the_twin(dropping, 3, 2, zs.Policy("bf16"), runs=runs)
+    without = assert_equal_to_the_twin(GPT("gpt-nano"), 3, 2, zs.Policy("bf16"), runs=[(3, {})])
     assert [step["norm"] for step in with_it] != [step["norm"] for step in without]
 
 
@@ -107,14 +108,15 @@ def test_the_token_counts_of_a_step_turn_its_losses_into_the_mean_over_all_token
     assert abs(np.mean([loss for result in results for loss in result.losses]) - mean) > 1e-3 * mean
 
 
-@pytest.mark.parametrize("recompute", ["block", "segment(2)", "sub_block", "selective"])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_no_recomputation_changes_a_bit(stage, recompute):
+def test_no_recomputation_changes_a_bit(stage):
     model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 1, 2), zs.Policy("bf16")
-    kept, again = (zs.Cluster(3).run(lambda rank, r=r: train(
-        rank, model, data, optimizer=ADAM, stage=stage, policy=policy, recompute=r))[0] for r in ("none", recompute))
-    assert bits(kept["master"]) == bits(again["master"])
-    assert kept["losses"] == again["losses"]
+    kept, *others = (zs.Cluster(3).run(lambda rank, r=r: train(
+        rank, model, data, optimizer=ADAM, stage=stage, policy=policy, recompute=r))[0]
+        for r in ("none", "block", "segment(2)", "sub_block", "selective"))
+    for again in others:
+        assert bits(kept["master"]) == bits(again["master"])
+        assert kept["losses"] == again["losses"]
 
 
 def test_levers_change_no_bit_of_a_gpt():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.cases import covering
 from tests.zero.training import MODELS, batches
 from tests.zero.units import tied
 from zerosim.models import MLP
@@ -53,13 +54,11 @@ def assert_ledgers_equal_pencil(model, ranks, stage, policy, layout, micro_batch
 
 
 @pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
-@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_every_stage_holds_and_sends_what_the_closed_forms_say(stage, micro_batches, layout):
-    for ranks in WORLDS:
-        for compute in ("fp32", "fp16"):
-            for model in (MODELS["odd"](), MODELS["fewer_than_ranks"]()):
-                assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy(compute), layout, micro_batches)
+def test_every_stage_holds_and_sends_what_the_closed_forms_say(stage, layout):
+    for ranks, compute, name, micro_batches in covering(
+            WORLDS, ("fp32", "fp16"), ("odd", "fewer_than_ranks"), (1, 3), turn=stage):
+        assert_ledgers_equal_pencil(MODELS[name](), ranks, stage, zs.Policy(compute), layout, micro_batches)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +73,16 @@ def test_every_stage_holds_and_sends_what_the_closed_forms_say(stage, micro_batc
 )
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_mixed_formats_hold_and_send_what_the_closed_forms_say(stage, policy):
-    for ranks in (1, 3, 4):
-        for micro_batches in (1, 2):
-            assert_ledgers_equal_pencil(MODELS["deep"](), ranks, stage, policy, "per_unit", micro_batches)
+    for ranks, micro_batches in covering((1, 3, 4), (1, 2), turn=stage):
+        assert_ledgers_equal_pencil(MODELS["deep"](), ranks, stage, policy, "per_unit", micro_batches)
 
 
 @pytest.mark.parametrize("recompute", ["none", "block", "segment(2)", "segment(3)"])
 @pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
 def test_recomputation_costs_the_gathers_that_the_closed_forms_say(recompute, layout):
     model = MLP((3, 4, 4, 4, 4, 2), seed=1)
-    for stage in (2, 3):
-        for ranks in (2, 3):
-            assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy("fp16"), layout, 2, recompute)
+    for stage, ranks in covering((2, 3), (2, 3)):
+        assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy("fp16"), layout, 2, recompute)
 
 
 @given(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.twin import Twin
 from tests.zero.training import MODELS, batches, bits, flat_state
 from zerosim.numerics.loss_scale import Dynamic
@@ -33,10 +34,10 @@ def trained(rank, model, data, **options):
     return seen
 
 
-@pytest.mark.parametrize(("dialect", "hysteresis"), [("torch", 1), ("deepspeed", 1), ("deepspeed", 2),
-                                                     ("deepspeed-legacy", 2)])
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_the_engine_follows_the_trace_of_the_dialect_and_the_twin(stage, dialect, hysteresis):
+@pytest.mark.parametrize(("stage", "how"), covering(
+    zs.STAGES, [("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2)]))
+def test_the_engine_follows_the_trace_of_the_dialect_and_the_twin(stage, how):
+    dialect, hysteresis = how
     rule = Dynamic(dialect, initial=256, window=2, hysteresis=hysteresis)
     model, ranks, policy = MODELS["odd"](), 3, zs.Policy("fp16", loss_scale=rule)
     data, scaler = patterned(model, ranks), rule.start()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import chosen
 from tests.twin import Rule, Twin
 from tests.zero.test_gpt import token_batches
 from tests.zero.training import batches, bits, train
@@ -37,14 +38,14 @@ def assert_equal_to_the_twin(model, optimizer, data, ranks, layout, rules=None, 
 
 @pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=named)
 def test_elementwise_optimizers_equal_the_twin_under_every_stage(optimizer):
-    for ranks in (1, 3, 4):
-        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 3), ranks, "per_unit")
+    for ranks in chosen((1, 4) if ELEMENTWISE.index(optimizer) % 2 else (3,), (1, 3, 4)):
+        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 2), ranks, "per_unit")
 
 
 @pytest.mark.parametrize(("layout", "gather"), [("whole_matrices", False), ("per_unit", True)])
 @pytest.mark.parametrize("optimizer", MATRIX, ids=named)
 def test_matrix_optimizers_equal_the_twin_on_whole_matrices_or_gathered(optimizer, layout, gather):
-    for ranks in (1, 3):
+    for ranks in chosen((3,), (1, 3)):
         assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 3), ranks, layout, gather=gather)
 
 

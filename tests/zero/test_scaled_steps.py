@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.zero.training import MODELS, batches, bits, flat_state
 from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted
 
@@ -21,8 +22,7 @@ def masters(engine):
 # --- overflow on one rank ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("micro_batch", range(3))
+@pytest.mark.parametrize(("stage", "micro_batch"), covering(zs.STAGES, range(3)))
 def test_an_overflow_in_any_micro_batch_of_one_rank_skips_the_step_of_all(stage, micro_batch):
     model, ranks = MODELS["odd"](), 3
     data = batches(model, ranks, 3, 1)[0]
@@ -37,8 +37,7 @@ def test_an_overflow_in_any_micro_batch_of_one_rank_skips_the_step_of_all(stage,
     assert list(zs.Cluster(ranks).run(program)) == [(True, 8.0, 4.0, True)] * ranks
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("culprit", range(4))
+@pytest.mark.parametrize(("stage", "culprit"), covering(zs.STAGES, range(4)))
 def test_ranks_that_own_nothing_hear_of_an_overflow_and_are_heard(stage, culprit):
     model, ranks = MODELS["fewer_than_ranks"](), 4  # two parameters
     data = batches(model, ranks, 1, 1)[0]
@@ -51,8 +50,7 @@ def test_ranks_that_own_nothing_hear_of_an_overflow_and_are_heard(stage, culprit
     assert list(zs.Cluster(ranks).run(program)) == [(True, 4.0)] * ranks
 
 
-@pytest.mark.parametrize("levers", LEVERS, ids=str)
-@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize(("stage", "levers"), covering(zs.STAGES, LEVERS), ids=str)
 def test_levers_change_neither_which_steps_are_skipped_nor_a_bit_after_them(stage, levers):
     model, ranks, pattern = MODELS["odd"](), 3, [0, 1, 0, 0, 1, 0]
     data = batches(model, ranks, 2, len(pattern))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.twin import Twin
 from tests.zero.training import MODELS, batches, bits, train
 from zerosim.models import MLP
@@ -14,6 +15,7 @@ from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
 FORMATS = ("fp32", "fp16", "bf16")
 WORLDS = (1, 2, 3, 4, 5, 8)
+LAYOUTS = ("per_unit", "contiguous")
 STEPS = 10
 LOCAL_FIRST, REDUCE_FIRST = (0, 1), (2, 3)
 
@@ -41,9 +43,7 @@ def assert_equals_twin(results, twin, said):
         assert result["skipped"] == [step["skipped"] for step in said]
 
 
-@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
-@pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize("compute", FORMATS)
+@pytest.mark.parametrize(("ranks", "compute", "layout"), covering(WORLDS, FORMATS, LAYOUTS))
 def test_stages_equal_the_twin_over_ten_steps(compute, ranks, layout):
     model, policy = MODELS["odd"](), zs.Policy(compute)
     data = batches(model, ranks, 1, STEPS)
@@ -53,23 +53,21 @@ def test_stages_equal_the_twin_over_ten_steps(compute, ranks, layout):
     assert len({step["norm"] for step in said}) == STEPS  # it trained on something
 
 
-@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
-@pytest.mark.parametrize("compute", FORMATS)
+@pytest.mark.parametrize(("compute", "layout"), covering(FORMATS, LAYOUTS))
 def test_more_ranks_than_parameters_equal_the_twin(compute, layout):
     model, policy, ranks = MODELS["fewer_than_ranks"](), zs.Policy(compute), 5
     assert model.parameter_count < ranks
-    data = batches(model, ranks, 3, STEPS)
+    data = batches(model, ranks, 3, 3)
     for stages, order in ((LOCAL_FIRST, "local_first"), (REDUCE_FIRST, "reduce_first")):
         twin, said = twin_of(model, ranks, data, policy, layout, order)
         for stage in stages:
             assert_equals_twin(run(model, ranks, data, stage=stage, policy=policy, layout=layout), twin, said)
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-@pytest.mark.parametrize("compute", FORMATS)
+@pytest.mark.parametrize(("ranks", "compute"), covering([1, 3, 4], FORMATS, turn=1))
 def test_accumulation_equals_the_twin_of_its_order(compute, ranks):
     model, policy = MODELS["deep"](), zs.Policy(compute)
-    data = batches(model, ranks, 3, STEPS, seed=5)
+    data = batches(model, ranks, 3, 3, seed=5)
     for stages, order in ((LOCAL_FIRST, "local_first"), (REDUCE_FIRST, "reduce_first")):
         twin, said = twin_of(model, ranks, data, policy, "per_unit", order)
         for stage in stages:
@@ -92,24 +90,24 @@ ALL_ROWS = [zs.Stage(p, g, o) for p, g, o in itertools.product(
     (REPLICATED, SHARDED), (PARTIAL, REPLICATED, SHARDED), (REPLICATED, SHARDED))]
 
 
-@pytest.mark.parametrize("stage", ALL_ROWS, ids=str)
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
-def test_every_combination_of_placements_equals_the_twin(stage, compute):
+@pytest.mark.parametrize(("stage", "compute", "layout"), covering(ALL_ROWS, ["fp32", "bf16"], LAYOUTS), ids=str)
+def test_every_combination_of_placements_equals_the_twin(stage, compute, layout):
     model, ranks, policy = MODELS["odd"](), 3, zs.Policy(compute)
     data = batches(model, ranks, 2, 3)
     order = "local_first" if stage.gradients is PARTIAL else "reduce_first"
-    for layout in ("per_unit", "contiguous"):
-        twin, said = twin_of(model, ranks, data, policy, layout, order)
-        assert_equals_twin(run(model, ranks, data, stage=stage, policy=policy, layout=layout), twin, said)
+    twin, said = twin_of(model, ranks, data, policy, layout, order)
+    assert_equals_twin(run(model, ranks, data, stage=stage, policy=policy, layout=layout), twin, said)
 
 
-@pytest.mark.parametrize("recompute", ["block", "segment(2)", "segment(5)"])
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_recomputation_changes_no_bit(stage, recompute):
+def test_recomputation_changes_no_bit(stage):
     model, ranks, policy = MODELS["deep"](), 3, zs.Policy("fp16")
-    data = batches(model, ranks, 2, 3)
-    kept, again = (run(model, ranks, data, stage=stage, policy=policy, recompute=r) for r in ("none", recompute))
-    assert all(bits(a[key]) == bits(b[key]) for a, b in zip(kept, again, strict=True) for key in ("master", "m", "v"))
+    data = batches(model, ranks, 2, 2)
+    kept, *others = (run(model, ranks, data, stage=stage, policy=policy, recompute=recompute)
+                     for recompute in ("none", "block", "segment(2)", "segment(5)"))
+    for again in others:
+        assert all(bits(a[key]) == bits(b[key])
+                   for a, b in zip(kept, again, strict=True) for key in ("master", "m", "v"))
 
 
 @pytest.mark.parametrize("optimizer", [zs.optim.SGD(lr=0.1), zs.optim.AdamW(lr=0.01, weight_decay=0.1)], ids=str)

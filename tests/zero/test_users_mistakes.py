@@ -30,7 +30,7 @@ class Plain(Optimizer):
     def slots(self, shape):
         return {"m": Slot(shape)}
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         state["m"] += g
         w -= np.float32(self.lr) * state["m"]
 
@@ -38,13 +38,13 @@ class Plain(Optimizer):
 class Rebinding(Plain):
     """PyTorch's habit: the state is a dictionary to put arrays into."""
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         state["m"] = state["m"] + g
         w -= np.float32(self.lr) * state["m"]
 
 
 class Adding(Plain):
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         state["extra"] = state.get("extra", 0) + g
         w -= np.float32(self.lr) * state["extra"]
 
@@ -53,14 +53,14 @@ class AnotherW(Plain):
     def slots(self, shape):
         return {}
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         w = w - np.float32(self.lr) * g
 
 
 class EveryEighth(Plain):
     """Elementwise, but at every eighth step."""
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         w -= np.float32(self.lr) * (g / np.abs(g).sum() if step % 8 == 0 else g)
 
 
@@ -175,8 +175,8 @@ def test_a_schedule_that_fails_leaves_the_step_untaken():
 
 
 @dataclass(frozen=True)
-class Deaf(Optimizer):
-    """Reads its own lr, and never the one of the step."""
+class OwnSGD(Optimizer):
+    """A user's own class: its update reads the lr that it has."""
 
     cut: ClassVar[str] = "anywhere"
     lr: float = 0.1
@@ -184,12 +184,23 @@ class Deaf(Optimizer):
     def slots(self, shape):
         return {}
 
-    def update(self, ctx, w, g, state, step, group=None):
+    def update(self, ctx, w, g, state, step):
         w -= np.float32(self.lr) * g
 
 
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_users_own_optimizer_follows_the_schedule_by_reading_its_lr(stage):
+    factors, data = {1: 0.5, 2: 2.0}, batches(MODEL, 2, 1, 2)
+    own, sgd, constant = (
+        run(lambda rank, o=optimizer, s=schedule: train(rank, MODEL, data, stage=stage, optimizer=o, schedule=s))[0]
+        for optimizer, schedule in ((OwnSGD(), factors.__getitem__), (zs.optim.SGD(lr=0.1), factors.__getitem__),
+                                    (OwnSGD(), None)))
+    assert bits(own["parameter"]) == bits(sgd["parameter"])
+    assert bits(own["parameter"]) != bits(constant["parameter"])
+
+
 @dataclass(frozen=True)
-class Shapeless(Deaf):
+class Shapeless(OwnSGD):
     def slots(self, shape):
         return {"rows": Slot(shape[:1])}
 
@@ -203,7 +214,7 @@ class Uncut(Plain):
     ({"schedule": "cosine"}, "schedule='cosine' must be a function"), ({"schedule": 3}, "schedule=3 must be"),
     ({"schedule": lambda step: None}, "to the factor of every lr"), ({"overlap": "no"}, "overlap='no' must be True"),
     ({"gather": "no"}, "gather='no' must be True or False"), ({"keep_gathered": [[1]]}, "or names of units"),
-    ({"optimizer": Deaf(), "schedule": lambda step: 0.5}, "let it take self.for_group(group).lr"),
+    ({"optimizer": Plain(), "schedule": lambda step: 0.5}, "Plain is no dataclass, whose hyperparameters a group or "),
     ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
     ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
     ({"optimizer": Plain(), "groups": [zs.Group("*", lr=1.0)]}, "Plain is no dataclass, whose hyperparameters"),
@@ -263,7 +274,7 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
 
 
 @pytest.mark.parametrize("order", [(0, 1, "local_first"), (2, 3, "reduce_first")], ids=lambda order: order[2])
-def test_a_parameter_with_two_borrowers_equals_the_twin(order):
+def test_a_parameter_that_two_units_tie_to_equals_the_twin(order):
     *stages, adds = order
     model = Model([Lender("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("mid", 3, 5),
                    Borrower("again", "enc", 5), LinearUnit("out", 3, 2)])

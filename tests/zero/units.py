@@ -10,14 +10,14 @@ from zerosim.models.units import LinearUnit, Model, Normal, Unit
 
 @dataclass(frozen=True, eq=False)
 class Lender(LinearUnit):
-    """A linear unit without a bias, whose weight another unit borrows, transposed."""
+    """A linear unit without a bias, to whose weight another unit ties, transposed."""
 
     bias: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Borrower(Unit):
-    """y = (x @ own) @ borrowedᵀ: x (B, O) -> (B, I), own (O, O)."""
+    """y = (x @ own) @ tiedᵀ: x (B, O) -> (B, I), own (O, O)."""
 
     name: str
     owner: str
@@ -28,7 +28,7 @@ class Borrower(Unit):
         return {f"{self.name}.own": (self.width, self.width)}
 
     @property
-    def borrows(self) -> dict[str, str]:
+    def tied_weights(self) -> dict[str, str]:
         return {f"{self.owner}.weight": self.owner}
 
     def initializer(self, name):
@@ -41,8 +41,8 @@ class Borrower(Unit):
 
     def backward(self, ctx, w, kept, dy):
         x, h = kept
-        borrowed, grads = w[f"{self.owner}.weight"].T, ctx.gradients(self)
-        dh = layers.linear_backward(ctx, borrowed, h, dy, grads[f"{self.owner}.weight"].T)
+        tied, grads = w[f"{self.owner}.weight"].T, ctx.gradients(self)
+        dh = layers.linear_backward(ctx, tied, h, dy, grads[f"{self.owner}.weight"].T)
         return layers.linear_backward(ctx, w[f"{self.name}.own"], x, dh, grads[f"{self.name}.own"]), grads
 
 

@@ -1,6 +1,8 @@
-"""The shape of a GPT as a value, and the shapes that have a name.
+"""GPT-2's model: its shape and presets, its blocks and ends as units, and text that it continues.
 
-Legend: C channels, H heads, T tokens of the longest sequence, V vocabulary.
+Legend: B batch, T tokens (of the longest sequence, in a config), t tokens so far, M = B·T rows of a matrix, C channels,
+H heads, V vocabulary.
+Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
 from __future__ import annotations
@@ -94,15 +96,13 @@ def config_of(config: Any) -> GPTConfig:
     return PRESETS[config]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Transformer blocks: two residual parts each, attention and a feed-forward network, in units of any number of parts
-# Legend: B batch, T tokens, C channels, H heads, F = 4C, M = B·T rows of a matrix. Pre-norm, as in GPT-2 (Radford et al.
-# 2019, section 2.3). A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear:
-# qkv and projection round attention, up and down round a GELU.
+# -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
+# F = 4C. Pre-norm. A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear: qkv and
+# projection round attention, up and down round a GELU.
 #
-# What a part keeps is the context's choice (`Context.keep`): "all", everything that backward needs; "selective", all but
-# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's input
-# alone. LayerNorm's output is never kept, but computed again from its input.
+# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
+# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's
+# input alone. LayerNorm's output is never saved, but computed again from its input.
 
 
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
@@ -111,8 +111,8 @@ DEVIATION = 0.02
 PROBABILITIES = {ALL: "probabilities", SELECTIVE: "nothing", SUB_BLOCK: "nothing", TILED: "tiled"}
 
 
-# What backward needs of a part: what LayerNorm and what the middle kept, and the closing linear layer's input (M, I).
-KeptByPart = tuple[Any, Any, np.ndarray]
+# What backward needs of a part: what LayerNorm and what the middle saved, and the closing linear layer's input (M, I).
+SavedByPart = tuple[Any, Any, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,20 +164,20 @@ class Part(ABC):
         """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
 
     @abstractmethod
-    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """dy (M, I) -> dh (M, O)."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what the context says is kept: x alone, or a KeptByPart."""
-        kept = self._run(ctx, w, x, ctx.keep)
-        y = layers.linear_forward(ctx, kept[-1], w[self.full(self.closing)], w[self.full(self.closing, "bias")])[0]
+        """y (B, T, C), and what the context says is saved: x alone, or a SavedByPart."""
+        saved = self._run(ctx, w, x, ctx.keep)
+        y = layers.linear_forward(ctx, saved[-1], w[self.full(self.closing)], w[self.full(self.closing, "bias")])[0]
         y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
         _add_to(ctx, y, x)
-        return y, x if ctx.keep == SUB_BLOCK else kept
+        return y, x if ctx.keep == SUB_BLOCK else saved
 
-    def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> KeptByPart:
+    def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> SavedByPart:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
         h, norm = layers.layernorm_forward(ctx, _rows(x), w[self.full(self.norm)], w[self.full(self.norm, "bias")],
                                            self.config.epsilon)
@@ -187,10 +187,10 @@ class Part(ABC):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
         """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
-        norm, middle, closing = self._run(ctx, w, kept, ALL) if ctx.keep == SUB_BLOCK else kept
-        del kept
+        norm, middle, closing = self._run(ctx, w, saved, ALL) if ctx.keep == SUB_BLOCK else saved
+        del saved
         dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         dh = self._linear(ctx, w, self.closing, closing, _rows(dh), grads)
         del closing
@@ -229,13 +229,13 @@ class Attention(Part):
     def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
         """h (M, 3C) -> (M, C)."""
-        o, kept = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
+        o, saved = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
                                            keep=PROBABILITIES[keep])
-        return _rows(o), kept
+        return _rows(o), saved
 
-    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """dy (M, C) -> dh (M, 3C)."""
-        return _rows(layers.attention_backward(ctx, kept, dy.reshape(shape)))
+        return _rows(layers.attention_backward(ctx, saved, dy.reshape(shape)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,9 +257,9 @@ class FeedForward(Part):
         """h (M, F) -> (M, F)."""
         return layers.gelu_forward(ctx, h)
 
-    def middle_backward(self, ctx: Context, kept: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """dy (M, F) -> dh (M, F)."""
-        return layers.gelu_backward(ctx, kept, dy)
+        return layers.gelu_backward(ctx, saved, dy)
 
 
 class PartsUnit(Unit):
@@ -283,7 +283,7 @@ class PartsUnit(Unit):
         return next(part for part in self.parts if name in part.shapes).initializer(name)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what each part kept.
+        """y (B, T, C), and what each part saved.
 
         Raises ValueError for an x of another shape or dtype, and for a ctx.keep that there is not.
         """
@@ -292,18 +292,18 @@ class PartsUnit(Unit):
         require_shape(f"unit {self.name!r}", "x", x, (*x.shape[:2], channels), "x has C channels for each of B x T "
                       "tokens")
         require_at_rest(ctx, f"unit {self.name!r}", x=x)
-        kept = []
+        saved = []
         for part in self.parts:
             x, of_part = part.forward(ctx, w, x)
-            kept.append(of_part)
+            saved.append(of_part)
             del of_part
-        return x, kept
+        return x, saved
 
-    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
-        """dx (B, T, C), and the gradient of each parameter; uses ``kept`` up."""
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+        """dx (B, T, C), and the gradient of each parameter; uses ``saved`` up."""
         grads = ctx.gradients(self)
         for part in reversed(self.parts):
-            dy = part.backward(ctx, w, kept.pop(), dy, grads)
+            dy = part.backward(ctx, w, saved.pop(), dy, grads)
         return dy, grads
 
 
@@ -318,9 +318,7 @@ def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
     ctx.note(flops=y.size, nbytes=3 * y.nbytes)
 
 
-# -- The two ends of a GPT: tokens to channels, and channels to logits -----------------------------------------------
-# Legend: B batch, T tokens, C channels, V vocabulary, M = B·T rows of a matrix.
-
+# -- The two ends: tokens to channels, and channels to logits ----------------------------------------------------------
 
 class Embed(Unit):
     """y = dropout(wte[tokens] + wpe): tokens (B, T) of any integer type -> y (B, T, C), each sum rounded once."""
@@ -342,7 +340,7 @@ class Embed(Unit):
         return Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """tokens (B, T) -> y (B, T, C); keeps the tokens.
+        """tokens (B, T) -> y (B, T, C); saves the tokens.
 
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
         outside the vocabulary.
@@ -358,11 +356,11 @@ class Embed(Unit):
         y, _ = layers.dropout_forward(ctx, y, self.config.dropout, self.name)
         return y, tokens
 
-    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[None, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[None, Gradients]:
         """dy (B, T, C) -> None, and the gradients of both tables; a place that no token took has zeros."""
         dy = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         grads = ctx.gradients(self)
-        layers.embedding_backward(ctx, kept, dy, grads["wte"])
+        layers.embedding_backward(ctx, saved, dy, grads["wte"])
         batch, tokens, channels = dy.shape
         places = grads["wpe"]
         ctx.kernels.column_sum(dy.reshape(batch, tokens * channels), places[:tokens].reshape(-1))
@@ -374,7 +372,7 @@ class Embed(Unit):
 class Head(Unit):
     """logits = layernorm(x) @ w: x (B, T, C) -> logits (B, T, V) in the policy's output format.
 
-    w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), which is borrowed.
+    w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), its tied weight.
     """
 
     name = "head"
@@ -384,12 +382,12 @@ class Head(Unit):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The last LayerNorm's parameters, and the projection's where it is not borrowed."""
+        """The last LayerNorm's parameters, and the projection's where it is not tied."""
         c, v = self.config.channels, self.config.vocabulary
         return {"ln_f.weight": (c,), "ln_f.bias": (c,)} | ({} if self.tied else {"lm_head.weight": (c, v)})
 
     @property
-    def borrows(self) -> Mapping[str, str]:
+    def tied_weights(self) -> Mapping[str, str]:
         """The embedding's table, where tied."""
         return {"wte": "embed"} if self.tied else {}
 
@@ -405,18 +403,18 @@ class Head(Unit):
         return Zeros() if name == "ln_f.bias" else Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """logits (B, T, V); keeps x and its statistics."""
-        h, kept = layers.layernorm_forward(ctx, x.reshape(-1, x.shape[-1]), w["ln_f.weight"], w["ln_f.bias"],
+        """logits (B, T, V); saves x and its statistics."""
+        h, saved = layers.layernorm_forward(ctx, x.reshape(-1, x.shape[-1]), w["ln_f.weight"], w["ln_f.bias"],
                                            self.config.epsilon)
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
-        return logits, kept
+        return logits, saved
 
-    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
-        """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a borrowed wte among them."""
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+        """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
         d = ctx.cast(dy.reshape(-1, dy.shape[-1]), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
-        h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], kept)
+        h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], saved)
         dh = ctx.empty(h.shape, "activation_gradient", name="head.dh")
         if self.tied:
             ctx.matmul(d.T, h, grads["wte"], gradient="a")
@@ -426,14 +424,11 @@ class Head(Unit):
             ctx.matmul(h.T, d, grads["lm_head.weight"], gradient="b")
             ctx.matmul(d, w["lm_head.weight"].T, dh, gradient="a")
         del h, d
-        dx = layers.layernorm_backward(ctx, w["ln_f.weight"], kept, dh, grads["ln_f.weight"], grads["ln_f.bias"])
+        dx = layers.layernorm_backward(ctx, w["ln_f.weight"], saved, dh, grads["ln_f.weight"], grads["ln_f.bias"])
         return dx.reshape(*dy.shape[:2], -1), grads
 
 
-# -- GPT-2's model as a list of units: the embedding, the blocks, the head, in units as large as one chooses ---------
-# Legend: B batch, T tokens, C channels, V vocabulary.
-# Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
-
+# -- The model ---------------------------------------------------------------------------------------------------------
 
 class GPT(Model):
     """Units ``embed``, ``block0``, ``block1``, …, ``head``: tokens (B, T) -> logits (B, T, V), with cross-entropy.
@@ -449,7 +444,7 @@ class GPT(Model):
 
     def __init__(self, config: GPTConfig | str = "gpt-nano", *, tied: bool = True, seed: int = 0,
                  units: str | int = "block", normalization: Normalization = "own") -> None:
-        """``config`` is a GPTConfig or a preset's name; ``tied``: the head borrows the embedding's table.
+        """``config`` is a GPTConfig or a preset's name; ``tied``: the head uses the embedding's table too.
 
         ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that
         there is not, a seed that is no whole number, and units of no whole number of blocks.
@@ -484,23 +479,21 @@ def _name(first: int, last: int) -> str:
     return f"block{first}" if first == last else f"block{first}-{last}"
 
 
-# -- Writing with a model: the logits of a sequence, and sequences that are continued token by token -----------------
-# Legend: B batch, t tokens so far, T tokens of the longest sequence, V vocabulary.
-
+# -- Continuing a text, token by token ---------------------------------------------------------------------------------
 
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
 def logits_of(ctx: Context, model: GPT, weights: Callable[[Unit], AbstractContextManager[Weights]],
               tokens: np.ndarray) -> np.ndarray:
-    """Forward without dropout, and nothing kept: tokens (B, t) -> logits (B, t, V) in the policy's output format.
+    """Forward without dropout, and nothing saved: tokens (B, t) -> logits (B, t, V) in the policy's output format.
 
     ``weights(unit)`` lends a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
     sharded every rank takes part. Raises what the units raise.
     """
     x = tokens
-    for unit, lent in zip(model.without_dropout().units, model.units, strict=True):
-        with weights(lent) as w:
+    for unit, original in zip(model.without_dropout().units, model.units, strict=True):
+        with weights(original) as w:
             x = unit.forward(ctx, w, x)[0]
     return x
 

@@ -1,8 +1,11 @@
-"""What a layer is handed besides its arrays: an array module, a policy, kernels and a place to allocate.
+"""Layers as pairs of pure functions, forward and backward, and the context that they are called with.
 
-A context knows nothing of ranks. A layer asks it for memory and tells it what it computed; who charges the
-one and adds up the other is the caller's matter. The same layer runs alone (`Context.standalone`) and inside
-a rank.
+A forward returns its result and what it saved for backward; a backward writes the gradients of the weights into the
+arrays it is given and returns that of the input. A context knows nothing of ranks: a layer asks it for memory, and
+notes there what it computed. The same layer runs alone (`Context.standalone`) and inside a rank.
+
+Legend: B batch, T tokens of a sample, M rows (samples times tokens), I inputs, O outputs, C channels, H heads,
+D = C/H, V vocabulary; n elements of any shape.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -19,11 +22,9 @@ from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.layer_kernels import packed_nbytes
 
-if TYPE_CHECKING:
-    from zerosim.models.units import Unit
-
-
 Gradients = dict[str, np.ndarray]
+
+# -- The context -------------------------------------------------------------------------------------------------------
 
 
 class ComputePolicy(Protocol):
@@ -49,8 +50,16 @@ class Workspace(Protocol):
         """A new uninitialized array, charged to ``kind``."""
 
 
+class HasShapes(Protocol):
+    """The part of a unit that a context asks for."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Each parameter's shape by its full name."""
+
+
 class Note(Protocol):
-    """Hears what was computed: floating-point operations, and bytes read and written."""
+    """Notes what was computed: floating-point operations, and bytes read and written."""
 
     def __call__(self, *, flops: int = 0, nbytes: int = 0) -> None:
         """Adds to what has been noted before."""
@@ -68,11 +77,11 @@ class PlainWorkspace:
 
 
 def note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
-    """Hears what was computed and forgets it."""
+    """Ignores what was computed."""
 
 
 def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
-    """Hears a linear layer's input (M, I) and output gradient (M, O), and forgets them."""
+    """Ignores a linear layer's input (M, I) and output gradient (M, O)."""
 
 
 def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
@@ -101,7 +110,7 @@ class Context:
     kernels: NumpyKernels
     workspace: Workspace
     note: Note
-    gradients: Callable[[Unit], Gradients]
+    gradients: Callable[[Any], Gradients]
     draw: Callable[[str, int, slice], np.ndarray] = draw_first
     observe: Callable[[str, np.ndarray, np.ndarray], None] = observe_nothing
     keep: str = "all"
@@ -112,7 +121,7 @@ class Context:
         kernels = kernels or NumpyKernels()
         workspace = PlainWorkspace(kernels)
 
-        def fresh(unit: Unit) -> Gradients:
+        def fresh(unit: HasShapes) -> Gradients:
             return {name: workspace.alloc(shape, policy.compute_dtype, "unit_gradient", name)
                     for name, shape in unit.shapes.items()}
 
@@ -130,7 +139,7 @@ class Context:
 
     def empty(self, shape: int | tuple[int, ...], kind: str = "activation", dtype: Any = None,
               name: str = "") -> np.ndarray:
-        """A new uninitialized array charged to ``kind``; in the compute dtype unless told otherwise."""
+        """A new uninitialized array charged to ``kind``; in the compute dtype unless another is given."""
         return self.workspace.alloc(shape, self.dtype if dtype is None else dtype, kind, name)
 
     @property
@@ -163,7 +172,7 @@ class Context:
         return out
 
 
-# -- What layers refuse, and the words in which they do it: what was asked, what was found, what to do ---------------
+# -- Argument checks ---------------------------------------------------------------------------------------------------
 
 def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
     """Raises ValueError unless the array ``found`` has the shape ``wanted``."""
@@ -210,31 +219,27 @@ def require_positive(where: str, **counts: Any) -> None:
             raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")
 
 
-# -- What the layers share: a place for the result, and the words for a gradient that is not theirs ------------------
+# -- Linear ------------------------------------------------------------------------------------------------------------
 
 OWN_OUTPUT = "hand it the gradient of this layer's own output"
 
 
 def out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], name: str,
-                kept: np.ndarray | None = None) -> np.ndarray:
-    """A new activation, or the caller's ``out`` where that fits and does not overwrite what is kept."""
+                saved: np.ndarray | None = None) -> np.ndarray:
+    """A new activation, or the caller's ``out`` where that fits and does not overwrite what is saved."""
     if out is None:
         return ctx.empty(shape, name=name)
     require_shape(where, "out", out, shape, "give it the shape of the result, or leave it out")
     require_at_rest(ctx, where, out=out)
-    if kept is not None and ctx.xp.may_share_memory(out, kept):
+    if saved is not None and ctx.xp.may_share_memory(out, saved):
         raise ValueError(f"{where} asked for an out of its own, and found one that shares memory with x, which it "
-                         "keeps for backward; give it other memory, or leave it out")
+                         "saves for backward; give it other memory, or leave it out")
     return out
-
-
-# -- The linear layer ------------------------------------------------------------------------------------------------
-# Legend: B rows (samples, or samples times tokens), I inputs, O outputs.
 
 
 def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
                    out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """y = x @ w + b, rounded once: x (B, I), w (I, O), b (O,) -> y (B, O); keeps x.
+    """y = x @ w + b, rounded once: x (B, I), w (I, O), b (O,) -> y (B, O); saves x.
 
     Raises ValueError for shapes that do not fit and for arrays that are not in the compute dtype.
     """
@@ -245,30 +250,30 @@ def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | N
     if b is not None:
         require_shape(where, "b", b, (w.shape[1],), "a bias has one element per column of w")
     require_at_rest(ctx, where, x=x, w=w, b=b)
-    y = out_or_new(ctx, where, out, (x.shape[0], w.shape[1]), "linear.y", kept=x)
+    y = out_or_new(ctx, where, out, (x.shape[0], w.shape[1]), "linear.y", saved=x)
     ctx.matmul(x, w, y, bias=b)
     return y, x
 
 
 @overload
-def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
                     db: np.ndarray | None = None, *, input_gradient: Literal[True] = True) -> np.ndarray: ...
 
 
 @overload
-def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
                     db: np.ndarray | None = None, *, input_gradient: bool) -> np.ndarray | None: ...
 
 
-def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray,
+def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
                     db: np.ndarray | None = None, *, input_gradient: bool = True) -> np.ndarray | None:
     """dw = xᵀ @ dy, db = Σ_B dy, dx = dy @ wᵀ, each added up in fp32 and rounded once.
 
-    w (I, O), kept = x (B, I), dy (B, O). Writes dw (I, O) and db (O,); returns dx (B, I), or None where
+    w (I, O), saved = x (B, I), dy (B, O). Writes dw (I, O) and db (O,); returns dx (B, I), or None where
     nobody asks for it. Raises ValueError for shapes that do not fit and for a dy that is not in the compute
     dtype.
     """
-    where, x = "linear_backward", kept
+    where, x = "linear_backward", saved
     require_shape(where, "dy", dy, (x.shape[0], w.shape[1]), OWN_OUTPUT)
     require_shape(where, "dw", dw, w.shape, "the gradient has the shape of the weight")
     require_at_rest(ctx, where, w=w, dy=dy)
@@ -285,12 +290,10 @@ def linear_backward(ctx: Context, w: np.ndarray, kept: np.ndarray, dy: np.ndarra
     return dx
 
 
-# -- The embedding: a row of a table for each token ------------------------------------------------------------------
-# Legend: B batch, T tokens of a sample, V vocabulary, C channels.
-
+# -- Embedding ---------------------------------------------------------------------------------------------------------
 
 def embedding_forward(ctx: Context, tokens: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """y[..., :] = w[tokens]: tokens (B, T) of integers, w (V, C) -> y (B, T, C); keeps the tokens.
+    """y[..., :] = w[tokens]: tokens (B, T) of integers, w (V, C) -> y (B, T, C); saves the tokens.
 
     Raises ValueError for tokens that are no integers, or that the table has not.
     """
@@ -309,30 +312,28 @@ def embedding_forward(ctx: Context, tokens: np.ndarray, w: np.ndarray) -> tuple[
     return y, tokens
 
 
-def embedding_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+def embedding_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
     """Writes dw (V, C): for each row the sum of dy (B, T, C) over its tokens, in the order of the batch, in fp32,
     rounded once; 0 for rows that no token named."""
     require_matrix("embedding_backward", "dw", dw, "(V, C)")
-    require_shape("embedding_backward", "dy", dy, (*kept.shape, dw.shape[1]), OWN_OUTPUT)
+    require_shape("embedding_backward", "dy", dy, (*saved.shape, dw.shape[1]), OWN_OUTPUT)
     require_at_rest(ctx, "embedding_backward", dy=dy)
-    ctx.kernels.add_rows(dy.reshape(-1, dw.shape[1]), kept.reshape(-1), dw)
+    ctx.kernels.add_rows(dy.reshape(-1, dw.shape[1]), saved.reshape(-1), dw)
     ctx.note(flops=dy.size, nbytes=dy.nbytes + dw.nbytes)
 
 
-# -- LayerNorm: its output is not kept, because it can be had again from its input and two numbers per row -----------
-# Legend: M rows (samples times tokens), C channels. Statistics are fp32.
-# Source: Ba, Kiros & Hinton 2016 (arXiv:1607.06450), section 3.
-
+# -- LayerNorm (Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3) --------------------------------------------------
+# Its output is not saved: it can be computed again from its input and two fp32 numbers per row.
 
 EPSILON = 1e-5
-Kept = tuple[np.ndarray, np.ndarray, np.ndarray]
+SavedByLayerNorm = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray, epsilon: float = EPSILON,
-                      out: np.ndarray | None = None) -> tuple[np.ndarray, Kept]:
+                      out: np.ndarray | None = None) -> tuple[np.ndarray, SavedByLayerNorm]:
     """y = (x - mean)/√(variance + ε)·w + b over the last axis: x, y (..., C), w and b (C,) of any format.
 
-    Keeps x and, in fp32, mean and 1/√(variance + ε) (M,) each. Raises ValueError for shapes that do not fit.
+    Saves x and, in fp32, mean and 1/√(variance + ε) (M,) each. Raises ValueError for shapes that do not fit.
     """
     where = "layernorm_forward"
     if not is_number(epsilon) or epsilon < 0:
@@ -341,7 +342,7 @@ def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray,
     require_shape(where, "w", w, x.shape[-1:], "w has one element per channel of x")
     require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
     require_at_rest(ctx, where, x=x)
-    y = out_or_new(ctx, where, out, x.shape, "layernorm.y", kept=x)
+    y = out_or_new(ctx, where, out, x.shape, "layernorm.y", saved=x)
     rows, results = _rows(x), _rows(y)
     if out is not None and not ctx.xp.may_share_memory(results, out):
         raise ValueError(f"{where} asked for an out whose rows can be numbered, and found strides {out.strides}; give "
@@ -352,19 +353,19 @@ def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray,
     return y, (x, mean, rstd)
 
 
-def layernorm_output(ctx: Context, w: np.ndarray, b: np.ndarray, kept: Kept) -> np.ndarray:
-    """The output again, from what was kept: the same bits."""
-    x, mean, rstd = kept
+def layernorm_output(ctx: Context, w: np.ndarray, b: np.ndarray, saved: SavedByLayerNorm) -> np.ndarray:
+    """The output again, from what was saved: the same bits."""
+    x, mean, rstd = saved
     y = ctx.empty(x.shape, "activation", name="layernorm.y")
     ctx.kernels.scale_rows(_rows(x), w, b, mean, rstd, _rows(y))
     ctx.note(flops=4 * x.size, nbytes=x.nbytes + y.nbytes)
     return y
 
 
-def layernorm_backward(ctx: Context, w: np.ndarray, kept: Kept, dy: np.ndarray, dw: np.ndarray,
+def layernorm_backward(ctx: Context, w: np.ndarray, saved: SavedByLayerNorm, dy: np.ndarray, dw: np.ndarray,
                        db: np.ndarray) -> np.ndarray:
     """dx (..., C) in fp32, rounded once; writes dw = Σ_M dy·x̂ and db = Σ_M dy, each added up in fp32, rounded once."""
-    x, mean, rstd = kept
+    x, mean, rstd = saved
     require_shape("layernorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
     require_at_rest(ctx, "layernorm_backward", dy=dy)
     dx = ctx.empty(x.shape, "activation_gradient", name="layernorm.dx")
@@ -378,12 +379,10 @@ def _rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1, x.shape[-1])
 
 
-# -- Activation functions, one operation per element -----------------------------------------------------------------
-# Legend: n elements of any shape.
-
+# -- Activation functions ----------------------------------------------------------------------------------------------
 
 def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """y = max(x, 0), x and y of n elements; keeps a bit per element. NaN stays NaN; ``out`` may be x."""
+    """y = max(x, 0), x and y of n elements; saves a bit per element. NaN stays NaN; ``out`` may be x."""
     require_at_rest(ctx, "relu_forward", x=x)
     y = out_or_new(ctx, "relu_forward", out, x.shape, "relu.y")
     bits = ctx.empty(packed_nbytes(y.size), dtype=np.uint8, name="relu.bits")
@@ -392,49 +391,48 @@ def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> 
     return y, bits
 
 
-def relu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
+def relu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray:
     """dx = dy where x was positive or NaN, else 0: a choice, not a product, so no NaN is multiplied by 0.
 
-    kept (⌈n/8⌉,) uint8, dy and dx of n elements. Raises ValueError for a dy of another length or dtype.
+    saved (⌈n/8⌉,) uint8, dy and dx of n elements. Raises ValueError for a dy of another length or dtype.
     """
-    if kept.size != packed_nbytes(dy.size):
-        raise ValueError(f"relu_backward asked for dy with one element per bit that was kept ({kept.size} "
+    if saved.size != packed_nbytes(dy.size):
+        raise ValueError(f"relu_backward asked for dy with one element per bit that was saved ({saved.size} "
                          f"bytes of them), and found shape {dy.shape}; {OWN_OUTPUT}")
     require_at_rest(ctx, "relu_backward", dy=dy)
     dx = ctx.empty(dy.shape, "activation_gradient", name="relu.dx")
-    ctx.kernels.relu_gradient(kept, dy, dx)
-    ctx.note(flops=dy.size, nbytes=kept.nbytes + dy.nbytes + dx.nbytes)
+    ctx.kernels.relu_gradient(saved, dy, dx)
+    ctx.note(flops=dy.size, nbytes=saved.nbytes + dy.nbytes + dx.nbytes)
     return dx
 
 
 def gelu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None, *,
                  exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """y = x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³))), the tanh form, in fp32, rounded once; keeps x.
+    """y = x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³))), the tanh form, in fp32, rounded once; saves x.
 
     ``exact``: y = x·Φ(x), Φ the normal distribution function. x and y of n elements.
     Source: Hendrycks & Gimpel 2016 (arXiv:1606.08415), section 2, for both.
     """
     require_at_rest(ctx, "gelu_forward", x=x)
-    y = out_or_new(ctx, "gelu_forward", out, x.shape, "gelu.y", kept=x)
+    y = out_or_new(ctx, "gelu_forward", out, x.shape, "gelu.y", saved=x)
     ctx.kernels.gelu(x, y, exact=exact)
     ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes)
     return y, x
 
 
-def gelu_backward(ctx: Context, kept: np.ndarray, dy: np.ndarray, *, exact: bool = False) -> np.ndarray:
-    """dx = dy · d gelu/dx at the kept x, in fp32, rounded once; n elements in and out, ``exact`` as it was forward."""
-    require_shape("gelu_backward", "dy", dy, kept.shape, OWN_OUTPUT)
+def gelu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, *, exact: bool = False) -> np.ndarray:
+    """dx = dy · d gelu/dx at the saved x, in fp32, rounded once; n elements in and out, ``exact`` as it was forward."""
+    require_shape("gelu_backward", "dy", dy, saved.shape, OWN_OUTPUT)
     require_at_rest(ctx, "gelu_backward", dy=dy)
     dx = ctx.empty(dy.shape, "activation_gradient", name="gelu.dx")
-    ctx.kernels.gelu_gradient(kept, dy, dx, exact=exact)
-    ctx.note(flops=14 * dy.size, nbytes=kept.nbytes + dy.nbytes + dx.nbytes)
+    ctx.kernels.gelu_gradient(saved, dy, dx, exact=exact)
+    ctx.note(flops=14 * dy.size, nbytes=saved.nbytes + dy.nbytes + dx.nbytes)
     return dx
 
 
-# -- Causal multi-head attention, with the probabilities kept, computed again, or never whole ------------------------
-# Legend: B batch, T tokens, C channels, H heads, D = C/H. Sources: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2;
-# Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for leaving out P alone; Dao et al. 2022 (arXiv:2205.14135).
-
+# -- Causal multi-head attention ---------------------------------------------------------------------------------------
+# Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for
+# leaving out P alone; Dao et al. 2022 (arXiv:2205.14135) for tiles.
 
 KEEP = ("probabilities", "nothing", "tiled")
 
@@ -446,7 +444,7 @@ ROW_SUM = 2  # the first two of them
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAttention:
+class SavedAttention:
     """qkv (B, T, 3C), and: P (B, H, T, T), or nothing, or fp32 log-sum-exps (B, H, T) and the output (B, T, C)."""
 
     heads: int
@@ -457,7 +455,7 @@ class KeptAttention:
 
 
 def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
-                      keep: str = "probabilities") -> tuple[np.ndarray, KeptAttention]:
+                      keep: str = "probabilities") -> tuple[np.ndarray, SavedAttention]:
     """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, 3C); ``keep`` says what backward gets.
 
     "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
@@ -478,31 +476,31 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
     if keep == "tiled":
         log_sums = ctx.empty((batch, heads, tokens), dtype=ctx.wide_dtype, name="attention.log_sums")
         ctx.kernels.attend_tiled(qkv, heads, log_sums, o)
-        return o, KeptAttention(heads, qkv, log_sums=log_sums, o=o)
+        return o, SavedAttention(heads, qkv, log_sums=log_sums, o=o)
     p = ctx.empty((batch, heads, tokens, tokens), name="attention.p") if keep == "probabilities" else None
     ctx.kernels.attend(qkv, heads, p, o)
-    return o, KeptAttention(heads, qkv, p)
+    return o, SavedAttention(heads, qkv, p)
 
 
-def attention_backward(ctx: Context, kept: KeptAttention, dy: np.ndarray) -> np.ndarray:
+def attention_backward(ctx: Context, saved: SavedAttention, dy: np.ndarray) -> np.ndarray:
     """do (B, T, C) -> dqkv (B, T, 3C).
 
     dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D; dK = dSᵀ Q/√D.
     """
-    qkv = kept.qkv
+    qkv = saved.qkv
     require_shape("attention_backward", "dy", dy, (*qkv.shape[:2], qkv.shape[2] // 3), OWN_OUTPUT)
     require_at_rest(ctx, "attention_backward", dy=dy)
     dqkv = ctx.empty(qkv.shape, "activation_gradient", name="attention.dqkv")
-    if kept.log_sums is not None and kept.o is not None:
-        ctx.kernels.attend_tiled_gradient(qkv, kept.heads, kept.log_sums, kept.o, dy, dqkv)
-        _note(ctx, qkv, kept.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
+    if saved.log_sums is not None and saved.o is not None:
+        ctx.kernels.attend_tiled_gradient(qkv, saved.heads, saved.log_sums, saved.o, dy, dqkv)
+        _note(ctx, qkv, saved.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
         ctx.note(flops=ROW_SUM * dy.size)  # of dO·O, which stands for that of P·dP
         return dqkv
-    p, again = kept.p, kept.p is None
+    p, again = saved.p, saved.p is None
     if p is None:
-        p = ctx.empty((len(qkv), kept.heads, qkv.shape[1], qkv.shape[1]), name="attention.p")
-    ctx.kernels.attend_gradient(qkv, kept.heads, p, dy, dqkv, again=again)
-    _note(ctx, qkv, kept.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
+        p = ctx.empty((len(qkv), saved.heads, qkv.shape[1], qkv.shape[1]), name="attention.p")
+    ctx.kernels.attend_gradient(qkv, saved.heads, p, dy, dqkv, again=again)
+    _note(ctx, qkv, saved.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
     return dqkv
 
 
@@ -514,15 +512,13 @@ def _note(ctx: Context, qkv: np.ndarray, heads: int, products: int, per_score: i
     ctx.note(flops=flops, nbytes=2 * qkv.nbytes)
 
 
-# -- Dropout with random numbers that can be drawn again: no mask is kept --------------------------------------------
-# Legend: n elements of any shape.
-# Source: Srivastava et al. 2014, "Dropout", section 10 (the scaling by 1/(1 - rate) in training).
-
+# -- Dropout (Srivastava et al. 2014, section 10, with the scaling by 1/(1 - rate) in training) ------------------------
+# No mask is saved: the same random words are drawn again.
 
 def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tuple[np.ndarray, str]:
     """y = x/(1 - rate) where the word drawn for the element is at least rate·2³², else 0; rate 0 returns x itself.
 
-    ``name`` says which random numbers these are: one for each place of the model. Keeps the name. Raises ValueError
+    ``name`` says which random numbers these are: one for each place of the model. Saves the name. Raises ValueError
     for a rate outside [0, 1).
     """
     require_rate("dropout_forward", rate)
@@ -530,10 +526,10 @@ def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tupl
     return (x if rate == 0 else _dropped(ctx, x, rate, name, "activation")), name
 
 
-def dropout_backward(ctx: Context, kept: str, dy: np.ndarray, rate: float) -> np.ndarray:
+def dropout_backward(ctx: Context, saved: str, dy: np.ndarray, rate: float) -> np.ndarray:
     """dx = dy/(1 - rate) where the element was let through, else 0: the same words are drawn again."""
     require_at_rest(ctx, "dropout_backward", dy=dy)
-    return dy if rate == 0 else _dropped(ctx, dy, rate, kept, "activation_gradient")
+    return dy if rate == 0 else _dropped(ctx, dy, rate, saved, "activation_gradient")
 
 
 def require_rate(where: str, rate: float) -> None:

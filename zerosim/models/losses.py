@@ -1,6 +1,6 @@
 """Losses: one number for a batch, and the gradient of the model's output times the loss scale.
 
-Legend: B batch, O outputs.
+Legend: B batch, O outputs, T tokens of a sample, M = B·T places, V classes.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Loss(Protocol):
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""
 
-    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
         """The gradient of ``scale`` times the loss with respect to y, in the compute dtype."""
 
 
@@ -51,9 +51,9 @@ class HalfSquaredError:
         """See `half_squared_error_forward`."""
         return half_squared_error_forward(ctx, y, target)
 
-    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
         """See `half_squared_error_backward`."""
-        return half_squared_error_backward(ctx, kept, scale)
+        return half_squared_error_backward(ctx, saved, scale)
 
 
 def half_squared_error_forward(ctx: Context, y: np.ndarray,
@@ -61,7 +61,7 @@ def half_squared_error_forward(ctx: Context, y: np.ndarray,
     """Mean over B of ½·Σ_O (y - target)²: y (B, O) in the compute dtype, target (B, O) of any format.
 
     Differences are fp32, their squares are added up in float64 and the mean is rounded to fp32 once (all in
-    float64 where the compute dtype is). Keeps y and target. Raises ValueError for other shapes, an empty
+    float64 where the compute dtype is). Saves y and target. Raises ValueError for other shapes, an empty
     batch, another dtype.
     """
     where = "half_squared_error_forward"
@@ -79,10 +79,10 @@ def half_squared_error_forward(ctx: Context, y: np.ndarray,
         return float(np.asarray(0.5 * total / y.shape[0]).astype(ctx.wide_dtype)), (y, target)
 
 
-def half_squared_error_backward(ctx: Context, kept: tuple[np.ndarray, np.ndarray],
+def half_squared_error_backward(ctx: Context, saved: tuple[np.ndarray, np.ndarray],
                                 scale: float) -> np.ndarray:
     """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
-    y, target = kept
+    y, target = saved
     factor = scale / y.shape[0]
 
     def scaled_difference(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
@@ -106,9 +106,8 @@ def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
     return total
 
 
-# -- Cross-entropy of classes, the loss of language models -----------------------------------------------------------
-# Legend: B batch, T tokens of a sample, M = B·T places, V classes. A target of -1 names no class: its place has no loss.
-
+# -- Cross-entropy of classes ------------------------------------------------------------------------------------------
+# The loss of language models. A target of -1 names no class: its place has no loss.
 
 Normalization = Literal["own", "global"]
 NORMALIZATIONS = ("own", "global")
@@ -144,16 +143,16 @@ class CrossEntropy:
         """See `cross_entropy_forward`."""
         return cross_entropy_forward(ctx, y, target, self.normalization)
 
-    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
         """See `cross_entropy_backward`."""
-        return cross_entropy_backward(ctx, kept, scale)
+        return cross_entropy_backward(ctx, saved, scale)
 
 
 def cross_entropy_forward(ctx: Context, logits: np.ndarray, target: np.ndarray,
                           normalization: Normalization = "own") -> tuple[float, tuple[Any, ...]]:
     """The mean loss: logits (..., V) of any format, target (...) integers, V classes from 0; -1 for no target.
 
-    The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once. Keeps
+    The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once. Saves
     logits, target and the rows' log-sum-exps. Raises ValueError for other shapes and dtypes, a class that there is
     not, and, unless the mean is global, for no valid target; a global mean of none is 0.
     """
@@ -178,12 +177,12 @@ def cross_entropy_forward(ctx: Context, logits: np.ndarray, target: np.ndarray,
         return float(np.asarray(total / count).astype(ctx.wide_dtype)), (logits, classes, log_sums, count)
 
 
-def cross_entropy_backward(ctx: Context, kept: tuple[Any, ...], scale: float) -> np.ndarray:
+def cross_entropy_backward(ctx: Context, saved: tuple[Any, ...], scale: float) -> np.ndarray:
     """dlogits = (softmax(logits) - [class = target])·(scale/count), in the logits' format; 0 where there is no target.
 
     The factor is divided in double, the rest is fp32, rounded once.
     """
-    logits, classes, log_sums, count = kept
+    logits, classes, log_sums, count = saved
     dlogits = ctx.empty(logits.shape, "activation_gradient", logits.dtype, name="loss.dlogits")
     rows = (-1, logits.shape[-1])
     ctx.kernels.softmax_loss_gradient(logits.reshape(rows), classes, log_sums, scale / count, dlogits.reshape(rows))

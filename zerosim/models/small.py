@@ -1,4 +1,5 @@
-"""A multilayer perceptron of any depth: linear units, an activation after each but the last."""
+"""Two small models: a multilayer perceptron of any depth, and the four weights of the worked example.
+"""
 
 import math
 from collections.abc import Sequence
@@ -39,9 +40,8 @@ def _initializers(seed: int, inputs: int) -> dict[str, Initializer]:
     return {"weight": Normal(seed, 1 / math.sqrt(inputs))} if is_count(inputs) and inputs > 0 else {}
 
 
-# -- The worked example: four weights in two layers, small enough to follow by hand ----------------------------------
+# -- The worked example ------------------------------------------------------------------------------------------------
 # h = w1·x1 + w2·x2; a = relu(h); y = w3·a + w4; loss = ½(y - t)².
-
 
 def four_weights(weights: Sequence[float] = (2.0, -3.0, 1.0, 0.5)) -> Model:
     """Units ``layer1`` (weight (2, 1): w1, w2; ReLU) and ``layer2`` (weight (1, 1): w3, bias (1,): w4).

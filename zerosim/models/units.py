@@ -1,8 +1,8 @@
-"""First values of parameters, with random access: any piece of a parameter can be asked for, by any rank.
+"""A model is a list of units; a unit is what is gathered, computed with and freed at a time.
 
-An initializer is called with the parameter's name, a start and a count, and returns fp32 (count,). What it
-returns for an element depends on the name and the element's index alone, so nothing depends on how the vector
-is cut.
+In order: first values of parameters, the recomputation policies, units and models, and one pass without ranks.
+
+Legend: B batch, T tokens, I inputs, O outputs, V vocabulary; S loss scale.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.numerics import random
 from zerosim.numerics.arrays import HostArray
 from zerosim.numerics.policy import Policy
+
+# -- First values of parameters ---------------------------------------------------------------------------------------
+# An initializer takes the parameter's name, a start and a count, and returns fp32 (count,). An element depends on the
+# name and its index alone: any rank can ask for any piece, and nothing depends on how the vector is cut.
 
 Initializer = Callable[[str, int, int], np.ndarray]
 
@@ -68,11 +72,10 @@ class Constants:
         return np.array(self.values[start:start + count], np.float32)
 
 
-# -- How much of the forward pass is kept for backward, and what is computed a second time: a value, not a mode ------
-# Between units: the inputs of some units are kept and the others run again (Chen et al. 2016, arXiv:1604.06174, section
-# 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5), or
-# never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
-
+# -- Recomputation policies --------------------------------------------------------------------------------------------
+# Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174,
+# section 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198,
+# section 5), or never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
 SEGMENT = re.compile(r"segment\(\s*(\d+)\s*\)")
 ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE = ("all", "sub_block", "selective", "tiled")
@@ -124,7 +127,7 @@ class Recompute:
         return cls(1 if match is None else int(match[1]), inside or ALL)
 
     def segments(self, unit_count: int) -> list[range]:
-        """The runs of units that are run again together, the last maybe shorter; none when all is kept."""
+        """The runs of units that are run again together, the last maybe shorter; none when all is saved."""
         if self.units_per_segment is None:
             return []
         return [range(start, min(start + self.units_per_segment, unit_count))
@@ -157,9 +160,7 @@ BLOCK = Recompute(1)
 NAMED = {"none": NONE, "block": BLOCK} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
 
 
-# -- A model is a list of units; a unit is what is gathered, computed with and freed at a time -----------------------
-# Legend: B batch, I inputs, O outputs.
-
+# -- Units and models --------------------------------------------------------------------------------------------------
 
 Weights = Mapping[str, np.ndarray]
 ACTIVATIONS = (None, "relu", "gelu")
@@ -169,7 +170,7 @@ class Unit(ABC):
     """A pure pair of functions with named parameters.
 
     Pure means: no hidden state. All that backward needs are the weights it is handed and what forward
-    returned as kept, which never holds weights; between the two they may have been freed.
+    returned as saved, which never holds weights; between the two they may have been freed.
     """
 
     name: str
@@ -185,7 +186,7 @@ class Unit(ABC):
         """The output, and what backward needs. ``w`` holds every parameter in its own format at rest."""
 
     @abstractmethod
-    def backward(self, ctx: Context, w: Weights, kept: Any,
+    def backward(self, ctx: Context, w: Weights, saved: Any,
                  dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
         """The gradient of the input (or None), and that of each parameter, in ctx.gradients(self), in the
         parameter's own format."""
@@ -195,8 +196,8 @@ class Unit(ABC):
         """What makes the first values of one parameter."""
 
     @property
-    def borrows(self) -> Mapping[str, str]:
-        """Parameters of earlier units that this one is lent too (tied weights): by name, the unit they belong to."""
+    def tied_weights(self) -> Mapping[str, str]:
+        """Parameters of earlier units that this one uses too: by name, the unit they belong to."""
         return {}
 
     @property
@@ -233,7 +234,7 @@ class Unit(ABC):
 class LinearUnit(Unit):
     """y = activation(x @ weight + bias): x (B, I) -> y (B, O).
 
-    The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Keeps x, and for ReLU one bit per
+    The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Saves x, and for ReLU one bit per
     output, for GELU its input. The ``first`` unit of a model computes no gradient of its input, which nobody
     would read. ``initializers`` replaces, under "weight" and "bias", what makes the first values: by default
     Normal(seed 0, deviation 1/sqrt(I)) and Zeros.
@@ -277,24 +278,24 @@ class LinearUnit(Unit):
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """x (B, I) -> y (B, O); keeps x and what the activation keeps."""
-        h, kept_x = layers.linear_forward(ctx, x, w[f"{self.name}.weight"], w.get(f"{self.name}.bias"))
+        """x (B, I) -> y (B, O); saves x and what the activation keeps."""
+        h, saved_x = layers.linear_forward(ctx, x, w[f"{self.name}.weight"], w.get(f"{self.name}.bias"))
         if self.activation == "relu":
-            y, kept = layers.relu_forward(ctx, h, out=h)  # in place: backward needs h's signs only
+            y, saved = layers.relu_forward(ctx, h, out=h)  # in place: backward needs h's signs only
         elif self.activation == "gelu":
-            y, kept = layers.gelu_forward(ctx, h)
+            y, saved = layers.gelu_forward(ctx, h)
         else:
-            y, kept = h, None
-        return y, (kept_x, kept)
+            y, saved = h, None
+        return y, (saved_x, saved)
 
-    def backward(self, ctx: Context, w: Weights, kept: Any,
+    def backward(self, ctx: Context, w: Weights, saved: Any,
                  dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
         """dy (B, O) -> dx (B, I), or None for the first unit; writes the gradients of weight and bias."""
-        x, kept_by_activation = kept
+        x, saved_by_activation = saved
         if self.activation == "relu":
-            dy = layers.relu_backward(ctx, kept_by_activation, dy)
+            dy = layers.relu_backward(ctx, saved_by_activation, dy)
         elif self.activation == "gelu":
-            dy = layers.gelu_backward(ctx, kept_by_activation, dy)
+            dy = layers.gelu_backward(ctx, saved_by_activation, dy)
         ctx.observe(f"{self.name}.weight", x, dy)
         grads = ctx.gradients(self)
         dx = layers.linear_backward(ctx, w[f"{self.name}.weight"], x, dy, grads[f"{self.name}.weight"],
@@ -315,9 +316,9 @@ class Model:
             raise ValueError("Model was asked for with no units; give it one unit or more")
         self.units = tuple(units)
         self.loss: Loss = HalfSquaredError() if loss is None else loss
-        _refuse_twins("unit", (unit.name for unit in units))
-        _refuse_twins("parameter", (name for unit in units for name in unit.names))
-        _refuse_early_borrowers(units)
+        _refuse_duplicates("unit", (unit.name for unit in units))
+        _refuse_duplicates("parameter", (name for unit in units for name in unit.names))
+        _refuse_late_owners(units)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -337,28 +338,27 @@ def require_activation(where: str, activation: Any) -> None:
         raise ValueError(f"{where} was given activation={activation!r}; the activations are {known}")
 
 
-def _refuse_early_borrowers(units: Sequence[Unit]) -> None:
+def _refuse_late_owners(units: Sequence[Unit]) -> None:
     """A parameter's own unit goes back last of its users, so that its gradient is complete then."""
     earlier: dict[str, Unit] = {}
     for unit in units:
-        for name, owner in unit.borrows.items():
+        for name, owner in unit.tied_weights.items():
             if owner not in earlier or name not in earlier[owner].shapes:
-                raise ValueError(f"unit {unit.name!r} borrows {name!r} of the unit {owner!r}, which does not come "
+                raise ValueError(f"unit {unit.name!r} ties {name!r} to the unit {owner!r}, which does not come "
                                  "before it or has no such parameter; declare a shared parameter in the first unit "
                                  "that uses it")
         earlier[unit.name] = unit
 
 
-def _refuse_twins(what: str, names: Iterable[str]) -> None:
-    twins = [name for name, count in Counter(names).items() if count > 1]
-    if twins:
-        raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, twins))}; state "
+def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, duplicates))}; state "
                          f"is kept by name, so give each {what} a name of its own")
 
 
-# -- One forward and one backward of a model without ranks, from given weights, with what can be seen on the way -----
-# Legend: B batch, T tokens, V vocabulary.
-
+# -- One pass without ranks --------------------------------------------------------------------------------------------
+# From given weights, with what can be seen on the way.
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -385,20 +385,20 @@ def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: 
     ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
     own = [_cast(ctx, unit, weights) for unit in model.units]
     y = x if model.units[0].integer_inputs else ctx.cast(x)
-    kept, largest = [], {}
+    saved, largest = [], {}
     for unit, w in zip(model.units, own, strict=True):
         y, of_unit = unit.forward(ctx, w, y)
-        kept.append(of_unit)
+        saved.append(of_unit)
         largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
     loss, of_loss = model.loss.forward(ctx, y, target)
     begun = model.loss.backward(ctx, of_loss, scale)
     output_gradient, gradients = begun.copy(), dict[str, HostArray]()
     dy: HostArray | None = begun
-    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(kept), strict=True):
+    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(saved), strict=True):
         assert dy is not None, "only the first unit gives back no gradient of its input"
         dy, found = unit.backward(ctx, w, of_unit, dy)
         for name, gradient in found.items():
-            if name in gradients:  # borrowed: a later user's part is the first addend
+            if name in gradients:  # tied: a later user's part is the first addend
                 ctx.kernels.add_rounded(gradients[name], gradient, gradient)
             gradients[name] = gradient
     return Pass(loss, largest, output_gradient, gradients)
@@ -438,9 +438,9 @@ def _first_values(model: Model) -> Iterator[tuple[str, HostArray]]:
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
-    """Where a unit writes the gradients of its own parameters and of those that it borrows."""
-    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.borrows)}
+    """Where a unit writes the gradients of its own parameters and of its tied weights."""
+    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.tied_weights)}
 
 
 def _cast(ctx: Context, unit: Unit, weights: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.borrows)}
+    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.tied_weights)}

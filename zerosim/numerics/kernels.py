@@ -471,7 +471,8 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
             widened_matrix("left", a, work, self._scratch),
             widened_matrix("right", b, work, self._scratch),
         )
-        direct = out.dtype == work
+        # Some BLAS kernels add in another order where they write through strides; the bits must not depend on them.
+        direct = out.dtype == work and out.flags.c_contiguous
         product = out if direct else self._scratch.array("product", out.size, work).reshape(out.shape)
         np.matmul(left, right, out=product)
         if bias is not None:

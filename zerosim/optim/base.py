@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ from zerosim.numerics.kernels import NumpyKernels
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
 State = Mapping[str, np.ndarray]
-Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,20 @@ class Optimizer(ABC):
     cut: ClassVar[Cut]
     needs: ClassVar[frozenset[str]] = frozenset()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Warns of a ``group`` among a method's arguments, which earlier versions passed; TypeError where it has no
+        default, since nothing is passed for it any more."""
+        super().__init_subclass__(**options)
+        for name in {"update", "advance", "direction"} & vars(cls).keys():
+            method = vars(cls)[name]
+            group = inspect.signature(method).parameters.get("group") if callable(method) else None
+            if group is not None:
+                text = (f"{cls.__name__}.{name} takes group, which is no longer passed: the optimizer has the "
+                        "hyperparameters of the step itself. Leave group out, and read self.lr")
+                if group.default is inspect.Parameter.empty:
+                    raise TypeError(text)
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+
     @abstractmethod
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The state kept for a parameter, or a flat piece of one, of this shape; by name."""
@@ -96,21 +111,20 @@ class Optimizer(ABC):
         return self.cut
 
     @abstractmethod
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step, in place: w and every slot of ``state`` change, g (unscaled, averaged) does not.
 
         All arrays are fp32: flat and of one length where the tensor may be cut anywhere; else w and g in the
-        tensor's own shape, and every slot in its own. ``step`` counts from 1. ``group`` replaces hyperparameters
-        for this call, as in {"lr": 0.01}. Raises ValueError for arrays, a step or a group that do not fit.
+        tensor's own shape, and every slot in its own. ``step`` counts from 1. The hyperparameters are the optimizer's
+        own: an engine whose schedule changes lr calls ``with_lr`` before. Raises ValueError for arrays or a step that
+        do not fit.
         """
 
-    def apply(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-              group: Group | None = None) -> None:
+    def apply(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """``update``, and ValueError where it left another array in the place of a slot: what is not written into the
         slot that it was handed is lost when the step is over."""
         handed = dict(state)
-        self.update(ctx, w, g, state, step, group)
+        self.update(ctx, w, g, state, step)
         changed = [name for name in {**handed, **state} if state.get(name) is not handed.get(name)]
         if changed:
             raise ValueError(f"{type(self).__name__}.update replaced the state {', '.join(map(repr, changed))}, and "
@@ -121,14 +135,18 @@ class Optimizer(ABC):
         """The name and the attributes; a dataclass writes its own."""
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in getattr(self, '__dict__', {}).items())})"
 
-    def for_group(self, group: Group | None) -> Self:
+    def with_lr(self, lr: float) -> Self:
+        """This optimizer with another lr, as a schedule changes it from step to step."""
+        return self.for_group({"lr": lr})
+
+    def for_group(self, group: Mapping[str, Any] | None) -> Self:
         """This optimizer with a group's hyperparameters for its own; ValueError for one it does not have."""
         if not group:
             return self
         own: Any = self  # a user's class may be no dataclass
         if not dataclasses.is_dataclass(own):
-            raise ValueError(f"{type(self).__name__} is no dataclass, whose hyperparameters a group could replace; "
-                             "write @dataclass(frozen=True) above the class")
+            raise ValueError(f"{type(self).__name__} is no dataclass, whose hyperparameters a group or schedule could "
+                             "replace; write @dataclass(frozen=True) above the class")
         known = [field.name for field in dataclasses.fields(own)]
         unknown = sorted(group.keys() - set(known))
         if unknown:

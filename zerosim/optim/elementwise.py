@@ -11,7 +11,6 @@ import numpy as np
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
     Cut,
-    Group,
     Optimizer,
     Slot,
     State,
@@ -38,11 +37,10 @@ class SGD(Optimizer):
         """None."""
         return {}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        ctx.kernels.sgd_step(w, g, lr=self.for_group(group).lr)
+        ctx.kernels.sgd_step(w, g, lr=self.lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +66,11 @@ class Adam(Optimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, m, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
-                          epsilon=now.epsilon, step=step)
+        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
+                          epsilon=self.epsilon, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +97,11 @@ class AdamW(Optimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, m, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
-                          epsilon=now.epsilon, step=step, weight_decay=now.weight_decay)
+        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
+                          epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
 
 
 # -- More optimizers that look at one element at a time, so that their state may be cut anywhere ---------------------
@@ -139,21 +133,19 @@ class Momentum(Optimizer):
         """The buffer b."""
         return {"b": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, b (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
 
         def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
-            np.multiply(b, now.momentum, out=b)
+            np.multiply(b, self.momentum, out=b)
             np.add(b, g, out=b)
-            if now.nesterov:
-                np.multiply(b, now.momentum, out=change)
+            if self.nesterov:
+                np.multiply(b, self.momentum, out=change)
                 np.add(change, g, out=change)
-                np.multiply(change, now.lr, out=change)
+                np.multiply(change, self.lr, out=change)
             else:
-                np.multiply(b, now.lr, out=change)
+                np.multiply(b, self.lr, out=change)
             np.subtract(w, change, out=w)
 
         ctx.kernels.step_blocks(block, w, state["b"], g)
@@ -178,16 +170,14 @@ class AdaGrad(Optimizer):
         """The sum of squares v."""
         return {"v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
 
         def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
             np.multiply(g, g, out=change)
             np.add(v, change, out=v)
-            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
+            _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
         ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
 
@@ -213,15 +203,13 @@ class RMSprop(Optimizer):
         """The mean of squares v."""
         return {"v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, v (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
 
         def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
-            move_square_average(v, g, now.alpha, change)
-            _subtract_quotient(w, g, v, now.lr, now.epsilon, change, root)
+            move_square_average(v, g, self.alpha, change)
+            _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
         ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
 
@@ -248,23 +236,21 @@ class Lion(Optimizer):
         """The moment m."""
         return {"m": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, m (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        decay = 1.0 - now.lr * now.weight_decay
+        decay = 1.0 - self.lr * self.weight_decay
 
         def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray, part: np.ndarray) -> None:
-            np.multiply(m, now.beta1, out=change)
-            np.multiply(g, 1.0 - now.beta1, out=part)
+            np.multiply(m, self.beta1, out=change)
+            np.multiply(g, 1.0 - self.beta1, out=part)
             np.add(change, part, out=change)
             np.sign(change, out=change)
-            np.multiply(change, now.lr, out=change)
+            np.multiply(change, self.lr, out=change)
             if decay != 1.0:
                 np.multiply(w, decay, out=w)
             np.subtract(w, change, out=w)
-            move_average(m, g, now.beta2, part)
+            move_average(m, g, self.beta2, part)
 
         ctx.kernels.step_blocks(block, w, state["m"], g, scratch=2)
 
@@ -296,34 +282,32 @@ class Adan(Optimizer):
         """The three averages m, v, n, and the gradient before."""
         return {"m": Slot(shape), "v": Slot(shape), "n": Slot(shape), "before": Slot(shape, "bf16")}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w, m, v, n, before (n,), with g (n,)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        corrections = [1.0 - beta**step for beta in (now.beta1, now.beta2, now.beta3)]
+        corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray, g: np.ndarray,
                   d: np.ndarray, part: np.ndarray) -> None:
             np.subtract(g, g if step == 1 else before, out=d)
             np.copyto(before, g)
-            move_average(m, g, now.beta1, part)
-            move_average(v, d, now.beta2, part)
-            np.multiply(d, now.beta2, out=d)
+            move_average(m, g, self.beta1, part)
+            move_average(v, d, self.beta2, part)
+            np.multiply(d, self.beta2, out=d)
             np.add(g, d, out=d)
-            move_square_average(n, d, now.beta3, part)
+            move_square_average(n, d, self.beta3, part)
             np.divide(v, corrections[1], out=d)
-            np.multiply(d, now.beta2, out=d)
+            np.multiply(d, self.beta2, out=d)
             np.divide(m, corrections[0], out=part)
             np.add(part, d, out=d)
             np.divide(n, corrections[2], out=part)
             np.sqrt(part, out=part)
-            np.add(part, now.epsilon, out=part)
-            np.multiply(d, now.lr, out=d)
+            np.add(part, self.epsilon, out=part)
+            np.multiply(d, self.lr, out=d)
             np.divide(d, part, out=d)
             np.subtract(w, d, out=w)
-            if now.weight_decay:
-                np.divide(w, 1.0 + now.lr * now.weight_decay, out=w)
+            if self.weight_decay:
+                np.divide(w, 1.0 + self.lr * self.weight_decay, out=w)
 
         ctx.kernels.step_blocks(block, w, *(state[name] for name in ("m", "v", "n", "before")), g, scratch=2)
 

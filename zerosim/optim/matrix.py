@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
     Cut,
-    Group,
     Optimizer,
     Slot,
     State,
@@ -125,17 +124,19 @@ class Muon(MatrixOptimizer):
         """The buffer b of a matrix; AdamW's m and v of anything else."""
         return {"b": Slot(shape)} if len(shape) == 2 else {"m": Slot(shape), "v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def with_lr(self, lr: float) -> Self:
+        """This optimizer with another lr for matrices, and ``vector_lr`` changed in proportion."""
+        return self.for_group({"lr": lr, "vector_lr": self.vector_lr * (lr / self.lr) if self.lr else 0.0})
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
         require_tensor(self, w, g, state, step)
-        now = self.for_group(group)
         if w.ndim != 2:
-            lr = now.vector_lr * (now.lr / self.lr) if self.lr else 0.0
-            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=lr, beta1=now.beta1, beta2=now.beta2,
-                                  epsilon=now.epsilon, step=step, weight_decay=now.weight_decay)
+            lr = self.vector_lr if self.lr else 0.0
+            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=lr, beta1=self.beta1, beta2=self.beta2,
+                                  epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
         elif w.size:
-            now._matrix_step(ctx, w, g, state["b"])
+            self._matrix_step(ctx, w, g, state["b"])
 
     def _matrix_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, b: np.ndarray) -> None:
         moved = ctx.empty(w.shape)
@@ -186,16 +187,15 @@ class Adafactor(Optimizer):
         """A mean for each row and for each column of a matrix; one for each element of anything else."""
         return {"rows": Slot(shape[:1]), "columns": Slot(shape[1:])} if len(shape) == 2 else {"v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a whole tensor w, in its own shape."""
         require_tensor(self, w, g, state, step)
         if not w.size:
             return
-        now, u = self.for_group(group), ctx.empty(w.shape)
-        (now._matrix_direction if w.ndim == 2 else now._vector_direction)(ctx, g, state, step, u)
-        alpha = min(now.lr, step**-0.5) * max(now.epsilon2, _rms(ctx, w))
-        alpha /= max(1.0, _rms(ctx, u) / now.threshold)
+        u = ctx.empty(w.shape)
+        (self._matrix_direction if w.ndim == 2 else self._vector_direction)(ctx, g, state, step, u)
+        alpha = min(self.lr, step**-0.5) * max(self.epsilon2, _rms(ctx, w))
+        alpha /= max(1.0, _rms(ctx, u) / self.threshold)
 
         def move(w: np.ndarray, u: np.ndarray) -> None:
             np.multiply(u, alpha, out=u)
@@ -307,20 +307,18 @@ class Shampoo(MatrixOptimizer):
             return {"v": Slot(shape)}
         return {"left": Slot((shape[0], shape[0])), "right": Slot((shape[1], shape[1]))}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
         require_tensor(self, w, g, state, step)
-        now = self.for_group(group)
         if w.ndim != 2:
-            now._vector_step(ctx, w, g, state["v"])
+            self._vector_step(ctx, w, g, state["v"])
             return
         factors = (state["left"], state["right"])
         roots = outer_products(ctx, g)
         for factor, root in zip(factors, roots, strict=True):
             ctx.kernels.accumulate(factor, root)
-            ctx.symmetric_power(factor, -0.25, now.epsilon, root)
-        subtract(ctx, w, between(ctx, roots[0], g, roots[1]), now.lr)
+            ctx.symmetric_power(factor, -0.25, self.epsilon, root)
+        subtract(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
 
     def _vector_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, v: np.ndarray) -> None:
         def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
@@ -368,18 +366,16 @@ class SOAP(MatrixOptimizer):
         left, right = Slot((shape[0], shape[0])), Slot((shape[1], shape[1]))
         return own | {"left": left, "right": right, "left_basis": left, "right_basis": right}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
         require_tensor(self, w, g, state, step)
-        now = self.for_group(group)
         if w.ndim != 2:
-            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=now.lr, beta1=now.beta1, beta2=now.beta2,
-                                  epsilon=now.epsilon, step=step, weight_decay=now.weight_decay)
+            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
+                                  epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
             return
         if step > 1:
-            now._adam_step(ctx, w, g, state, step - 1)
-        now._turn(ctx, g, state, step)
+            self._adam_step(ctx, w, g, state, step - 1)
+        self._turn(ctx, g, state, step)
 
     def _adam_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """Adam on the rotated gradient, and back; ``step`` counts those that moved w."""
@@ -449,19 +445,17 @@ class KFAC(Optimizer):
                              "layout='whole_matrices' for weights; give the others another optimizer by a Group")
         return {"inputs": Slot((shape[0], shape[0])), "outputs": Slot((shape[1], shape[1]))}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a weight w (I, O)."""
         require_tensor(self, w, g, state, step)
-        now = self.for_group(group)
-        kept = min(1.0 - 1.0 / step, now.decay)
+        kept = min(1.0 - 1.0 / step, self.decay)
         for name, factor in zip(("inputs", "outputs"), _factors_in(ctx, w), strict=True):
             move_factor(ctx, state[name], factor, kept)
-        balance, root = _balance(ctx, state["inputs"], state["outputs"]), now.damping**0.5
+        balance, root = _balance(ctx, state["inputs"], state["outputs"]), self.damping**0.5
         inputs, outputs = ctx.empty(state["inputs"].shape), ctx.empty(state["outputs"].shape)
         ctx.symmetric_power(state["inputs"], -1.0, root * balance, inputs)
         ctx.symmetric_power(state["outputs"], -1.0, root / balance, outputs)
-        subtract(ctx, w, between(ctx, inputs, g, outputs), now.lr)
+        subtract(ctx, w, between(ctx, inputs, g, outputs), self.lr)
 
 
 def _balance(ctx: UpdateContext, inputs: np.ndarray, outputs: np.ndarray) -> float:

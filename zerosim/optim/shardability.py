@@ -19,7 +19,7 @@ from zerosim.numerics import random
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.optim.base import Group, Optimizer, Slot, UpdateContext, state_nbytes
+from zerosim.optim.base import Optimizer, Slot, UpdateContext, state_nbytes
 from zerosim.optim.tensor_norms import with_norms
 
 # The last one is a multiple of 2 to 16, of 100 and 1000 and of the powers of two up to 256: for what is done every so
@@ -80,9 +80,7 @@ def pieces_of(trial: Trial, bounds: Sequence[int]) -> list[Trial]:
 class Run:
     """Steps of one optimizer. ``norms``, where given, are those that a run of the whole tensor found, by step."""
 
-    def __init__(self, kernels: NumpyKernels, norms: Sequence[tuple[float, float] | None] = (),
-                 group: Group | None = None) -> None:
-        self.group = group
+    def __init__(self, kernels: NumpyKernels, norms: Sequence[tuple[float, float] | None] = ()) -> None:
         self.kernels, self.given, self.norms = kernels, norms, list[tuple[float, float] | None]()
 
     def step(self, optimizer: Optimizer, trials: Sequence[Trial], at: int) -> list[object]:
@@ -90,7 +88,7 @@ class Run:
         contexts, answers = [self._context(optimizer, trial, at) for trial in trials], list[object]()
         for trial, ctx in zip(trials, contexts, strict=True):
             update: Callable[..., object] = optimizer.update  # a user's may return something, and should not
-            answers.append(update(ctx, trial.w, trial.gradients[at], trial.state, STEPS[at], self.group))
+            answers.append(update(ctx, trial.w, trial.gradients[at], trial.state, STEPS[at]))
             for name, slot in trial.slots.items():
                 _rest(self.kernels, trial.state[name], slot.format)
         return answers
@@ -108,23 +106,6 @@ class Run:
             return replace(ctx, norms=self.given[at])
         self.norms.append(ctx.norms)
         return ctx
-
-
-def reads_its_group(optimizer: Optimizer) -> bool:
-    """False for an optimizer with an lr whose updates are the same, bit for bit, with any other for the call;
-    True also where it updates no tensor of the shapes that are tried."""
-    for shape in ((3, 4), (12,)):
-        found = []
-        for lr in (0.01, 0.0025):
-            trial = new_trial(optimizer, shape, 0)
-            try:
-                Run(NumpyKernels(), group={"lr": lr}).steps(copy.deepcopy(optimizer), [trial])
-            except Exception:  # a user's own class may refuse tensors of a shape in any way
-                break
-            found.append(trial.bits()["w"].tobytes())
-        if len(found) == 2:
-            return found[0] != found[1]
-    return True
 
 
 def _rest(kernels: NumpyKernels, x: np.ndarray, fmt: str) -> None:

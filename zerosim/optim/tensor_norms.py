@@ -15,7 +15,6 @@ import numpy as np
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
     Cut,
-    Group,
     Optimizer,
     Slot,
     State,
@@ -34,12 +33,11 @@ class TensorNormOptimizer(Optimizer):
     needs: ClassVar[frozenset[str]] = frozenset({"tensor_norm"})
 
     @abstractmethod
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                group: Group | None = None) -> None:
+    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """Moves the moments (n,) by g (n,)."""
 
     @abstractmethod
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
+    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                   out: np.ndarray) -> None:
         """Writes the vector (n,) whose norm counts, from moments that have been moved."""
 
@@ -66,25 +64,22 @@ class LAMB(TensorNormOptimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                group: Group | None = None) -> None:
+    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·(g·g)."""
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
 
         def block(m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-            move_average(m, g, now.beta1, part)
-            move_square_average(v, g, now.beta2, part)
+            move_average(m, g, self.beta1, part)
+            move_square_average(v, g, self.beta2, part)
 
         ctx.kernels.step_blocks(block, state["m"], state["v"], g)
 
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
+    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                   out: np.ndarray) -> None:
         """Writes u (n,)."""
-        now = self.for_group(group)
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
-            now._direction(w, m, v, u, root, step)
+            self._direction(w, m, v, u, root, step)
 
         ctx.kernels.step_blocks(block, w, state["m"], state["v"], out)
 
@@ -98,16 +93,14 @@ class LAMB(TensorNormOptimizer):
         np.multiply(w, self.weight_decay, out=root)
         np.add(u, root, out=u)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """The second half of a step: moves w (n,) by moments that have been moved."""
         weights, direction = norms_in(ctx, self)
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        rate = now.lr * (weights / direction if weights > 0 and direction > 0 else 1.0)
+        rate = self.lr * (weights / direction if weights > 0 and direction > 0 else 1.0)
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
-            now._direction(w, m, v, u, root, step)
+            self._direction(w, m, v, u, root, step)
             np.multiply(u, rate, out=u)
             np.subtract(w, u, out=w)
 
@@ -136,30 +129,27 @@ class LARS(TensorNormOptimizer):
         """The buffer b."""
         return {"b": Slot(shape)}
 
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                group: Group | None = None) -> None:
+    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """Moves nothing: the buffer takes up a gradient that the norms have scaled."""
         require_update(self, w, g, state, step)
 
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int, group: Group | None,
+    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                   out: np.ndarray) -> None:
         """Writes g (n,)."""
         ctx.kernels.cast_pack(g, out)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """The second half of a step, on w and b (n,), with g (n,)."""
         weights, gradient = norms_in(ctx, self)
         require_update(self, w, g, state, step)
-        now = self.for_group(group)
-        divisor = gradient + now.weight_decay * weights
-        rate = now.lr * (now.trust * weights / divisor if weights > 0 and divisor > 0 else 1.0)
+        divisor = gradient + self.weight_decay * weights
+        rate = self.lr * (self.trust * weights / divisor if weights > 0 and divisor > 0 else 1.0)
 
         def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-            np.multiply(w, now.weight_decay, out=part)
+            np.multiply(w, self.weight_decay, out=part)
             np.add(g, part, out=part)
             np.multiply(part, rate, out=part)
-            np.multiply(b, now.momentum, out=b)
+            np.multiply(b, self.momentum, out=b)
             np.add(b, part, out=b)
             np.subtract(w, b, out=w)
 
@@ -175,8 +165,8 @@ def norms_in(ctx: UpdateContext, optimizer: Optimizer) -> tuple[float, float]:
     return ctx.norms
 
 
-def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> UpdateContext:
+def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State,
+               step: int) -> UpdateContext:
     """The context of an update of a whole tensor w (n,): where norms are needed, moves the moments and measures them.
 
     Other optimizers get the context back as it is. Raises ValueError for one that needs norms and does not say of what.
@@ -187,8 +177,8 @@ def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.nd
     if advance is None or towards is None:
         raise ValueError(f"{type(optimizer).__name__} needs norms of whole tensors, and has no direction() that says "
                          "of what; write advance() and direction() as LAMB has them")
-    advance(ctx, w, g, state, step, group)
+    advance(ctx, w, g, state, step)
     direction = ctx.empty(w.shape)
-    towards(ctx, w, g, state, step, group, direction)
+    towards(ctx, w, g, state, step, direction)
     squares = [ctx.kernels.sum_of_squares(x) for x in (w, direction)]
     return replace(ctx, norms=(squares[0]**0.5, squares[1]**0.5))

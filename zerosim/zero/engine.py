@@ -14,7 +14,6 @@ from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import did_you_mean, is_count, is_number
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Cut, Optimizer, Slot
-from zerosim.optim.shardability import reads_its_group
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero.gradients import Accumulator, Agreement, digest_of
@@ -70,7 +69,7 @@ def check_levers(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered:
             raise ValueError(f"{name}={switch!r} must be True or False")
     names = [unit.name for unit in model.units]
     if keep_gathered is None:
-        return frozenset(source for unit in model.units for source in unit.borrows.values())
+        return frozenset(source for unit in model.units for source in unit.tied_weights.values())
     kept = names if keep_gathered == "all" else [keep_gathered] if isinstance(keep_gathered, str) else keep_gathered
     if not isinstance(kept, list | tuple | set | frozenset) or not all(name in names for name in kept):
         raise ValueError(f"keep_gathered={keep_gathered!r} must be 'all', or names of units: {', '.join(names)}")
@@ -100,10 +99,12 @@ def check_optimizers(model: Model, families: Sequence[States], schedule: Any, *,
     observed = set()
     for states in families:
         for entry in states.layout.entries if not states.frozen else ():
-            optimizer = states.optimizers[entry.name]
+            optimizer: Any = states.optimizers[entry.name]
             kind = type(optimizer).__name__
             if schedule is not None and not hasattr(optimizer, "lr"):
                 raise ValueError(f"schedule changes lr, and {kind}, which updates {entry.name}, has none")
+            if schedule is not None:
+                optimizer.with_lr(optimizer.lr)  # refuses one whose lr cannot be replaced
             _check_slots(optimizer, entry)
             if optimizer.cut_of(entry.shape) != "anywhere" and not gather and is_torn(states, entry):
                 raise ValueError(
@@ -120,8 +121,6 @@ def check_optimizers(model: Model, families: Sequence[States], schedule: Any, *,
                         f"does not hand over; the weights that have them are {', '.join(sorted(factored)) or 'none'}. "
                         "Give the others another optimizer by a Group")
                 observed.add(entry.name)
-    if schedule is not None:
-        _check_lr_is_read({id(one): one for states in families for one in states.optimizers.values()}.values())
     return frozenset(observed)
 
 
@@ -134,14 +133,6 @@ def _check_slots(optimizer: Optimizer, entry: Entry) -> None:
     if other is not None and optimizer.cut_of(entry.shape) == "anywhere":
         raise ValueError(f"{kind} says cut='anywhere', but its state {other!r} for {entry.name} {entry.shape} is of "
                          f"shape {slots[other].shape}, and cannot be cut with it; say cut='tensor'")
-
-
-def _check_lr_is_read(optimizers: Iterable[Optimizer]) -> None:
-    for optimizer in optimizers:
-        if not reads_its_group(optimizer):
-            kind = type(optimizer).__name__
-            raise ValueError(f"schedule changes lr from step to step, and {kind}.update reads another one; let it take "
-                             "self.for_group(group).lr")
 
 
 def checked_batches(batches: Any) -> list[Batch]:

@@ -255,7 +255,7 @@ class Accumulator:
                                         if unit.name in states.layout.units}
         views = {name: view for states, whole in lent.items()
                  for name, view in states.layout.unit_views(unit.name, whole).items()}
-        for name in unit.borrows:
+        for name in unit.tied_weights:
             states = self._family_of(name)
             views[name] = self.rank.memory.alloc(states.layout.by_name[name].shape, states.policy.compute_dtype,
                                                  "unit_gradient", f"{unit.name} {name}")
@@ -286,11 +286,12 @@ class Accumulator:
         for states, whole in lent.items():
             if states in self.trained:
                 self.trained[states].absorb(unit.name, self._completed(states, unit.name, whole))
-        for name in unit.borrows:
+        for name in unit.tied_weights:
             self._note_borrower(name, gradients[name])
 
     def _check(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
-        wanted = dict(unit.shapes) | {name: self._family_of(name).layout.by_name[name].shape for name in unit.borrows}
+        wanted = dict(unit.shapes) | {name: self._family_of(name).layout.by_name[name].shape
+                                      for name in unit.tied_weights}
         found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
         if found != wanted:
             raise ValueError(

@@ -59,14 +59,14 @@ class Lender:
         if unit not in self.model.units:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
                              f"engine.model.units: {', '.join(self._units)}")
-        needed = [unit.name, *dict.fromkeys(unit.borrows.values())]
+        needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         taken = [self._acquire(name) for name in needed]
         if in_pass:
             self._look_ahead(unit.name)
         try:
             views = {name: view for source, whole in zip(needed, taken, strict=True)
                      for name, view in self._views(source, whole).items()}
-            yield {name: views[name] for name in (*unit.shapes, *unit.borrows)}
+            yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
             for name in needed:
                 self._release(name, keep=in_pass and name in self.keep)

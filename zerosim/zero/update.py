@@ -13,7 +13,7 @@ import numpy as np
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import is_number
 from zerosim.numerics.loss_scale import LossScaler
-from zerosim.optim.base import Group, Optimizer, UpdateContext
+from zerosim.optim.base import UpdateContext
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Entry, ParameterPiece, Region
 from zerosim.zero.param_group import States, at
@@ -129,9 +129,9 @@ class Moment:
     lr_factor: float | None = None
     factors: Mapping[str, Any] = field(default_factory=dict)
 
-    def group(self, optimizer: Optimizer) -> Group | None:
-        """The hyperparameters of this step, where a schedule changes them."""
-        return None if self.lr_factor is None else {"lr": optimizer.lr * self.lr_factor}  # type: ignore[attr-defined]
+    def optimizer(self, optimizer: Any) -> Any:
+        """The optimizer with the lr of this step, where a schedule changes it."""
+        return optimizer if self.lr_factor is None else optimizer.with_lr(optimizer.lr * self.lr_factor)
 
 
 def blocks(states: States, piece: ParameterPiece,
@@ -163,10 +163,10 @@ def _scratch(kernels: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def update_piece(states: States, piece: ParameterPiece, moment: Moment, norms_of_tensor: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere."""
-    optimizer = states.optimizers[piece.entry.name]
-    ctx, group = UpdateContext(states.rank.kernels, norms=norms_of_tensor), moment.group(optimizer)
+    optimizer = moment.optimizer(states.optimizers[piece.entry.name])
+    ctx = UpdateContext(states.rank.kernels, norms=norms_of_tensor)
     for w, g, state in blocks(states, piece, moment):
-        optimizer.apply(ctx, w, g, state, moment.step, group)
+        optimizer.apply(ctx, w, g, state, moment.step)
     note_update(states, *_at_rest(states, piece))
 
 
@@ -189,14 +189,13 @@ def _squares(states: States, moment: Moment, piece: ParameterPiece) -> Norms:
 
     The direction is that of the moments as they rest, rounded to their format: `update_piece` finds the same.
     """
-    optimizer: Any = states.optimizers[piece.entry.name]
-    kernels, group = states.rank.kernels, moment.group(optimizer)
+    optimizer, kernels = moment.optimizer(states.optimizers[piece.entry.name]), states.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
     for w, g, state in blocks(states, piece, moment):
-        optimizer.advance(ctx, w, g, state, moment.step, group)
+        optimizer.advance(ctx, w, g, state, moment.step)
     for w, g, state in blocks(states, piece, moment):
-        optimizer.direction(ctx, w, g, state, moment.step, group, direction[:len(w)])
+        optimizer.direction(ctx, w, g, state, moment.step, direction[:len(w)])
         weights += kernels.sum_of_squares(w)
         directions += kernels.sum_of_squares(direction[:len(w)])
     return weights, directions
@@ -245,15 +244,14 @@ def update_gathered(states: States, entry: Entry, moment: Moment) -> None:
 def _step(states: States, entry: Entry, w: np.ndarray, s: np.ndarray, state: dict[str, np.ndarray],
           moment: Moment) -> None:
     """One update of a whole tensor in fp32; the gradient and what rests in fewer bits are widened in workspace."""
-    rank, optimizer = states.rank, states.optimizers[entry.name]
+    rank, optimizer = states.rank, moment.optimizer(states.optimizers[entry.name])
     empty = partial(rank.memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
     g = empty(entry.shape)
     rank.kernels.gradient_block(s, states.gradient_sum.divisor, moment.clip_factor, g)
     ctx = UpdateContext(rank.kernels, factors=moment.factors.get(entry.name), alloc=empty,
                         note=rank.trace.compute)
     with wide(rank.kernels, lambda _, shape: empty(shape), {**state, "": w}) as arrays:
-        optimizer.apply(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step,
-                        moment.group(optimizer))
+        optimizer.apply(ctx, arrays[""], g, {name: arrays[name] for name in state}, moment.step)
     note_update(states, w, s, state)
 
 

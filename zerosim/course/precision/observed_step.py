@@ -19,7 +19,7 @@ from zerosim.numerics import random
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam, UpdateContext
-from zerosim.optim.base import Group, State
+from zerosim.optim.base import State
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
@@ -100,10 +100,9 @@ class _WatchedAdam(Adam):
 
     notes: _Notes = field(default_factory=_Notes, repr=False)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-               group: Group | None = None) -> None:
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         self.notes.note("wide_gradient", g)
-        super().update(ctx, w, g, state, step, group)
+        super().update(ctx, w, g, state, step)
 
 
 def observed_step(compute: str = "fp16", widths: Sequence[int] = (256,) * 4, rows: int = 32, *, ranks: int = 2,
