@@ -13,7 +13,7 @@ from zerosim.numerics.arrays import on_device, words
 from zerosim.ranks.call import Array, Call, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import NATIVE, Steps
 from zerosim.ranks.errors import MismatchError, guarded, ranks_text
-from zerosim.ranks.hub import Delivery, HopEvent, Transport, lockstep, sent_by, steps_of
+from zerosim.ranks.hub import Delivery, HopEvent, RunOptions, Transport, lockstep, sent_by, steps_of
 from zerosim.ranks.trace import Hop
 
 

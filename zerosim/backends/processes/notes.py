@@ -57,7 +57,7 @@ OpenHalves = tuple[tuple[Peer, int], ...]
 
 
 @dataclass(slots=True)
-class Issued:
+class IssueCounts:
     """How many collectives of each group, and messages to and from each rank, a rank has issued so far."""
 
     collectives: dict[Group, int] = field(default_factory=dict)
@@ -92,14 +92,14 @@ class Waiting:
 
     what: str
     where: str
-    issued: Issued
+    issued: IssueCounts
     call: Call | None
     calls: tuple[Call, ...]
     sends: OpenHalves = ()
     receives: OpenHalves = ()
 
     @classmethod
-    def of(cls, me: Pending, issued: Issued, calls: Iterable[Call]) -> "Waiting":
+    def of(cls, me: Pending, issued: IssueCounts, calls: Iterable[Call]) -> "Waiting":
         """The note of a rank whose program waits now."""
         call = me.call if isinstance(me, PendingCall) else None
         return cls(me.describe(), place_of_call(), issued, call, tuple(calls), *issued.open_halves(me))
@@ -138,7 +138,7 @@ class Finished:
     """The program has returned; ``calls`` are its last collectives. In a run that goes well it is a rank's last word:
     a later one could be read in the next run, and be taken for that one's."""
 
-    issued: Issued
+    issued: IssueCounts
     calls: tuple[Call, ...] = ()
 
 
@@ -289,7 +289,7 @@ def _position(rank: int, notes: Notes) -> RankPosition:
 
 
 @dataclass(slots=True)
-class Agreement:
+class AnnouncedCalls:
     """What this rank and the others have said that they are about to do."""
 
     channel: Channel

@@ -26,7 +26,7 @@ HELLO_NBYTES = 4096       # more than any greeting; whoever announces more is no
 GREETING = "zerosim notes 1"
 
 
-class Refused(ConnectionError):
+class HandshakeError(ConnectionError):
     """The other side is not what it should be; the text says why."""
 
 
@@ -36,10 +36,10 @@ def send_frame(line: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(line: socket.socket, most_nbytes: int | None = None) -> bytes:
-    """The bytes of one frame. Raises EOFError where the other side has gone, Refused for a frame that is too long."""
+    """The bytes of one frame. Raises EOFError where the other side has gone, HandshakeError for a frame that is too long."""
     (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
     if most_nbytes is not None and length > most_nbytes:
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     return _exactly(line, length)
 
 
@@ -57,20 +57,20 @@ def _exactly(line: socket.socket, count: int) -> bytes:
 def greet(line: socket.socket, key: bytes, index: int, ranks: int) -> None:
     """The joining side: says who it is, proves that it has the key, has the other side prove it, and waits for all.
 
-    Raises Refused with the reason that the other side gives, or where it has not the key.
+    Raises HandshakeError with the reason that the other side gives, or where it has not the key.
     """
     nonce = secrets.token_hex(NONCE_NBYTES)
     _say(line, {"greeting": GREETING, "rank": index, "ranks": ranks, "nonce": nonce})
     answer = _hear(line)
     if "refused" in answer:
-        raise Refused(str(answer["refused"]))
+        raise HandshakeError(str(answer["refused"]))
     if not _proves(answer, key, f"welcome {nonce} {index} {ranks}"):
-        raise Refused("what answers there does not know this job's key")
+        raise HandshakeError("what answers there does not know this job's key")
     _say(line, {"proof": _proof(key, f"greet {answer.get('nonce')} {index} {ranks}")})
     for _ in ("welcome", "all are here"):
         answer = _hear(line)
         if "refused" in answer:
-            raise Refused(str(answer["refused"]))
+            raise HandshakeError(str(answer["refused"]))
 
 
 def all_are_here(line: socket.socket, refused: str | None = None) -> None:
@@ -81,12 +81,12 @@ def all_are_here(line: socket.socket, refused: str | None = None) -> None:
 def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int:
     """The listening side: the index of the rank that has joined, once it has proved to have the key.
 
-    Raises Refused, of which the other side is told why; ``there`` are the ranks that have joined already.
+    Raises HandshakeError, of which the other side is told why; ``there`` are the ranks that have joined already.
     """
     hello = _hear(line)
     index, nonce = hello.get("rank"), secrets.token_hex(NONCE_NBYTES)
     if hello.get("greeting") != GREETING:
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     _say(line, {"nonce": nonce, "proof": _proof(key, f"welcome {hello.get('nonce')} {index} {hello.get('ranks')}")})
     if not _proves(_hear(line), key, f"greet {nonce} {index} {hello.get('ranks')}"):
         _refuse(line, "it does not know this job's key")
@@ -102,7 +102,7 @@ def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int
 
 def _refuse(line: socket.socket, reason: str) -> NoReturn:
     _say(line, {"refused": reason})
-    raise Refused(reason)
+    raise HandshakeError(reason)
 
 
 def _say(line: socket.socket, what: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _hear(line: socket.socket) -> dict[str, Any]:
     except ValueError:
         heard = None
     if not isinstance(heard, dict):
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     return heard
 
 
@@ -239,7 +239,7 @@ class TCPChannel:
                 try:
                     lines[welcome(line, key, self.size, set(lines))] = line
                 except (OSError, EOFError) as error:
-                    refused.append(f"{peer[0]} was refused: {error}" if isinstance(error, Refused)
+                    refused.append(f"{peer[0]} was refused: {error}" if isinstance(error, HandshakeError)
                                    else f"{peer[0]} connected, and left or kept silent")
                     line.close()
         for line in lines.values():
@@ -281,7 +281,7 @@ class TCPChannel:
             line.settimeout(max(0.1, self._left()) + GREETING_SECONDS)  # rank 0 may have begun later, and waits as long
             try:
                 greet(line, key, self.index, self.size)
-            except Refused as refused:
+            except HandshakeError as refused:
                 line.close()
                 raise BackendError("TCP", f"rank {self.index} was not let in at {self._where()}: {refused}"
                                    ) from refused

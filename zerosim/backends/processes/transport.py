@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, overload
 
 from zerosim.backends.processes.notes import (
-    Agreement,
+    AnnouncedCalls,
     Channel,
     Drained,
     Entered,
     Failed,
     Finished,
     Going,
-    Issued,
+    IssueCounts,
     Joining,
     Note,
     Sending,
@@ -94,9 +94,9 @@ class ProcessBackend:
         self.channel, self.point_to_point, self.patience_seconds = channel, point_to_point, patience_seconds
         self.interrupts = interrupts
         self.thread = threading.get_ident()
-        self.agreement = Agreement(channel) if debug else None
+        self.announced = AnnouncedCalls(channel) if debug else None
         self.results: list[Any] = []
-        self.issued = Issued()
+        self.issued = IssueCounts()
         self.recent: deque[Call] = deque(maxlen=REMEMBERED)
         self.ahead: list[Pending] = []              # announced, and not agreed on yet
         self.requests: dict[Pending, Request] = {}    # begun, and not waited for yet
@@ -124,11 +124,11 @@ class ProcessBackend:
         self.issued.count(me)
         if isinstance(me, PendingCall):
             self.recent.append(me.call)
-        if self.agreement is not None:
-            self.agreement.announce(me)
+        if self.announced is not None:
+            self.announced.announce(me)
             self.ahead.append(me)
         # Who sends to this rank first may wait for what it sends, debug mode or not.
-        if self.agreement is None or (isinstance(me, PendingExchange) and not self.point_to_point.in_order):
+        if self.announced is None or (isinstance(me, PendingExchange) and not self.point_to_point.in_order):
             self.requests[me] = self.point_to_point.begin(me)
         self.progress()
 
@@ -281,7 +281,7 @@ class ProcessBackend:
     def _moved(self) -> bool:
         moved = False
         for me in self.ahead.copy():
-            if self.agreement is not None and self.agreement.reached(me):
+            if self.announced is not None and self.announced.reached(me):
                 self.ahead.remove(me)
                 if me not in self.requests:
                     self.requests[me] = self.point_to_point.begin(me)
@@ -311,8 +311,8 @@ class ProcessBackend:
     def _hear(self, rank: int, note: Note) -> None:
         match note:
             case Entered() | Sending():
-                if self.agreement is not None:
-                    self.agreement.hear(rank, note)
+                if self.announced is not None:
+                    self.announced.hear(rank, note)
             case Joining():
                 self.joining[note.key].add(rank)
             case Drained():
