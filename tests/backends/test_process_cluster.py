@@ -111,7 +111,7 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() 
     reached = []
 
     def program(rank: zs.Rank) -> None:
-        rank._state.transport.interrupts.pending = True
+        rank._state.backend.interrupts.pending = True
         rank.trace.span("one")
         reached.append("before")
         rank.exchange(np.ones(1), 0, np.ones(1), 0)

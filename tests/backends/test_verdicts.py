@@ -20,6 +20,7 @@ from zerosim.backends.processes.notes import (
     verdict,
 )
 from zerosim.backends.processes.transport import ProcessBackend
+from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, PendingCall
 from zerosim.ranks.errors import Interrupts
 

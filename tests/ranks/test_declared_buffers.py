@@ -81,7 +81,7 @@ def test_every_declared_element_is_used_where_formats_differ(operation, algorith
     ("all_reduce", "everyone", {"accumulate": F32}, {F32, BF16})])
 def test_buffers_have_the_format_that_travels_or_accumulates(operation, algorithm, options, formats) -> None:
     call = call_of(operation, algorithm, (0, 2, 4, 6, 8), BF16, **options)
-    assert {buffer.dtype for buffer in parties_of(call)[1].buffers} == formats
+    assert {buffer.dtype for buffer in parts_of(call)[1].buffers} == formats
 
 
 # N = 4, n = 16 elements of 4 bytes, equal chunks of 4; ranks 0 to 3. By pencil.
