@@ -22,7 +22,7 @@ from zerosim.backends.processes.notes import (
 from zerosim.backends.processes.transport import ProcessBackend
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, PendingCall
-from zerosim.ranks.errors import Interrupts
+from zerosim.ranks.process import Interrupts
 
 GROUP = (0, 1, 2), ()
 

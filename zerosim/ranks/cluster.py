@@ -9,10 +9,10 @@ Legend: N ranks.
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast, overload
 
 import numpy as np
@@ -21,9 +21,10 @@ from zerosim.numerics.arrays import has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Backend, Call, Group, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.errors import AsymmetryError, Interrupts, RankUseError, clear_frames, guarded, patient_interrupts
+from zerosim.ranks.errors import AsymmetryError, RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, RunOptions, Transport, Watch, sent_by
 from zerosim.ranks.memory import Memories, Memory
+from zerosim.ranks.process import Interrupts, blas_limited_to, clear_frames, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
 from zerosim.shown import Shown, upstairs
@@ -65,89 +66,6 @@ class Run:
 
     results: Results
     trace: Traces
-
-
-# -- BLAS gets one thread --------------------------------------------------------------------------------------------
-# The number of BLAS threads changes the bits of larger products, and launchers bind cores.
-
-@guarded
-@cache
-def controller() -> Any:
-    """The thread pools of the libraries that are loaded (found once; looking takes milliseconds)."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-@guarded
-class _BlasLimits:
-    """All that are inside ``blas_limited_to``, in any thread: BLAS has one number of threads for the whole process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: list[tuple[int, int]] = []  # the thread that entered, and its limit
-        self._before: list[list[int]] = []  # what each found, by library
-
-    def enter(self, blas_threads: int) -> None:
-        """Raises RankUseError where another thread is inside with another limit."""
-        with self._lock:
-            here = threading.get_ident()
-            others = {limit for thread, limit in self._inside if thread != here} - {blas_threads}
-            if others:
-                raise RankUseError(
-                    f"a cluster with blas_threads={blas_threads} was asked to run while one with "
-                    f"blas_threads={min(others)} runs in another thread, and BLAS has one limit for all threads, which "
-                    "bits depend on; give both the same, or run one after the other")
-            libraries = _blas_libraries()
-            self._before.append([library.get_num_threads() for library in libraries])
-            self._inside.append((here, blas_threads))
-            _set_threads(libraries, [blas_threads] * len(libraries))
-
-    def leave(self) -> None:
-        """Sets what the caller found; or who came after it and is still inside does that later."""
-        with self._lock:
-            here = threading.get_ident()
-            place = max(i for i, (thread, _) in enumerate(self._inside) if thread == here)
-            del self._inside[place]
-            before = self._before.pop(place)
-            if place < len(self._before):
-                self._before[place] = before
-            else:
-                _set_threads(_blas_libraries(), before)
-
-
-@guarded
-def _blas_libraries() -> list[Any]:
-    return [library for library in controller().lib_controllers if library.user_api == "blas"]
-
-
-@guarded
-def _set_threads(libraries: list[Any], counts: list[int]) -> None:
-    for library, count in zip(libraries, counts, strict=True):
-        # From threadpoolctl 3.8 on, the thread that set OpenBLAS first is the only one that may, until it is released.
-        release = getattr(library, "clear_controlling_thread", lambda force: None)
-        release(force=True)
-        library.set_num_threads(count)
-        release(force=True)
-
-
-_blas_limits = _BlasLimits()
-
-
-@guarded
-@contextmanager
-def blas_limited_to(blas_threads: int) -> Iterator[None]:
-    """Limits BLAS to this many threads inside the ``with`` block, until the last of all threads has left it.
-
-    Raises ValueError for fewer than one thread, RankUseError where another thread is inside with another limit.
-    """
-    if not is_count(blas_threads) or blas_threads < 1:
-        raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs a whole number of threads, at least one")
-    _blas_limits.enter(blas_threads)
-    try:
-        yield
-    finally:
-        _blas_limits.leave()
 
 
 # -- The cluster -----------------------------------------------------------------------------------------------------

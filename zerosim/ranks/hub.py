@@ -17,8 +17,6 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from greenlet import getcurrent, greenlet
-
 from zerosim.numerics.arrays import NullArray, copy_elements, poison, start
 from zerosim.numerics.kernels import NullKernels
 from zerosim.ranks import fast_ring
@@ -26,18 +24,16 @@ from zerosim.ranks.call import Array, Call, Group, Pending, PendingCall, Pending
 from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Steps, row_of
 from zerosim.ranks.errors import (
     DeadlockError,
-    Interrupts,
     MismatchError,
     RankPosition,
     RankStopped,
     RankUseError,
-    clear_frames,
     deadlock_text,
-    guarded,
     misfit_text,
     mismatch_text,
     place_of,
 )
+from zerosim.ranks.process import Interrupts, check_thread, clear_frames, guarded
 from zerosim.ranks.trace import Hop
 
 Watch = Literal["hop", "collective"]  # what a run stops after
@@ -272,14 +268,6 @@ MISSING = object()
 
 
 @guarded
-def check_thread(thread: int, rank: int) -> None:
-    """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
-    if threading.get_ident() != thread:
-        raise RankUseError(f"rank {rank} was used in another thread than the one that runs its cluster; "
-                           "keep every call of a rank inside the program that it was handed to")
-
-
-@guarded
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 
@@ -289,8 +277,11 @@ class Hub:
         self.transport, self.watch, self.interrupts = transport, transport.watch, transport.interrupts
         self.library = transport.library
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
+        from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
+
+        self.current = getcurrent
         self.thread = threading.get_ident()
-        self.greenlets: list[greenlet] = []
+        self.greenlets: list[Any] = []
         self.results: list[Any] = [MISSING] * size
         self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
@@ -312,7 +303,7 @@ class Hub:
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
         check_thread(self.thread, rank)
-        if getcurrent() is not self.greenlets[rank]:
+        if self.current() is not self.greenlets[rank]:
             raise RankUseError(f"rank {rank} was used outside its own program (a program must only use the rank that "
                                "it was handed; reading another rank's memory and trace is fine after the run)")
 
@@ -348,7 +339,7 @@ class Hub:
     def _park(self) -> None:
         if self.stopping:
             raise RankStopped
-        parent = getcurrent().parent
+        parent = self.current().parent
         assert parent is not None
         parent.switch()
         if self.stopping:
@@ -386,7 +377,9 @@ class Hub:
             self._unwind()
             self.transport.close()
 
-    def _greenlet(self, rank: int, program: Callable[[], Any]) -> greenlet:
+    def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
+        from greenlet import greenlet
+
         def body() -> None:
             try:
                 self.results[rank] = program()
@@ -414,7 +407,7 @@ class Hub:
         if threading.get_ident() != self.thread:
             raise RankUseError("a run can only be continued in the thread that started it; step through it there")
         g = self.greenlets[rank]
-        g.parent = getcurrent()
+        g.parent = self.current()
         self.transport.resume(rank)
         g.switch()
         if self.failure is not None:
@@ -491,7 +484,7 @@ class Hub:
         self.stopping = True
         for rank, g in enumerate(self.greenlets if threading.get_ident() == self.thread else ()):
             if g:  # begun and not ended: one that has not begun has nothing to unwind, and would raise out of here
-                g.parent = getcurrent()
+                g.parent = self.current()
                 self.transport.resume(rank)
                 g.throw(RankStopped)
         self.incomplete.clear()

@@ -14,8 +14,9 @@ import numpy as np
 from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
 from zerosim.ranks.call import Call, PendingCall
 from zerosim.ranks.cluster import Cluster, Program
-from zerosim.ranks.errors import Interrupts, RankUseError, patient_interrupts
+from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch, expand
+from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Hop, Row, Trace
 from zerosim.shown import Shown, upstairs

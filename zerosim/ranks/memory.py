@@ -17,7 +17,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import OutOfMemoryError, guarded
+from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import KINDS, Held, Trace
 from zerosim.shown import Plotted
 

@@ -39,8 +39,9 @@ from zerosim.ranks.call import (
     mean_rule,
 )
 from zerosim.ranks.collectives import algorithm_of, check_cuts, checked_options
-from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, guarded, place_of_call
+from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, place_of_call
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose, nothing_follows
 
 Array = np.ndarray

@@ -13,7 +13,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import start, to_host
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import BackendError, guarded, ranks_text
+from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.process import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
 TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32",

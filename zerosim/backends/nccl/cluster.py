@@ -31,8 +31,9 @@ from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.collectives import NATIVE
-from zerosim.ranks.errors import BackendError, forget_frames, ranks_text
+from zerosim.ranks.errors import BackendError, ranks_text
 from zerosim.ranks.hub import RunOptions
+from zerosim.ranks.process import forget_frames
 
 
 class NCCLCluster(Cluster):

@@ -12,8 +12,9 @@ from zerosim.backends.nccl.adapter import NAP_SECONDS, NCCL, TYPES, Communicator
 from zerosim.numerics.arrays import on_device, words
 from zerosim.ranks.call import Array, Call, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import NATIVE, Steps
-from zerosim.ranks.errors import MismatchError, guarded, ranks_text
+from zerosim.ranks.errors import MismatchError, ranks_text
 from zerosim.ranks.hub import Delivery, HopEvent, RunOptions, Transport, lockstep, sent_by, steps_of
+from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import Hop
 
 

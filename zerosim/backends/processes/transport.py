@@ -30,8 +30,9 @@ from zerosim.backends.processes.notes import (
 )
 from zerosim.ranks.call import Call, Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Results
-from zerosim.ranks.errors import Interrupts, MismatchError, RankStopped, clear_frames, forget_frames, ranks_text
-from zerosim.ranks.hub import RunOptions, check_thread
+from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
+from zerosim.ranks.hub import RunOptions
+from zerosim.ranks.process import Interrupts, check_thread, clear_frames, forget_frames
 
 
 class Request(Protocol):
