@@ -114,7 +114,8 @@ def test_a_collective_that_not_all_have_entered_is_told_when_all_have_finished()
 
 
 def test_last_calls_that_differ_are_a_mismatch_even_when_all_have_finished() -> None:
-    endings = {rank: Finished(IssueCounts({GROUP: 1}), (call(0, ["reduce", "broadcast"][rank == 1]),)) for rank in range(3)}
+    endings = {rank: Finished(IssueCounts({GROUP: 1}), (call(0, ["reduce", "broadcast"][rank == 1]),))
+               for rank in range(3)}
     assert isinstance(unmet(endings), zs.MismatchError)
 
 

@@ -95,8 +95,8 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 
 # -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------
-# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|, u
-# the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
+# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
+# u the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
 #
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
@@ -392,8 +392,8 @@ class MPICluster(ProcessCluster):
         """Raises BackendError where mpi4py or MPI is missing."""
         self._mpi = mpi()
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
-        super().__init__(MPIChannel(self._comm), capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+        super().__init__(MPIChannel(self._comm), capacity_nbytes=capacity_nbytes, debug=debug,
+                         blas_threads=blas_threads, patience_seconds=patience_seconds)
 
     def close(self) -> None:
         """Gives back the communicators."""

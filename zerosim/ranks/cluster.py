@@ -179,7 +179,7 @@ class Cluster(Shown):
 
     def drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watch: Watch | None = None,
               interrupts: Interrupts | None = None) -> Events:
-        """The events of a run, which goes on whenever the next one is asked for; see `run`, `events`, `step_through`."""
+        """The events of a run, which goes on when the next one is asked for; see `run`, `events`, `step_through`."""
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
@@ -253,8 +253,8 @@ def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
 
 
 # -- One rank that stands for all: the others would do the same, and so need not be there ----------------------------
-# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked at
-# each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
+# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked
+# at each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
 
 
 class Representative:

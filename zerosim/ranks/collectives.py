@@ -455,8 +455,8 @@ def whole_buffer(me: PendingCall) -> list[Buffer]:
 
 
 # -- The one table of collectives, their algorithms and what each of them allows -------------------------------------
-# Beside the rows of the table there is ``native``: whatever the library that carries the messages, MPI's or NCCL's, does
-# of itself. Its order of additions is the library's, so it promises a bound where the rows promise bits.
+# Beside the rows of the table there is ``native``: whatever the library that carries the messages, MPI's or NCCL's,
+# does of itself. Its order of additions is the library's, so it promises a bound where the rows promise bits.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from zerosim.ranks.errors import RankUseError
 
 # -- Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping ---
 # Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
-# entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it: Python
-# prints it and goes on. Where a group of NCCL's calls begins or ends it would leave the group open, which swallows all
-# later calls.
+# entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it:
+# Python prints it and goes on. Where a group of NCCL's calls begins or ends it would leave the group open, which
+# swallows all later calls.
 
 
 Guarded = TypeVar("Guarded", bound=Callable[..., Any])

@@ -259,8 +259,9 @@ def _relu(x: Any, y: Any) -> None:
 
 # ----------------------------------------------------------------------------------------------------
 # Products of matrices on tensor cores: operands in 16 bits as they rest, sums in float32, one rounding at the end
-# cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may round
-# partial sums too. The order of its additions is its own. fp8 operands are widened to fp16, which has all their values.
+# cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may
+# round partial sums too. The order of its additions is its own. fp8 operands are widened to fp16, which has all their
+# values.
 #
 # Shapes: m rows, k inner, n columns.
 
@@ -334,8 +335,8 @@ def _lies(x: Array) -> tuple[bool, int]:
 
 
 # -- Whole matrices on the device: decompositions by cuSOLVER, in float64, rounded to float32 once -------------------
-# Legend: a symmetric matrix A (m, m); a matrix X (r, c). What is computed is what `matrix_kernels` says; eigenvectors are
-# those that the library finds, which differ from LAPACK's by their signs, and in the space of equal eigenvalues.
+# Legend: a symmetric matrix A (m, m); a matrix X (r, c). What is computed is what `matrix_kernels` says; eigenvectors
+# are those that the library finds, which differ from LAPACK's by their signs, and in the space of equal eigenvalues.
 
 
 class CupyMatrix(CupyBase):
@@ -580,8 +581,8 @@ def _finite_magnitude(x: Any, result: Any) -> None:
 
 # -- Kernels that work on rows, on the device: normalization, tables of rows, losses of softmax ----------------------
 # Legend: M rows, C columns, V classes. Everything is computed in float32 (float64 where an array is) and rounded once;
-# the sums along rows are CuPy's, in an order of its own that depends on nothing but the row's length; sums over rows are
-# added in NumPy's order.
+# the sums along rows are CuPy's, in an order of its own that depends on nothing but the row's length; sums over rows
+# are added in NumPy's order.
 
 
 HALVINGS = 11  # of BLOCK rows, until 128 or fewer are left of each part, whose lengths are rounded to multiples of 8

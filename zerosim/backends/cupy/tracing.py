@@ -357,8 +357,8 @@ def _refuse(what: str) -> NoReturn:
 
 # ----------------------------------------------------------------------------------------------------
 # When two functions are written into the same kernel with the same numbers: by their code and what they close over
-# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
-# once for each tensor, if it can be told that a function made anew is the one made before.
+# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once,
+# not once for each tensor, if it can be told that a function made anew is the one made before.
 
 
 class Unknown(Exception):
@@ -415,11 +415,11 @@ def _frozen(value: Any) -> Hashable:
 
 
 # -- From a traced function to a kernel on the device: each operand read once, each result written once --------------
-# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as the
-# memory: what it computes between a load and a store costs nothing beside them.
+# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
+# the memory: what it computes between a load and a store costs nothing beside them.
 #
-# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one another
-# (a number per row), or all of them come again after `cycle` ones (a number per column).
+# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one
+# another (a number per row), or all of them come again after `cycle` ones (a number per column).
 
 
 Array = Any  # cupy.ndarray

@@ -87,9 +87,9 @@ class NCCLCluster(Cluster):
 
 
 # -- One process per GPU: this rank's part in each call, put on its communication stream as soon as it is issued -----
-# Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and what
-# reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one group
-# issue the calls of two groups in different orders, NCCL waits for ever. The debug mode finds out who disagrees.
+# Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and
+# what reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one
+# group issue the calls of two groups in different orders, NCCL waits for ever. The debug mode finds out who disagrees.
 
 
 HEARSAY_SECONDS = 5.0
@@ -171,7 +171,8 @@ class NCCLPointToPoint:
     library = "NCCL"
     in_order = True  # there is one stream
 
-    def __init__(self, nccl: NCCL, streams: DeviceStreams, world: Communicator, index: int, ranks: int, gone: Finish) -> None:
+    def __init__(self, nccl: NCCL, streams: DeviceStreams, world: Communicator, index: int, ranks: int,
+                 gone: Finish) -> None:
         self._nccl, self._streams, self._index, self._gone = nccl, streams, index, gone
         self._world: Group = tuple(range(ranks)), ()
         self._comms: dict[Group, Communicator] = {self._world: world}
@@ -336,12 +337,13 @@ class NCCLProcessCluster(ProcessCluster):
     """One rank in each process of a job, on the GPU ``local_rank`` modulo the GPUs that the process sees.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
-    ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's current one.
+    ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's
+    current one.
     Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for tests.
     """
 
-    def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False, capacity_nbytes: int | None = None,
-                 debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
+                 capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
         ValueError where two would share a card and were not told to."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
@@ -379,7 +381,8 @@ class NCCLProcessCluster(ProcessCluster):
         self._communicator = None
 
     def _point_to_point(self) -> NCCLPointToPoint:
-        return NCCLPointToPoint(self._nccl, self._streams, self._connected(), self.index, self._channel.size, self._aborted)
+        return NCCLPointToPoint(self._nccl, self._streams, self._connected(), self.index, self._channel.size,
+                                self._aborted)
 
     def _backend(self, options: RunOptions) -> ProcessBackend:
         self._streams.select()
@@ -419,6 +422,6 @@ def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
     for host, card in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]
         if len(ranks) > 1 and not share:
-            raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {card} of {host}, and NCCL wants one "
-                             "for each rank; start no more processes on a machine than it has GPUs, or, "
+            raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {card} of {host}, and NCCL wants "
+                             "one for each rank; start no more processes on a machine than it has GPUs, or, "
                              f"{HOW_PROCESSES_SHARE}")

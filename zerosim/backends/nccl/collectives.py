@@ -44,9 +44,9 @@ def receive(comm: Communicator, streams: DeviceStreams, out: Any, peer: int) -> 
 
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
-# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|, u
-# the format's unit roundoff (Higham 2002, section 4.2). NCCL adds in the format, or in fp32 and rounds at the end, and in
-# an order that follows the machine's topology. Its maximum and minimum need not pass a NaN on.
+# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
+# u the format's unit roundoff (Higham 2002, section 4.2). NCCL adds in the format, or in fp32 and rounds at the end,
+# and in an order that follows the machine's topology. Its maximum and minimum need not pass a NaN on.
 #
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
@@ -285,8 +285,8 @@ class NCCLTransport(Transport):
             super().message(sender, receiver)
             return
         if not all(both):
-            raise MismatchError(f"rank {sender.rank} sends from {_place(both[0])} to rank {receiver.rank}, which receives "
-                                f"on {_place(both[1])}; make both arrays with rank.xp")
+            raise MismatchError(f"rank {sender.rank} sends from {_place(both[0])} to rank {receiver.rank}, which "
+                                f"receives on {_place(both[1])}; make both arrays with rank.xp")
         group = sender.key[0]
         for me in (sender, receiver):
             self.all_streams[me.rank].follow(self._ready[me])

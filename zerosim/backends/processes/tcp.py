@@ -36,7 +36,7 @@ def send_frame(line: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(line: socket.socket, most_nbytes: int | None = None) -> bytes:
-    """The bytes of one frame. Raises EOFError where the other side has gone, HandshakeError for a frame that is too long."""
+    """The bytes of one frame. Raises EOFError where the other side has gone, HandshakeError for too long a frame."""
     (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
     if most_nbytes is not None and length > most_nbytes:
         raise HandshakeError("it does not speak as a process of zerosim does")
@@ -309,7 +309,7 @@ class TCPChannel:
             self._send(NOTE, to, pickle.dumps(note))
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and has drained."""
+        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and drained."""
         while True:
             try:
                 yield self._notes.get_nowait()

@@ -1,7 +1,7 @@
 """Ranks in processes of their own: each process runs one rank, and keeps in touch with the others.
 
-What moves the arrays is point to point. That of MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked to; that of NCCL
-puts all hops on a stream and is done at once, since what reads the result waits for the stream.
+Arrays move from point to point. MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked
+to; NCCL puts all hops on a stream and is done at once, since what reads the result waits for the stream.
 """
 
 import sys
@@ -218,7 +218,8 @@ class ProcessBackend:
         for request in self.requests.values():
             request.cancel()
         while len(self.drained) < self.channel.size:
-            drained, stopped = self.point_to_point.drain(), self._all_stopped()  # drained from the start, as others wait
+            drained = self.point_to_point.drain()  # from the start, as others wait
+            stopped = self._all_stopped()
             self._read()
             if stopped:
                 deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
@@ -240,7 +241,8 @@ class ProcessBackend:
         silent = [rank for rank in range(self.channel.size)
                   if rank not in self.endings or isinstance(self.endings[rank], Finished)]
         why = (f"{ranks_text(silent)} did not hear of it for {FAREWELL_SECONDS:g} seconds" if silent else
-               f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in it")
+               f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in "
+               "it")
         print(f"{Failed.of(error).text}\n{why}; all processes of the job are ended", file=sys.stderr, flush=True)
         self.channel.abort()
 
