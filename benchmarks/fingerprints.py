@@ -145,7 +145,7 @@ def by_hand(make: Callable[[], Any], ranks: int, **options: Any) -> Parts:
         engine.reduce()
         gradients = {name: engine.state(name)["gradient"] for name in model.shapes}
         result = engine.update(losses)
-        engine.refresh()
+        (engine.all_gather_parameters if hasattr(engine, "all_gather_parameters") else engine.refresh)()
         with engine.weights(model.units[-1]) as weights:
             held = {name: np.array(array) for name, array in weights.items()}
         return {"losses": losses, "norms": result.norm, "gradient": gradients, "unit": held} | states_of(engine, model)

@@ -157,7 +157,7 @@ for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
 # and it is doubled.
 #
 # The same training for longer, under two rules that are in use. PyTorch's (`torch`) is the one that we have just
-# written. That of DeepSpeed, a library for training on many GPUs, can be told to wait for a second overflow before it
+# written. That of DeepSpeed, a library for training on many GPUs, can be set to wait for a second overflow before it
 # shrinks (its *hysteresis*):
 
 # %%

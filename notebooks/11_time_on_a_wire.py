@@ -106,12 +106,12 @@ def batch(index, rows=64):
     return tuple(np.random.default_rng(index).standard_normal((2, rows, 64)).astype(np.float32))
 
 
-def by_engine(rank, levers):
+def by_engine(rank, options):
     """Forward and backward at stage 2: this rank's shard of the summed gradient."""
-    engine = zs.Engine(rank, MODEL, zs.optim.Adam(), stage=2, policy=BF16, **levers)
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(), stage=2, policy=BF16, **options)
     with rank.trace.span("step"):
         engine.backward(engine.forward(*batch(rank.index)))
-    return engine.states.gradient
+    return engine.param_group.gradient
 
 
 def on_the_clock(cluster):

@@ -15,8 +15,8 @@
 # # 14. What published numbers get wrong
 #
 # **The idea.** Papers, lessons and documentation print numbers about memory and messages, and are copied from one
-# another. Some do not follow from the formulas beside them. One need not argue about it: pencil (the formula, filled
-# in) and ledger (a run, measured) both have something to say, and where the two agree, the print is wrong.
+# another. Some do not follow from the formulas beside them. One need not argue about it: an estimate (the formula,
+# filled in) and a measurement (a run) both have something to say, and where the two agree, the print is wrong.
 #
 # The texts are good ones, and most of their numbers are right.
 
@@ -45,7 +45,7 @@ from zerosim.course.published import published
 # ## All at once
 #
 # The package keeps published numbers with their sources. `settled` runs those that a run can settle, on arrays without
-# data (notebook 13), and lays the result beside print and pencil.
+# data (notebook 13), and lays the result beside print and estimate.
 
 # %%
 figures.published(figures.published_data())
@@ -61,11 +61,11 @@ TRAFFIC = ("vectors at", "vectors beside ddp", "all-reduce then all-gather", "tr
 
 
 def lay_out(*subjects, traffic=False):
-    """What is printed about some subjects and does not close, beside pencil and ledger."""
+    """What is printed about some subjects and does not close, beside estimate and measurement."""
     for one in settled(*subjects):
         row = one.row
         if not row.closes and (row.quantity in TRAFFIC) == traffic:
-            print(f"{row.name}\n    print {row.stated:g}, pencil {one.pencil:.4g}, ledger "
+            print(f"{row.name}\n    print {row.stated:g}, estimate {one.pencil:.4g}, measured "
                   f"{f'{one.ledger:.4g} {row.unit}'.rstrip()}: {row.why}")
 
 
@@ -249,7 +249,7 @@ for all_reduce_first in (True, False):
 #
 # * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
 #   are never wrong?
-# * Take a number from a paper that you trust. Reckon it with `zs.plan`, or measure it with a `zs.NullCluster`.
+# * Take a number from a paper that you trust. Compute it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
 #   zs.Placement.SHARDED`. What does it send with 4 micro-batches?
@@ -257,8 +257,8 @@ for all_reduce_first in (True, False):
 # ## Proof
 #
 # By hand in both ways and by the engine at stage 1, on 1 to 8 ranks: the same bits in all weights; and half as many
-# bytes again for the way with the all-reduce. And of every number that does not close, pencil and ledger say the same,
-# but for what only a run has: the softmax, a whole number of blocks.
+# bytes again for the way with the all-reduce. And of every number that does not close, estimate and measurement say the
+# same, but for what only a run has: the softmax, a whole number of blocks.
 
 # %%
 def train_by_engine(rank):
@@ -266,7 +266,7 @@ def train_by_engine(rank):
     engine = zs.Engine(rank, MODEL, ADAM, stage=1)
     for step in (1, 2):
         engine.step([batch(rank.index, step)])
-    return engine.states.parameter.copy()
+    return engine.param_group.parameter.copy()
 
 
 for ranks in (1, 2, 3, 4, 5, 8):
@@ -281,4 +281,5 @@ for ranks in (1, 2, 3, 4, 5, 8):
 
 wrong = [one for one in settled() if not one.row.closes]
 assert all(8 * abs(one.pencil - one.ledger) < abs(one.row.stated - one.ledger) for one in wrong)
-print(f"{len(wrong)} numbers do not close: pencil and ledger are nearer to each other than to print, 8 times and more")
+print(f"{len(wrong)} numbers do not close: estimate and measurement are nearer to each other than to print, 8 times "
+      "and more")

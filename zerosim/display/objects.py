@@ -179,7 +179,7 @@ def engine_view(engine: Engine) -> View:
         ("loss scale", f"{engine.loss_scale.scale:g}"), ("steps taken", f"{engine.steps_taken:,}")))
     held = memory_bars(f"What rank {rank.index} holds", {"now": memory.now_nbytes_by_kind,
                                                         "peak": memory.peak_nbytes_by_kind}, memory.capacity_nbytes)
-    strips = (cut_strip(states.layout) for states in engine.families)
+    strips = (cut_strip(group.layout) for group in engine.param_groups)
     return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
 
 

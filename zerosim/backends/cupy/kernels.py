@@ -42,6 +42,7 @@ from zerosim.numerics.checks import (
     FP32,
     FP64,
     check_floating,
+    check_operands,
     check_product,
     check_same_type,
     check_shapes,
@@ -203,8 +204,7 @@ class CupyActivations(CupyBase):
 
     def relu(self, x: Any, out: Any, bits: Any) -> None:
         """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
-        check_shapes("relu", x=x, out=out)
-        check_floating("relu", x=x, out=out)
+        check_operands("relu", x=x, out=out)
         self._fused(_relu, [x], out)
         row, code = words(as_row(out)), f"u{8 * out.dtype.itemsize}"
         launch(_PACK.format(code=code), f"zs_pack_{code}", bits.size, [row, bits, np.uint64(row.size)])
@@ -220,14 +220,12 @@ class CupyActivations(CupyBase):
     def gelu(self, x: Any, out: Any, *, exact: bool = False) -> None:
         """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
         equal shapes; by CUDA's tanh and exp."""
-        check_shapes("gelu", x=x, out=out)
-        check_floating("gelu", x=x, out=out)
+        check_operands("gelu", x=x, out=out)
         self._fused(FORMULAS["gelu", exact], [x], out, traced_scratch=True)
 
     def gelu_gradient(self, x: Any, dy: Any, out: Any, *, exact: bool = False) -> None:
         """out = dy · d gelu(x)/dx; equal shapes."""
-        check_shapes("gelu_gradient", x=x, dy=dy, out=out)
-        check_floating("gelu_gradient", x=x, dy=dy, out=out)
+        check_operands("gelu_gradient", x=x, dy=dy, out=out)
         self._fused(partial(times_slope, FORMULAS["slope", exact]), [x, dy], out, traced_scratch=True)
 
     def drop(self, x: Any, draw: Callable[[slice], Any], threshold: int, factor: float, out: Any) -> None:
@@ -235,8 +233,7 @@ class CupyActivations(CupyBase):
 
         ``draw(span)`` gives the words of some elements, (n,), from the host; equal shapes, n elements of any.
         """
-        check_shapes("drop", x=x, out=out)
-        check_floating("drop", x=x, out=out)
+        check_operands("drop", x=x, out=out)
         work, row, source = work_type(x, out), as_row(out), as_row(x)
         name = f"{x.dtype.name}_{out.dtype.name}"
         text = _DROP.format(name=name, rest=storage_of(x.dtype), to=storage_of(out.dtype), work=storage_of(work),
@@ -1147,8 +1144,7 @@ class CupyKernels(CupyReductions, CupyActivations, CupyRows, CupyAttention, Cupy
 
     def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
-        check_shapes("gradient_block", x=x, out=out)
-        check_floating("gradient_block", x=x, out=out)
+        check_operands("gradient_block", x=x, out=out)
 
         brought, into_range = split_divisor(divisor, work_type(x, out))
 

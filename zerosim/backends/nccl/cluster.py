@@ -338,12 +338,13 @@ class NCCLProcessCluster(ProcessCluster):
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
     ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's
-    current one.
-    Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for tests.
+    current one. Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for
+    tests.
     """
 
     def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
-                 capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
+                 patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
         ValueError where two would share a card and were not told to."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
