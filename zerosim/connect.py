@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("mpi", "nccl")
-LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its kin, of torchrun
+LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its like, of torchrun
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
@@ -58,7 +58,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
 
 
 def _channel() -> "tuple[Channel, int]":
-    """What carries this job's notes, and this process' place on its machine."""
+    """The channel that takes this job's notes to and fro, and this process' place on its machine."""
     from zerosim.backends.processes.tcp import job_of
 
     job = job_of(os.environ)

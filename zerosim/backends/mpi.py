@@ -276,7 +276,7 @@ class MessageRequest:
         return before != (me.to_send, me.to_receive)
 
     def wait(self) -> None:
-        """What has arrived is there."""
+        """Does nothing: what has arrived is there."""
 
     def cancel(self) -> None:
         """Gives up the halves that have not moved."""
@@ -355,7 +355,7 @@ class MPIPointToPoint:
         everyone.Free()
 
     def idle(self) -> bool:
-        """What a program has waited for is done, and it waits for all."""
+        """True: what a program has waited for is done, and it waits for all."""
         return True
 
     def drain(self) -> bool:

@@ -209,7 +209,7 @@ class Tape:
         return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
 
     def _widens(self, operand: Any) -> bool:
-        """Whether NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
+        """True where NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
         return isinstance(operand, np.generic | np.ndarray) and np.result_type(self.work, operand.dtype) != self.work
 
     def operand(self, value: Any, wide: bool = False) -> str:
@@ -356,9 +356,9 @@ def _refuse(what: str) -> NoReturn:
 
 
 # ----------------------------------------------------------------------------------------------------
-# When two functions are written into the same kernel with the same numbers: by their code and what they close over
-# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once,
-# not once for each tensor, if it can be told that a function made anew is the one made before.
+# When two functions are written into the same kernel with the same numbers: by their code and what they close over. To
+# trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
+# once for each tensor, if it can be told that a function made anew is the one made before.
 
 
 class Unknown(Exception):

@@ -58,7 +58,7 @@ OpenHalves = tuple[tuple[Peer, int], ...]
 
 @dataclass(slots=True)
 class IssueCounts:
-    """How many collectives of each group, and messages to and from each rank, a rank has issued so far."""
+    """The numbers of collectives of each group, and of messages to and from each rank, that a rank has issued."""
 
     collectives: dict[Group, int] = field(default_factory=dict)
     sends: dict[Peer, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Going:
-    """What the rank had waited for is there."""
+    """A note that what the rank had waited for is there."""
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ Notes = Mapping[int, Waiting | Finished]
 
 
 def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
-    """What is wrong, or None where somebody may still go on.
+    """The error, or None where somebody may still go on.
 
     ``notes``: the last one of each rank that waits or has finished; other ranks are at work.
     """
@@ -250,7 +250,7 @@ def absent(call: Call, notes: Notes) -> list[int]:
 
 
 def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | None:
-    """What is wrong though every rank's program has returned: calls that differ, or that not all have made.
+    """The error though every rank's program has returned: calls that differ, or that not all have made.
 
     A library may take a small message before anybody asks for it; who sends it goes on, and what came is left over.
     """
@@ -290,7 +290,7 @@ def _position(rank: int, notes: Notes) -> RankPosition:
 
 @dataclass(slots=True)
 class AnnouncedCalls:
-    """What this rank and the others have said that they are about to do."""
+    """The calls that this rank and the others have said that they are about to make."""
 
     channel: Channel
     calls: defaultdict[tuple[Group, int], dict[int, Call]]

@@ -140,7 +140,7 @@ KEYED_BY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Who this process is, where rank 0 listens for notes, and what the job's processes know and strangers do not.
+    """This process' place in its job, the address of rank 0's notes, and a key that strangers do not know.
 
     Without ZEROSIM_JOB_KEY the key is made of the job's own variables: it keeps stray connections out, and not somebody
     who knows those. On a network that is not to be trusted, give all processes a secret of your own.
@@ -409,6 +409,6 @@ def _ready(line: socket.socket) -> socket.socket:
 
 
 def gone_text(ranks: list[int], size: int) -> str:
-    """What is said of processes that have ended without a word."""
+    """The text of an error about processes that have ended without a word."""
     whose = "its process has" if len(ranks) == 1 else "their processes have"
     return f"{ranks_text(ranks)} of {size} can no longer be reached: {whose} ended, or the network between us has"
