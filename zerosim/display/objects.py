@@ -22,8 +22,8 @@ from zerosim.planning.plan_table import COLUMNS, cells, subject
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
-from zerosim.ranks.memory import KINDS, Memories, Memory
-from zerosim.ranks.trace import PURPOSES, Collective, Compute, Hop, Trace, Traces
+from zerosim.ranks.memory import Memories, Memory
+from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Hop, Trace, Traces
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, Region, describe
 from zerosim.zero.placements import STAGES, Stage
