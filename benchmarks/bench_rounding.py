@@ -1,4 +1,4 @@
-"""How fast the kernels round, pack and add, each beside an fp32 operation of the same run and beside NumPy's own.
+"""The speed of rounding, packing and adding, each beside an fp32 operation of the same run and beside NumPy's own.
 
 Gel/s are 1e9 elements per second, the best of some repetitions; they are this machine's and this minute's: trust the
 ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of them subnormal or zero in fp16.

@@ -389,14 +389,8 @@ class Bucket:
         """The parts of the bucket's vector in one array for each stretch; empty ones are left out of a packed one."""
         if not self.is_packed:
             return [(slice(0, self.length), stretches[0])]
-        parts, at = [], 0
-        for owner in range(self.layout.ranks):
-            for stretch, cut in zip(stretches, self.cuts, strict=True):
-                own = stretch[cut[owner]:cut[owner + 1]]
-                if len(own):
-                    parts.append((slice(at, at + len(own)), own))
-                at += len(own)
-        return parts
+        return _joined(stretch[cut[owner]:cut[owner + 1]] for owner in range(self.layout.ranks)
+                       for stretch, cut in zip(stretches, self.cuts, strict=True))
 
     def in_vector(self, vector: np.ndarray) -> Parts:
         """The parts of the bucket's vector in the layout's vector (n,)."""
@@ -404,20 +398,23 @@ class Bucket:
 
     def own_in_vector(self, rank: int, vector: np.ndarray) -> Parts:
         """The parts of the rank's chunk in the layout's vector (n,)."""
-        return self._own(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
-                         for lies, cut in zip(self.ranges, self.cuts, strict=True))
+        return _joined(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
+                       for lies, cut in zip(self.ranges, self.cuts, strict=True))
 
     def own_in_shard(self, rank: int, shard: np.ndarray) -> Parts:
         """The parts of the rank's chunk in its shard (s,)."""
-        return self._own(shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges)
+        own = [shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges]
+        return _joined(own) if self.is_packed else [(slice(0, len(own[0])), own[0])]
 
-    def _own(self, pieces: Iterable[np.ndarray]) -> Parts:
-        parts, at = [], 0
-        for own in pieces:
-            if len(own) or not self.is_packed:
-                parts.append((slice(at, at + len(own)), own))
-            at += len(own)
-        return parts
+
+def _joined(pieces: Iterable[np.ndarray]) -> Parts:
+    """Pieces one after the other, without the empty ones."""
+    parts, at = [], 0
+    for piece in pieces:
+        if len(piece):
+            parts.append((slice(at, at + len(piece)), piece))
+        at += len(piece)
+    return parts
 
 
 def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[Bucket]:
