@@ -111,7 +111,7 @@ FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24
 
 
 def train_by_hand(rank):
-    """What every step did, and this rank's weights (P,), master, m and v."""
+    """The report of every step, and this rank's weights (P,), master, m and v."""
     shapes, chunk = MODEL.shapes, -(-P // rank.size)  # P/N, rounded up
     own = slice(chunk * rank.index, chunk * (rank.index + 1))
     master = np.concatenate([FIRST[name].ravel() for name in shapes])[own].copy()
@@ -157,7 +157,7 @@ for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
 # and it is doubled.
 #
 # The same training for longer, under two rules that are in use. PyTorch's (`torch`) is the one that we have just
-# written. That of DeepSpeed, a library for training on many GPUs, can be told to wait for a second overflow before it
+# written. That of DeepSpeed, a library for training on many GPUs, can be set to wait for a second overflow before it
 # shrinks (its *hysteresis*):
 
 # %%

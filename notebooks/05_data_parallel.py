@@ -138,7 +138,8 @@ for rule in ("sum_then_divide", "divide_then_sum", "split"):
 #
 # ## What every rank holds
 #
-# Question 3. The package's `Engine` does the same steps at stage 0, and each rank keeps a *ledger* of what it holds:
+# Question 3. The package's `Engine` does the same steps at stage 0, and each rank keeps a list of what it holds, its
+# *memory*:
 
 # %%
 def train_by_engine(rank):

@@ -52,10 +52,10 @@ def batches(index, step, count):
 #
 # ## Backward by hand
 #
-# A model is a list of *units*, here its layers. Each has a `forward`, which returns its output and what it kept, and a
+# A model is a list of *units*, here its layers. Each has a `forward`, which returns its output and what it saved, and a
 # `backward`, which takes that back and returns the gradients of its input and of its parameters. Both are called with a
 # context, which says in which format to compute and where to put gradients. Ours puts each unit's gradient into one new
-# vector, filled up to a length that N divides, and enters it in the rank's ledger.
+# vector, filled up to a length that N divides, and enters it in the rank's memory.
 
 # %%
 def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
@@ -63,7 +63,7 @@ def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
     whole = {}
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written."""
+        """The arrays for the gradients of a unit's parameters."""
         lies = layout.units[unit.name]
         whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0
@@ -126,8 +126,8 @@ def train_by_engine(rank, stage, k):
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
     for step in range(1, STEPS + 1):
         engine.step(batches(rank.index, step, k))
-    states = engine.states
-    found = {"parameter": states.parameter, "master": states.master} | states.slots
+    group = engine.param_group
+    found = {"parameter": group.parameter, "master": group.master} | group.slots
     return found, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
 
 

@@ -15,10 +15,10 @@
 # # 9. Where memory goes: every byte has a name
 #
 # **The idea.** ZeRO is about what *rests* on a rank between two steps: weights, gradients, optimizer state. But a rank
-# runs out of memory in the middle of a step, at its *peak*, and then other things are there too: gathered weights,
-# activations, a layer's gradient on its way, buffers of collectives. Each rank keeps a ledger of all of it, by kind,
-# from birth to death. With the ledger one can name every array at the peak; with pencil and paper one can say
-# beforehand how many bytes that will be, to the byte.
+# runs out of memory in the middle of a step, at its *peak*, and then more is there: gathered weights,
+# activations, a layer's gradient on its way, buffers of collectives. Each rank keeps a list of all of it, its *memory*,
+# by kind, from birth to death. With the list one can name every array at the peak; with formulas one can say beforehand
+# how many bytes that will be, to the byte.
 
 # %%
 import numpy as np
@@ -51,9 +51,9 @@ def one_step(rank, stage, rows):
 #
 # Write your answers down, then read on.
 #
-# ## The ledger over a step
+# ## Memory over a step
 #
-# `rank.memory` is a rank's ledger, `cluster.memory` are those of all ranks. Both can be drawn. Here is rank 0 of four
+# `rank.memory` is what a rank holds, `cluster.memory` what all ranks hold. Both can be drawn. Here is rank 0 of four
 # at stage 3, from the making of the engine to the end of its first step, change by change:
 
 # %%
@@ -85,7 +85,7 @@ for life in lives:
     if life.lives_at(fullest):
         since = "/".join(life.born_in) or "before forward"
         print(f"{life.kind:20} {life.name:16} {life.nbytes:5} bytes, since {since}")
-print(f"together {sum(life.nbytes for life in lives if life.lives_at(fullest)):,} bytes; the ledger's own peak is "
+print(f"together {sum(life.nbytes for life in lives if life.lives_at(fullest)):,} bytes; the memory's own peak is "
       f"{memory.peak_nbytes:,}")
 
 # %% [markdown]
@@ -93,7 +93,7 @@ print(f"together {sum(life.nbytes for life in lives if life.lives_at(fullest)):,
 # other layers' inputs are still there (and one bit per ReLU), the layer's weights are whole, so is its gradient, the
 # ring has its two buffers, and two gradients of activations meet: the one that came in and the one that goes out.
 #
-# ## With pencil and paper
+# ## By formulas
 #
 # Now without a run. $u$ is a layer's length, padded; a batch of $B$ rows is $2Bd$ bytes in bf16. `zs.planning` has the
 # closed forms for what rests (notebooks 6 to 8). What comes and goes we add by hand, at the three moments that can be
@@ -106,7 +106,7 @@ def job(stage, ranks):
     return zs.planning.Job(lengths, ranks, zs.planning.STAGES[stage], policy=BF16)
 
 
-def pencil(stage, ranks, rows):
+def estimate(stage, ranks, rows):
     """Bytes by kind at each moment that may be the peak."""
     states, u = zs.planning.STAGES[stage], job(stage, ranks).padded_lengths[0]
     rests = zs.planning.resting_nbytes(job(stage, ranks))[0]
@@ -134,9 +134,9 @@ def fullest_of(moments):
     return max(moments.items(), key=lambda moment: sum(moment[1].values()))
 
 
-name, held = fullest_of(pencil(3, 4, 4))
-print(f"pencil: at the {name}, {sum(held.values()):,} bytes: {held}")
-print(f"ledger: {memory.peak_nbytes:,} bytes: {memory.peak_nbytes_by_kind}")
+name, held = fullest_of(estimate(3, 4, 4))
+print(f"estimate: at the {name}, {sum(held.values()):,} bytes: {held}")
+print(f"measured: {memory.peak_nbytes:,} bytes: {memory.peak_nbytes_by_kind}")
 
 # %% [markdown]
 # The same for all stages, and for three sizes of the batch:
@@ -144,7 +144,7 @@ print(f"ledger: {memory.peak_nbytes:,} bytes: {memory.peak_nbytes_by_kind}")
 # %%
 for rows in (1, 4, 64):
     for stage in zs.STAGES:
-        name, held = fullest_of(pencil(stage, 4, rows))
+        name, held = fullest_of(estimate(stage, 4, rows))
         rests = sum(zs.planning.resting_nbytes(job(stage, 4))[0].values())
         print(f"{rows:2} rows, stage {stage}: {rests:6,} bytes at rest, {sum(held.values()):6,} at most, "
               f"at the {name}")
@@ -159,18 +159,18 @@ for rows in (1, 4, 64):
 #
 # ## A real model
 #
-# Nothing of this needs numbers in the arrays. `zs.plan` reckons for models of any length, and the engine can run one
-# step on arrays that have a shape and no data, with its ledger open. GPT-2 XL, 1.5 billion parameters, on 64 GPUs at
+# Nothing of this needs numbers in the arrays. `zs.plan` computes it for models of any length, and the engine can run
+# one step on arrays that have a shape and no data, and count its bytes. GPT-2 XL, 1.5 billion parameters, on 64 GPUs at
 # stage 3, 4 sequences of 1,024 tokens on each:
 
 # %%
 from zerosim.course.measured import measured_row
 
-question = zs.planning.question("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
+config = zs.planning.plan_config("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
                                 optimizer=ADAM)
-for line in measured_row(question, 3, "none"):
+for line in measured_row(config, 3, "none"):
     if line.name.endswith("at rest") or line.name in ("activations and their gradients", "gathered units", "peak"):
-        print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
+        print(f"{line.name:32} estimate {line.estimated_nbytes:14,}  measured {line.measured_nbytes:14,} bytes")
 
 # %% [markdown]
 # Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it
@@ -182,20 +182,20 @@ for line in measured_row(question, 3, "none"):
 # * Which arrays live at the peak with 64 rows? Put 64 for 4 in `cluster.run(one_step, 3, 4)` above.
 # * `trace.lifetimes("gathered_parameter")` at stage 3: does a second one ever begin before the first has ended? And
 #   with `prefetch=1` in the engine?
-# * Give the engine `recompute="segment(4)"`. Which line of `pencil` is wrong now?
+# * Give the engine `recompute="segment(4)"`. Which line of `estimate` is wrong now?
 # * `cluster.memory.plot()` shows all ranks. Let rank 1 have twice as many rows as the others.
 #
 # ## Proof
 #
-# Pencil and ledger: the same bytes of every kind at the peak, for all stages, 1 to 8 ranks and two batches, on every
-# rank. And question 4: a device with exactly that capacity does the step, to the same bits; one with a byte less does
-# not, and says what it holds.
+# Estimate and measurement: the same bytes of every kind at the peak, for all stages, 1 to 8 ranks and two batches, on
+# every rank. And question 4: a device with exactly that capacity does the step, to the same bits; one with a byte less
+# does not, and says what it holds.
 
 # %%
 for ranks in (1, 2, 3, 4, 5, 8):
     for stage in zs.STAGES:
         for rows in (1, 64):
-            held = fullest_of(pencil(stage, ranks, rows))[1]
+            held = fullest_of(estimate(stage, ranks, rows))[1]
             cluster = zs.Cluster(ranks)
             engines = cluster.run(one_step, stage, rows)
             for memory in cluster.memory:
@@ -210,5 +210,5 @@ for ranks in (1, 2, 3, 4, 5, 8):
                 words = str(error)
             else:
                 raise AssertionError("one byte less was enough")
-    print(f"N = {ranks}: pencil and ledger agree in every kind; the peak's bytes suffice, and one less does not")
+    print(f"N = {ranks}: estimate and measurement agree in every kind; the peak's bytes suffice, and one less does not")
 print(words)

@@ -66,8 +66,8 @@ for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Adam(), zs.optim.Lion(), LAMB, 
 
 # %% [markdown]
 # So **Adam and LAMB may be cut inside a matrix, Adafactor and Muon may not.** There are three kinds. **Elementwise**
-# optimizers may be cut anywhere. **LAMB and LARS** may, if somebody tells each piece the norms of the whole tensor.
-# **The others** may be cut on the borders of tensors only. Of Muon and its kin the package refuses a piece of a matrix
+# optimizers may be cut anywhere. **LAMB and LARS** may, if each piece is given the norms of the whole tensor.
+# **The others** may be cut on the borders of tensors only. Of Muon and its like the package refuses a piece of a matrix
 # outright; that this is no whim, the next cell shows. Without singular values the decomposition $U \Sigma V^T$ of a
 # matrix is $U V^T$, which is what Muon aims at. Here it is for a matrix, and for its upper half alone:
 
@@ -83,16 +83,16 @@ print("orthogonal, then the upper half:", *orthogonal(momentum)[:2].round(3).tol
 print("the upper half, then orthogonal:", *orthogonal(momentum[:2]).round(3).tolist())
 
 # %% [markdown]
-# Other numbers altogether. A rank that owns two of the rows cannot know what these should become.
+# Different numbers altogether. A rank that owns two of the rows cannot know what these should become.
 #
-# Those that may be cut do not all gain alike. What stage 1 cuts is the optimizer's part, and that is small for some
+# Those that may be cut do not all gain the same. What stage 1 cuts is the optimizer's part, and that is small for some
 # (SGD keeps nothing but the master) and large for others (Adan keeps three moments, and the gradient before). Stage 3
 # cuts everything. How many times less does one of 64 ranks hold? (`NullCluster` runs the real thing on arrays that have
 # shapes and no data, here one rank for all 64.)
 
 # %%
 def bytes_at_rest(rank, optimizer, stage):
-    """What an engine holds before its first step."""
+    """The bytes that an engine holds before its first step."""
     engine = zs.Engine(rank, zs.models.MLP([1024] * 9), optimizer, stage=stage, policy=zs.Policy("bf16"))
     return sum(rank.memory.now_nbytes_by_kind.values()) / engine.model.parameter_count
 
@@ -162,16 +162,16 @@ def train_by_hand(rank, together=True):
 
 
 cluster = zs.Cluster(4)
-told = cluster.run(train_by_hand)[0]
+together = cluster.run(train_by_hand)[0]
 alone = zs.Cluster(4).run(train_by_hand, False)[0]
 print(f"for the norms each rank sends {cluster.trace[0].sent_nbytes(span='norms') / STEPS:.0f} bytes a step, for the "
       f"gradients and weights {sum(map(cluster.trace[0].sent_nbytes, ('gradients', 'parameters'))) / STEPS:.0f}")
-print(f"with the norms of pieces instead, {np.mean(told.vector != alone.vector):.0%} of the weights differ")
+print(f"with the norms of pieces instead, {np.mean(together.vector != alone.vector):.0%} of the weights differ")
 
 # %% [markdown]
 # For one tensor a rank contributes **16 bytes, however large the tensor is**: two sums in fp64. (288 bytes here: 6
-# tensors of 16 bytes, which in an all-gather among 4 ranks everyone sends 3 times.) That is what being "told the norms"
-# costs. Leave it out, and everything still trains; it just is another optimizer, and another one again on 8 ranks.
+# tensors of 16 bytes, which in an all-gather among 4 ranks everyone sends 3 times.) That is the price of the norms.
+# Leave it out, and everything still trains; it just is another optimizer, and another one again on 8 ranks.
 #
 # ## Whole matrices, or gather first
 #
@@ -258,9 +258,9 @@ for ranks in (1, 2, 3, 4, 5, 8):
     hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
     by_engine = package.run(train_by_engine, LAMB, "fp32", {"stage": 1})
     for mine, engine in zip(hand.run(train_by_hand), by_engine, strict=True):
-        assert mine.vector.tobytes() == engine.states.parameter.tobytes(), ranks
+        assert mine.vector.tobytes() == engine.param_group.parameter.tobytes(), ranks
         for name in ("m", "v"):
-            assert getattr(mine, name).tobytes() == engine.states.slots[name].tobytes(), (ranks, name)
+            assert getattr(mine, name).tobytes() == engine.param_group.slots[name].tobytes(), (ranks, name)
     for purpose in ("gradients", "parameters"):
         assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
     for how in ({"layout": "whole_matrices"}, {"gather": True}):

@@ -15,7 +15,7 @@
 # # 13. Plan a run
 #
 # **The idea.** Does it fit, and how long does it take? Whoever rents GPUs wants to know before. What a rank holds and
-# sends follows from the model's shapes, so pencil and paper are enough, if nothing is forgotten. And one can find out
+# sends follows from the model's shapes, so formulas are enough, if nothing is forgotten. And one can find out
 # whether something was: run the real program on arrays that have shapes and no data.
 
 # %%
@@ -24,7 +24,6 @@ from zerosim.course.measured import measured_row
 from zerosim.display.plots import plan_bars, plan_bars_data
 from zerosim.models.text import shipped
 from zerosim.planning import explained
-from zerosim.planning.plan import cheapest_that_fits, fewest_ranks, largest_batch
 
 # %% [markdown]
 # ## Predict first
@@ -76,7 +75,7 @@ plan_bars(plan_bars_data(plan))
 # The seconds are worth less than the bytes. They rest on the rates in data sheets, on the assumption that products
 # reach half of them, and on latency plus bytes over bandwidth for each message. No GPU has confirmed them.
 #
-# ## Levers
+# ## Options
 #
 # What can be turned without another GPU? One can recompute (the rows of the table), or attend in tiles so that the
 # matrix of attention never exists (`tiled`); send beside computing and gather ahead, which costs memory and spares time
@@ -95,13 +94,13 @@ for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batch
 # %% [markdown]
 # Half the batch, twice, makes room and sends half as much again, since stage 2 reduces after each half (notebook 7).
 # Offload makes room and takes its time on the way there and back. Recomputation makes room and computes more. Each
-# lever has its price in another column; and some save little, if the fullest moment is elsewhere. The questions can be
-# turned round, too:
+# option has its price in a different column; and some save little, if the fullest moment is elsewhere. The questions
+# can be turned round, too:
 
 # %%
-print("largest batch of each rank that fits:", largest_batch(plan.question))
-print("fewest ranks:", fewest_ranks(plan.question))
-print("what sends least of all that fit:", cheapest_that_fits(plan).title)
+print("largest batch of each rank that fits:", plan.config.largest_batch())
+print("fewest ranks:", plan.config.fewest_ranks())
+print("what sends least of all that fit:", plan.cheapest.title)
 
 # %% [markdown]
 # ## Where does a number come from?
@@ -109,20 +108,21 @@ print("what sends least of all that fit:", cheapest_that_fits(plan).title)
 # `zerosim plan ... --explain` prints each formula with its values; in Python it is `explained`:
 
 # %%
-gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", optimizer=zs.optim.AdamW(), dialect="zerosim")
-for what, formula, value in explained(gpt2.question, gpt2.rows[0])[:6]:
+gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", optimizer=zs.optim.AdamW(),
+               convention="zerosim")
+for what, formula, value in explained(gpt2.config, gpt2.rows[0])[:6]:
     print(f"{what}: {value}\n    {formula}")
 
 # %% [markdown]
-# ## Pencil and ledger
+# ## Estimate and measurement
 #
 # Now the test. `zs.NullCluster` runs the real engine and the real layers on arrays without data: each allocation and
 # each message is noted, and nothing is computed. With `representative=0` one rank stands for all. So a step of GPT-2
 # XL, 1,557,611,200 parameters, takes less than a second on a laptop. (`zerosim plan --model gpt2-xl --measure`.)
 
 # %%
-for line in measured_row(gpt2.question, 3, "none"):
-    print(f"{line.name:35} pencil {line.pencil_nbytes:14,}   ledger {line.ledger_nbytes:14,}   "
+for line in measured_row(gpt2.config, 3, "none"):
+    print(f"{line.name:35} estimate {line.estimated_nbytes:14,}   measured {line.measured_nbytes:14,}   "
           f"difference {line.difference_nbytes}")
 
 # %% [markdown]
@@ -131,7 +131,7 @@ for line in measured_row(gpt2.question, 3, "none"):
 
 # %%
 def one_step(rank):
-    """One step of GPT-2 XL without data, with the levers of the plan."""
+    """One step of GPT-2 XL without data, with the options of the plan."""
     engine = zs.Engine(rank, zs.models.GPT(zs.models.GPTConfig(48, 1600, 25, 1024, 50257)), zs.optim.AdamW(), stage=3,
                        policy=zs.Policy("bf16"), overlap=True, prefetch=1)
     tokens = rank.xp.empty((2, 1024), "int64")
@@ -152,14 +152,14 @@ for capacity in (needed, needed - 1):
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
 # * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
-# * A `dialect` is a way of counting bytes per parameter (`zs.planning.DIALECTS`): programs and papers count from 10 to
-#   20. Plan with `dialect="megatron-bf16"`. Which stage gains most weight?
+# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10 to
+#   20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?
 #
 # ## Proof
 #
-# The formula by hand equals the ledger of a real run to the byte: of a small GPT that learns a text, in each stage, on
-# 1 to 6 ranks, and of the large one without data. And the levers, which change bytes and seconds, change no bit of the
+# The formula by hand equals what a real run holds to the byte: of a small GPT that learns a text, in each stage, on
+# 1 to 6 ranks, and of the large one without data. And the options, which change bytes and seconds, change no bit of the
 # weights.
 
 # %%
@@ -167,9 +167,9 @@ SMALL = zs.models.GPT(zs.models.GPTConfig(layers=1, channels=10, heads=2, contex
 RESTING = ("parameter", "gradient", "master", "optimizer_state")
 
 
-def train(rank, stage, levers):
+def train(rank, stage, options):
     """Two steps on a text; the bytes at rest on this rank, and all masters, gathered."""
-    engine = zs.Engine(rank, SMALL, zs.optim.AdamW(), stage=stage, policy=zs.Policy("bf16"), **levers)
+    engine = zs.Engine(rank, SMALL, zs.optim.AdamW(), stage=stage, policy=zs.Policy("bf16"), **options)
     for step in (1, 2):
         engine.step([shipped().batch(0, step, rank.index, 2, 8)])
     at_rest = sum(rank.memory.now_nbytes_by_kind.get(kind, 0) for kind in RESTING)
@@ -180,13 +180,13 @@ for ranks in (1, 2, 3, 4, 6):
     plain = zs.Cluster(ranks).run(train, 0, {})[0][1]
     for stage in zs.STAGES:
         by_hand = at_rest_by_hand([unit.parameter_count for unit in SMALL.units], ranks, stage)
-        for levers in ({}, {"overlap": True, "prefetch": 1, "recompute": "block"}):
-            for at_rest, masters in zs.Cluster(ranks).run(train, stage, levers):
+        for options in ({}, {"overlap": True, "prefetch": 1, "recompute": "block"}):
+            for at_rest, masters in zs.Cluster(ranks).run(train, stage, options):
                 assert at_rest == by_hand, (ranks, stage)
-                assert all(masters[name].tobytes() == plain[name].tobytes() for name in plain), (ranks, stage, levers)
-    print(f"N = {ranks}: the bytes by hand are the ledger's in every stage, and no lever changes a bit")
+                assert all(masters[name].tobytes() == plain[name].tobytes() for name in plain), (ranks, stage, options)
+    print(f"N = {ranks}: the bytes by hand are the measured ones in every stage, and no option changes a bit")
 
-on_paper = at_rest_by_hand(gpt2.question.model.unit_lengths, 8, 3)
-assert on_paper == sum(line.ledger_nbytes for line in measured_row(gpt2.question, 3, "none") if "at rest" in line.name
+on_paper = at_rest_by_hand(gpt2.config.model.unit_lengths, 8, 3)
+assert on_paper == sum(line.measured_nbytes for line in measured_row(gpt2.config, 3, "none") if "at rest" in line.name
                        and "flight" not in line.name)
-print(f"GPT-2 XL at stage 3 on 8 ranks: {on_paper:,} bytes by hand and in the ledger")
+print(f"GPT-2 XL at stage 3 on 8 ranks: {on_paper:,} bytes by hand and measured")

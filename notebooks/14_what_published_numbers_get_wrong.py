@@ -15,8 +15,8 @@
 # # 14. What published numbers get wrong
 #
 # **The idea.** Papers, lessons and documentation print numbers about memory and messages, and are copied from one
-# another. Some do not follow from the formulas beside them. One need not argue about it: pencil (the formula, filled
-# in) and ledger (a run, measured) both have something to say, and where the two agree, the print is wrong.
+# another. Some do not follow from the formulas beside them. One need not argue about it: an estimate (the formula,
+# filled in) and a measurement (a run) both have something to say, and where the two agree, the print is wrong.
 #
 # The texts are good ones, and most of their numbers are right.
 
@@ -44,7 +44,7 @@ from zerosim.course.published_runs import blocks, settled
 # ## All at once
 #
 # The package keeps published numbers with their sources. `settled` runs those that a run can settle, on arrays without
-# data (notebook 13), and lays the result beside print and pencil.
+# data (notebook 13), and lays the result beside print and estimate.
 
 # %%
 figures.published(figures.published_data())
@@ -60,11 +60,11 @@ TRAFFIC = ("vectors at", "vectors beside ddp", "all-reduce then all-gather", "tr
 
 
 def lay_out(*subjects, traffic=False):
-    """What is printed about some subjects and does not close, beside pencil and ledger."""
+    """Prints the statements about some subjects that do not close, beside estimate and measurement."""
     for one in settled(*subjects):
         row = one.row
         if not row.closes and (row.quantity in TRAFFIC) == traffic:
-            print(f"{row.name}\n    print {row.stated:g}, pencil {one.pencil:.4g}, ledger "
+            print(f"{row.name}\n    print {row.stated:g}, estimate {one.pencil:.4g}, measured "
                   f"{f'{one.ledger:.4g} {row.unit}'.rstrip()}: {row.why}")
 
 
@@ -133,7 +133,7 @@ for value in (1e-8, 7e4):
 
 
 def first_moves(rank, optimizer):
-    """How far the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
+    """The way that the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
     g, w = np.array([1e-3, 0.1, 1, 100], np.float32), np.ones(4, np.float32)
     state = {name: np.zeros(4, np.float32) for name in optimizer.slots((4,))}
     optimizer.update(zs.optim.UpdateContext(rank.kernels), w, g, state, 1)
@@ -158,7 +158,7 @@ for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3)):
 
 # %%
 def singular_values(rank, iteration):
-    """What 5 iterations make of singular values from 0.01 up."""
+    """The values that 5 iterations make of singular values from 0.01 up."""
     x = np.diag(np.array([1, 0.1, 0.01], np.float32))
     zs.optim.orthogonalize(zs.optim.UpdateContext(rank.kernels), x, iteration, 5)
     return x.diagonal().astype(float).round(2).tolist()
@@ -248,7 +248,7 @@ for all_reduce_first in (True, False):
 #
 # * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
 #   are never wrong?
-# * Take a number from a paper that you trust. Reckon it with `zs.plan`, or measure it with a `zs.NullCluster`.
+# * Take a number from a paper that you trust. Compute it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
 #   zs.Placement.SHARDED`. What does it send with 4 micro-batches?
@@ -256,8 +256,8 @@ for all_reduce_first in (True, False):
 # ## Proof
 #
 # By hand in both ways and by the engine at stage 1, on 1 to 8 ranks: the same bits in all weights; and half as many
-# bytes again for the way with the all-reduce. And of every number that does not close, pencil and ledger say the same,
-# but for what only a run has: the softmax, a whole number of blocks.
+# bytes again for the way with the all-reduce. And of every number that does not close, estimate and measurement say the
+# same, but for what only a run has: the softmax, a whole number of blocks.
 
 # %%
 def train_by_engine(rank):
@@ -265,7 +265,7 @@ def train_by_engine(rank):
     engine = zs.Engine(rank, MODEL, ADAM, stage=1)
     for step in (1, 2):
         engine.step([batch(rank.index, step)])
-    return engine.states.parameter.copy()
+    return engine.param_group.parameter.copy()
 
 
 for ranks in (1, 2, 3, 4, 5, 8):
@@ -280,4 +280,5 @@ for ranks in (1, 2, 3, 4, 5, 8):
 
 wrong = [one for one in settled() if not one.row.closes]
 assert all(8 * abs(one.pencil - one.ledger) < abs(one.row.stated - one.ledger) for one in wrong)
-print(f"{len(wrong)} numbers do not close: pencil and ledger are nearer to each other than to print, 8 times and more")
+print(f"{len(wrong)} numbers do not close: estimate and measurement are nearer to each other than to print, 8 times "
+      "and more")

@@ -28,9 +28,9 @@
 #
 # What a rank can do: `rank.index` and `rank.size` say who it is among how many. `rank.exchange(send, to, out,
 # source)` sends one array and receives another, `rank.send(x, to)` and `rank.recv(out, source)` are its halves.
-# Collectives are called by all ranks alike: `rank.reduce_scatter(x)`, `rank.all_gather(shard, length=n)`,
+# Collectives are called by all ranks in the same way: `rank.reduce_scatter(x)`, `rank.all_gather(shard, length=n)`,
 # `rank.all_reduce(x)`, with `out=` for the result and `async_op=True` for a Work that one waits for. New arrays
-# come from `rank.memory.alloc(shape, dtype, kind)`, so that the rank's ledger knows of them; `kind` is
+# come from `rank.memory.alloc(shape, dtype, kind)`, so that the rank's memory lists them; `kind` is
 # "workspace", say.
 
 # %%

@@ -1,6 +1,6 @@
 """Writes the site's pages, files and configuration into a folder, for MkDocs: ``python -m zerosim_site FOLDER``.
 
-What MkDocs is told stands in ``mkdocs.yml``; the navigation, which depends on what there is, is added here.
+MkDocs' settings stand in ``mkdocs.yml``; the navigation, which depends on what there is, is added here.
 """
 
 import json

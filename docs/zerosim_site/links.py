@@ -45,8 +45,8 @@ def _changed(link: re.Match[str], page: Page, targets: Mapping[str, str]) -> str
     path, hash_, anchor = target.partition("#")
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
     if wanted not in targets:
-        raise ValueError(f"{page.source} links to {target}, which the site does not have; it has "
-                         f"the README, docs/, notebooks/, figures/ and CHANGELOG.md")
+        raise ValueError(f"{page.source} links to {target}, which the site does not have; it has the "
+                         "README, docs/, notebooks/, figures/, CHANGELOG.md and the code to which the README links")
     place = relative(targets[wanted], page)
     if not text.startswith("!"):
         return f"{text}({place}{hash_}{anchor})"

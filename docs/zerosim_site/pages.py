@@ -1,5 +1,6 @@
 """All pages and files of the site, and its navigation."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zerosim_site.reference_pages import reference_pages
 SECTIONS = ("Home", "Guide", "Notebooks", "Figures", "Command line", "Reference", "Glossary")
 BESIDE = ("LICENSE",)
 ASSETS = ROOT / "docs/assets"
+CODE = re.compile(r"\]\((zerosim/[\w/]+\.py)\)")  # a link of the README to a file of the package
 
 
 def pages(draw: Draw) -> list[Page]:
@@ -25,7 +27,8 @@ def pages(draw: Draw) -> list[Page]:
 def copies() -> dict[str, Path]:
     """Files that are copied as they are, by their place in the site."""
     texts = [path for path in notebook_pages.notebooks() for path in (path, path.with_suffix(".py")) if path.exists()]
-    found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts]}
+    code = [ROOT / name for name in CODE.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+    found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts, *code]}
     return found | {name: ROOT / name for name in BESIDE} | {f"assets/{path.name}": path for path in ASSETS.iterdir()}
 
 
@@ -43,7 +46,7 @@ def finished(draw: Draw) -> list[Page]:
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:
-    """Where in the site each file of the repository is: a notebook is its page, unless its copy is asked for."""
+    """The place in the site of each file of the repository: a notebook is its page, unless its copy is asked for."""
     places = {place: place for place in [*copies(), *drawn()]}
     made = {page.source: page.uri for page in found if not page.uri.startswith("guide/")}
     by_page = {page.uri: page.uri for page in found}

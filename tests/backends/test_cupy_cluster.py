@@ -53,19 +53,19 @@ def assert_equal_runs(ranks: int, model: Any, data: list, **options: Any) -> Non
     assert other.memory.peak_nbytes_by_kind == one.memory.peak_nbytes_by_kind
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("compute", "stage"), [("bf16", 0), ("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp32", 3),
+                                                ("fp16", 3)])
 def test_a_gpt_trains_to_the_bits_of_a_cluster(compute: str, stage: int) -> None:
-    model, ranks = GPT("gpt-nano"), {0: 2, 1: 4, 2: 3, 3: 3}[stage]
+    model, ranks, steps = GPT("gpt-nano"), {0: 2, 1: 4, 2: 3, 3: 3}[stage], 2 if stage == 3 else 1
     policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
-    assert_equal_runs(ranks, model, token_batches(model, ranks, 2, 2), stage=stage, policy=policy, clip_norm=1.0)
+    assert_equal_runs(ranks, model, token_batches(model, ranks, 2, steps), stage=stage, policy=policy, clip_norm=1.0)
 
 
 @pytest.mark.parametrize("options", [
-    {"recompute": "block"}, {"recompute": "sub_block"}, {"overlap": True, "bucket_nbytes": 10_000},
-    {"policy": zs.Policy("bf16", reduce="fp32", average="split")},
-    {"policy": zs.Policy("bf16", wire="fp32")}, {"policy": zs.Policy("bf16", matmul="fp8")},
-    {"policy": zs.Policy("bf16", master="bf16", state="bf16")}], ids=str)  # fmt: skip
+    {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
+    {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
+    {"policy": zs.Policy("bf16", matmul="fp8")},
+    {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}], ids=str)  # fmt: skip
 def test_levers_of_the_engine_work_on_devices_arrays(options: dict[str, Any]) -> None:
     model = GPT("gpt-nano")
     assert_equal_runs(3, model, token_batches(model, 3, 2, 1), stage=3, **({"policy": zs.Policy("bf16")} | options))
@@ -77,10 +77,10 @@ def test_levers_of_the_engine_work_on_devices_arrays(options: dict[str, Any]) ->
 def test_every_optimizer_steps_on_devices_arrays(optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
     model = GPT("gpt-nano")
-    data = token_batches(model, 3, 1, 2)
+    data = token_batches(model, 2, 1, 2)
     options = {"stage": 2, "policy": zs.Policy("fp32"), "optimizer": optimizer, "gather": True}
-    expected = zs.Cluster(3).run(lambda rank: trained(rank, model, data, dict(options)))
-    found = zs.CuPyCluster(3).run(lambda rank: trained(rank, model, data, dict(options)))
+    expected = zs.Cluster(2).run(lambda rank: trained(rank, model, data, dict(options)))
+    found = zs.CuPyCluster(2).run(lambda rank: trained(rank, model, data, dict(options)))
     for mine, right in zip(found, expected, strict=True):
         for key, value in mine["states"].items():
             assert np.abs(to_host(value).astype(np.float64) - right["states"][key]).max() < 1e-3, key
@@ -92,9 +92,8 @@ COLLECTIVES = [("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("red
                ("reduce", "tree"), ("gather", "pairwise")]  # fmt: skip
 
 
-@pytest.mark.parametrize("fmt", [*FORMATS, "int32"])
+@pytest.mark.parametrize(("fmt", "debug"), [*((fmt, False) for fmt in (*FORMATS, "int32")), ("bf16", True)])
 @pytest.mark.parametrize(("operation", "algorithm"), COLLECTIVES)
-@pytest.mark.parametrize("debug", [False, True])
 def test_collectives_give_the_bits_of_a_cluster(operation: str, algorithm: str, fmt: str, debug: bool) -> None:
     for ranks in (1, 2, 4, 5) if algorithm not in ("halving", "doubling") else (1, 2, 4):
         def program(rank: zs.Rank) -> Any:

@@ -6,6 +6,7 @@ compared, and what they show is that everything around the library is the same. 
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,10 @@ def test_rows_are_normalized_by_the_same_formula(kernels: Any, name: str, shape:
              zeros(columns, name), zeros(columns, name), written=(5, 6, 7))
 
 
-@pytest.mark.parametrize("name", COMPUTE)
-@pytest.mark.parametrize("shape", [(1, 2), (50, 11), (140, 500)])
+@pytest.mark.parametrize(("shape", "name"), [*product([(1, 2), (50, 11)], COMPUTE), ((140, 500), "bf16")])
 def test_the_loss_of_softmax_is_the_same_formula(kernels: Any, name: str, shape: tuple[int, int]) -> None:
     logits = normal(shape, name)
-    for dtype in (np.int64, np.int32):
+    for dtype in (np.int64, np.int32) if shape[0] < 100 else (np.int64,):
         targets = np.random.default_rng(1).integers(-1, shape[1], shape[0]).astype(dtype)
         both(kernels, lambda k, x, t, s: k.softmax_loss(x, t, s), logits, targets, zeros(shape[0], wide(name)))
         both(kernels, lambda k, t: (k.count_targets(t), k.index_range(t)), targets, written=())

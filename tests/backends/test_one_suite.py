@@ -73,21 +73,22 @@ def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: Wo
     assert_same(world, programs.four, stage, compute)
 
 
-@pytest.mark.parametrize(("stage", "compute"), STAGES_AND_FORMATS)
-def test_training_a_gpt_gives_the_same_losses_and_states(world: World, stage: int, compute: str) -> None:
-    same(ran(world, programs.gpt, stage, compute), reference(world.ranks, programs.gpt, stage, compute))
+def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
+    for stage, compute in STAGES_AND_FORMATS if world.ranks == 3 else [(1, "fp16"), (3, "bf16")]:
+        same(ran(world, programs.gpt, stage, compute), reference(world.ranks, programs.gpt, stage, compute))
 
 
-def test_the_stages_agree_here_as_they_do_there(world: World) -> None:
+def test_the_stages_agree_here_as_they_do_there(library: World) -> None:
     """Accumulation aside, which adds in another order on stages 2 and 3 (k = 1 would agree across all four)."""
-    states = [sha256([outcome.result[1] for outcome in ran(world, programs.gpt, stage, "bf16")]) for stage in zs.STAGES]
-    assert states[0] == states[1]
-    assert states[2] == states[3]
+    if library.ranks == 3:
+        states = [sha256([outcome.result[1] for outcome in ran(library, programs.gpt, stage, "bf16")])
+                  for stage in zs.STAGES]
+        assert states[0] == states[1]
+        assert states[2] == states[3]
 
 
-@pytest.mark.parametrize("optimizer", ["Muon", "LAMB", "Adafactor"])
-def test_optimizers_of_whole_matrices_and_norms_give_the_same_bits(world: World, optimizer: str) -> None:
-    assert_same(world, whole_matrices, optimizer)
+def test_optimizers_of_whole_matrices_and_norms_give_the_same_bits(world: World) -> None:
+    assert_same(world, whole_matrices, {2: "LAMB", 3: "Muon", 4: "Adafactor", 5: "Muon"}[world.ranks])
 
 
 def whole_matrices(rank: zs.Rank, optimizer: str):
@@ -95,16 +96,14 @@ def whole_matrices(rank: zs.Rank, optimizer: str):
     return programs.gpt(rank, 2, "bf16", optimizer, layout="whole_matrices", steps=1)
 
 
-@pytest.mark.parametrize("levers", [{"overlap": True}, {"prefetch": 1}, {"bucket_nbytes": 5000}], ids=str)
-def test_levers_change_no_bit(world: World, levers: dict) -> None:
-    plain = ran(world, programs.gpt, 3, "bf16")
-    pulled = world.run(with_levers, levers)
+def test_levers_change_no_bit(world: World) -> None:
+    plain, pulled = ran(world, programs.gpt, 3, "bf16"), world.run(with_levers)
     assert [sha256(outcome.result) for outcome in plain] == [sha256(outcome.result) for outcome in pulled]
 
 
-def with_levers(rank: zs.Rank, levers: dict):
-    """GPT with levers pulled."""
-    return programs.gpt(rank, 3, "bf16", **levers)
+def with_levers(rank: zs.Rank):
+    """GPT with all levers pulled that move communication."""
+    return programs.gpt(rank, 3, "bf16", overlap=True, prefetch=1, bucket_nbytes=5000)
 
 
 def test_an_asynchronous_collective_goes_on_beside_arithmetic_alone(library: World) -> None:

@@ -3,10 +3,11 @@
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Listener
 from typing import Any
 
-from tests.backends.test_tcp_mail import free_port
+from tests.backends.test_tcp_channel import free_port
 from tests.backends.worlds import ROOT, Processes, launch, mpiexec, one_thread
 
 
@@ -17,6 +18,7 @@ class Torchrun(Processes):
     backend = "nccl"
     module = "tests.backends.worker"
     settings: dict[str, str] = {}  # noqa: RUF012
+    processes: Sequence[Any] = ()
 
     def missing(self) -> str | None:
         return None
@@ -43,9 +45,10 @@ class Torchrun(Processes):
 
     def close(self) -> None:
         super().close()
-        for process in getattr(self, "processes", ()):
+        for process in self.processes:
             process.kill()
             process.communicate()
+        self.processes = ()
 
 
 class UnderMPI(Torchrun):

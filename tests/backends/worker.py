@@ -11,7 +11,7 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
-from zerosim.backends.processes.notes import Failed, Mail
+from zerosim.backends.processes.notes import Channel, Failed
 from zerosim.backends.processes.transport import ProcessCluster
 
 
@@ -20,34 +20,33 @@ def main(host: str, port: str, key: str, backend: str) -> None:
     clusters: dict[tuple[Any, ...], ProcessCluster] = {}
     first = zs.connect(backend)
     caller = Client((host, int(port)), authkey=bytes.fromhex(key)) if first.index == 0 else None
-    while (task := _next_task(first._mail, caller)) is not None:
+    while (task := _next_task(first._channel, caller)) is not None:
         if isinstance(task, Command):
-            found: Any = Said.of([word.replace("{rank}", str(first.index)) for word in task.words])
+            found = first.gather(Said.of([word.replace("{rank}", str(first.index)) for word in task.words]))
         else:
             options = tuple(sorted(task.options.items()))
             if options not in clusters:
                 clusters[options] = zs.connect(backend, **task.options)
-            found = _outcome(clusters[options], task)
-        gathered = first.gather(found)
+            found = first.gather(_outcome(clusters[options], task))  # copies: what a rank held can go
         if caller is not None:
-            caller.send(gathered)
+            caller.send(found)
     for cluster in (*clusters.values(), first):
         cluster.close()
 
 
-def _next_task(mail: Mail, caller: "Connection | None") -> Task | Command | None:
+def _next_task(channel: Channel, caller: "Connection | None") -> Task | Command | None:
     """What rank 0 hears, and tells the others; they look for it now and then, and leave the cores to other tests."""
     if caller is None:
         nap_seconds = 0.001
-        while not (letters := list(mail.arrived())):
+        while not (found := list(channel.arrived())):
             time.sleep(nap_seconds)
             nap_seconds = min(1.1 * nap_seconds, 0.1)  # a world that nobody asks for long costs nothing
-        return letters[0][1]
+        return found[0][1]
     try:
         task = caller.recv()
     except EOFError:
         task = None
-    mail.post(task)
+    channel.post(task)
     return task
 
 

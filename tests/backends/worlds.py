@@ -15,10 +15,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
 import zerosim as zs
-from zerosim import cli
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 600.0  # after which a world of processes is taken to hang, on a busy machine too
@@ -63,6 +60,10 @@ class Said:
     @classmethod
     def of(cls, words: Sequence[str]) -> Said:
         """The command, typed in this process."""
+        from typer.testing import CliRunner  # which most processes of the pool never need
+
+        from zerosim import cli
+
         done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
         return cls((done.exit_code,), done.stdout, done.stderr)
 

@@ -54,15 +54,15 @@ def test_every_notebook_is_named_and_every_name_stands_in_an_entry():
     "rank", "world", "collective", "reduce-scatter", "all-gather", "all-reduce", "ring", "hop", "shard", "placement",
     "layout", "padding", "flat vector", "master", "fp16", "bf16", "fp8", "ulp", "underflow", "loss scale", "skip",
     "micro-batch", "accumulation", "bucket", "overlap", "prefetch", "exposed time", "alpha and beta", "unit",
-    "activation", "recomputation", "ledger", "trace", "kind", "purpose", "twin", "null array", "dialect",
+    "activation", "recomputation", "memory", "trace", "kind", "purpose", "reference run", "null array", "wire", "stage",
+    "cut", "param group", "unshard and reshard", "saved for backward", "transient memory", "accounting convention",
     "gradient liveness", "peak", "at rest", "bus bandwidth"])
 def test_the_words_that_the_project_cannot_do_without_are_there(term):
     assert term in ENTRIES
 
 
-def test_kinds_and_purposes_are_those_of_the_ledger_and_the_trace():
-    from zerosim.ranks.memory import KINDS
-    from zerosim.ranks.trace import PURPOSES
+def test_kinds_and_purposes_are_those_of_the_memory_and_the_trace():
+    from zerosim.ranks.trace import KINDS, PURPOSES
 
     assert [kind for kind in KINDS if plain(kind) not in plain(ENTRIES["kind"])] == []
     assert [purpose for purpose in PURPOSES if purpose not in ENTRIES["purpose"]] == []

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 
+from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.course.figures import FIGURES
 from zerosim.course.figures.losses import (
     EVERYWHERE,
     IN_THE_SUM,
@@ -30,7 +30,7 @@ STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style
 
 @pytest.fixture(scope="module")
 def scaled():
-    return FIGURES["loss-scale"].data()
+    return seen.data_of("loss-scale")
 
 
 def test_the_scale_is_what_the_scaler_makes_of_the_skips(scaled):
@@ -74,7 +74,7 @@ def test_the_stairs_and_marks_are_the_data(scaled, style):
 
 @pytest.fixture(scope="module")
 def curves():
-    return FIGURES["format-losses"].data()
+    return seen.data_of("format-losses")
 
 
 def test_formats_with_a_master_and_scaling_keep_up_with_fp32_and_the_others_do_not(curves):
@@ -160,7 +160,7 @@ def test_an_arrow_ends_on_a_box_and_begins_on_another():
 
 # -- what the eye meets -------------------------------------------------------------------------------------------
 
-@STYLES
+@pytest.mark.parametrize("style", chosen([LIGHT], [LIGHT, DARK]), ids=lambda style: style.name)
 def test_other_runs_keep_their_words_apart(style):
     for drawing in (loss_scale(loss_scale_data((("deepspeed-legacy", 2),), 30, ranks=2), style),
                     loss_scale(loss_scale_data((("torch", 1), ("deepspeed", 1), ("deepspeed", 2)), 20), style),

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 import zerosim as zs
+from tests.cases import covering
 from tests.lessons import seen
 from zerosim.display import html
 from zerosim.display.objects import MOST_STEPS, values_text
@@ -31,11 +32,10 @@ def messages(rank):
 
 # -- the drawing --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("program", [reduced, messages, lambda rank: rank.all_reduce(np.ones(7, np.float16)),
-                                     lambda rank: rank.all_gather(np.array([rank.index, 300])),
-                                     lambda rank: rank.broadcast(np.zeros((2, 3)))])
+@pytest.mark.parametrize(("program", "ranks", "dark"), covering(
+    [reduced, messages, lambda rank: rank.all_reduce(np.ones(7, np.float16)),
+     lambda rank: rank.all_gather(np.array([rank.index, 300])), lambda rank: rank.broadcast(np.zeros((2, 3)))],
+    [2, 3, 5], [False, True]))
 def test_every_step_can_be_drawn_and_its_words_are_apart(program, ranks, dark):
     steps = list(zs.step_through(program, ranks=ranks))
     for step in (steps[0], steps[len(steps) // 2], steps[-1]):

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+from functools import cache
 
 import pytest
 
@@ -15,6 +16,12 @@ TEXT = ROOT / "notebooks/puzzles.py"
 COPY = TEXT.with_suffix(".ipynb")
 SOURCE = TEXT.read_text(encoding="utf-8")
 NAMES = puzzles.names()
+
+
+@cache
+def shown():
+    """What each code cell shows when it is run now, as it stands."""
+    return list(executed(SOURCE))
 
 
 def stub_of(name):
@@ -33,14 +40,13 @@ def test_the_copy_has_the_cells_of_its_text_and_shows_what_they_show_now():
     assert [cell for cell, _ in committed(COPY)] == cells(SOURCE)
     outputs = [outputs for cell, outputs in committed(COPY) if cell.kind == "code"]
     assert [one for cell in outputs for one in cell if one["output_type"] == "error"] == []
-    shown = list(executed(SOURCE))
-    assert [printed_in(cell) for cell in outputs] == [cell.printed for cell in shown]
+    assert [printed_in(cell) for cell in outputs] == [cell.printed for cell in shown()]
     assert [displayed_in(cell).get("text/plain") for cell in outputs] == [
-        None if cell.displayed is None else repr(cell.displayed) for cell in shown]
+        None if cell.displayed is None else repr(cell.displayed) for cell in shown()]
 
 
 def test_with_open_holes_every_check_says_so_without_an_error():
-    verdicts = [cell.displayed.verdict for cell in executed(SOURCE) if isinstance(cell.displayed, puzzles.Score)]
+    verdicts = [cell.displayed.verdict for cell in shown() if isinstance(cell.displayed, puzzles.Score)]
     assert verdicts == ["open"] * (len(NAMES) - 1) + ["refused"]  # the last one is broken, and has no hole
 
 
@@ -61,6 +67,7 @@ def test_the_copy_records_no_times_and_no_versions():
     assert {json.dumps(cell["metadata"]) for cell in notebook["cells"]} == {"{}"}
 
 
+@pytest.mark.slow  # a kernel takes long; one is started for the first notebook
 def test_jupyter_executes_the_text_into_the_same_file():
     for module in ("jupytext", "nbclient", "ipykernel"):
         pytest.importorskip(module, reason=f"{module} is not installed; pip install 'zerosim[notebook]'")

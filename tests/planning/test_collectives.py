@@ -1,133 +1,176 @@
-"""What each algorithm sends: the published rows for equal chunks, the exact sums for any."""
+"""The levels of each algorithm are the messages that ranks make, and what they add up to is what texts publish."""
 
 import re
+from collections import Counter, defaultdict
 from fractions import Fraction
 from math import ceil, log2
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.planning import ALGORITHMS, ceil_cut, chunk_lengths, sent
-from zerosim.planning.collectives import POWERS_OF_TWO
+import zerosim as zs
+from tests.ranks.asking import ROOTED, ROWS, allowed, ask, takes_splits
+from tests.ranks.data import normals
+from zerosim.planning import ALGORITHMS, ceil_cut, sent
+from zerosim.planning.collectives import ROUNDS, checked_vector, in_steps, levels, sent_of, sum_of_levels
+from zerosim.planning.cost import longest_by_step
+from zerosim.planning.hardware import Link, Network
 
-WORLDS = [*range(1, 10), 16, 64]
-POWERS = [1, 2, 4, 8, 16, 64]
+WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
+BARRIER = ("barrier", "dissemination")
+FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
+
+Message = tuple[int, int, int, int]  # step, source, destination, bytes
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+def predicted(collective: str, algorithm: str, cut: tuple[int, ...], itemsize: int, root: int) -> Counter[Message]:
+    """Every message of the levels, in the step in which it goes."""
+    found: Counter[Message] = Counter()
+    vector = checked_vector(collective, algorithm, cut, itemsize, root=root)
+    for step, level in in_steps(levels(collective, algorithm, vector), vector.ranks):
+        for time in range(level.times):
+            found.update(zip((step + time).tolist(), level.sources.tolist(), level.destinations.tolist(),
+                             level.nbytes.tolist(), strict=True))
+    return found
+
+
+def made(collective: str, algorithm: str, cut: tuple[int, ...], root: int) -> Counter[Message]:
+    """Every message of the trace's expansion, of fp32 elements."""
+    ranks = len(cut) - 1
+    cluster, vectors = zs.Cluster(ranks), normals(ranks, cut[-1])
+    splits = cut if takes_splits(collective, algorithm, ranks) else None
+
+    def program(rank: zs.Rank) -> None:
+        if collective == "barrier":
+            rank.barrier()
+        else:
+            ask(rank, collective, algorithm, vectors[rank.index], splits, root=root)
+
+    cluster.run(program)
+    row = cluster.trace[0].collectives(collective)[0]
+    return Counter((hop.step, hop.source, hop.destination, hop.nbytes) for hop in row.hops())
+
+
+def test_every_algorithm_of_the_ranks_has_levels() -> None:
+    assert set(ALGORITHMS) == {*ROWS, BARRIER}
+
+
+@pytest.mark.parametrize(("ranks", "key"), [(n, key) for n in WORLDS for key in ALGORITHMS if allowed(*key, n)])
+def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make_them(ranks, key) -> None:
+    for length in [0] if key == BARRIER else [0, 1, 2 * ranks + 1, 4 * ranks]:
+        for root in {0, ranks - 1} if key[0] in ROOTED else {0}:
+            cut = ceil_cut(length, ranks)
+            assert predicted(*key, cut, 4, root) == made(*key, cut, root)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[int, ...]:
-    """Even, uneven and empty chunks: N+1 rising boundaries from 0 on."""
-    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=9))
-    return (0, *(sum(lengths[:i + 1]) for i in range(len(lengths))))
+def calls(draw: st.DrawFn) -> tuple:
+    """A world, an algorithm that it allows, chunks of any length, a root, and ranks in a node."""
+    ranks = draw(st.integers(1, 12))
+    chunks = draw(st.lists(st.integers(0, 6), min_size=ranks, max_size=ranks))
+    key = draw(st.sampled_from([key for key in ROWS if allowed(*key, ranks)]))
+    cut = (0, *np.cumsum(chunks).tolist())
+    if not takes_splits(*key, ranks):
+        cut = ceil_cut(cut[-1], ranks)
+    return key, cut, draw(st.integers(0, ranks - 1)) if key[0] in ROOTED else 0, draw(st.integers(1, 5))
 
 
-def equal(ranks: int) -> tuple[int, ...]:
-    """A cut of 60 N elements into equal chunks."""
-    return ceil_cut(60 * ranks, ranks)
+@given(calls())
+def test_any_cut_and_any_root_make_the_messages_of_the_levels_and_their_sums(drawn) -> None:
+    key, cut, root, _ = drawn
+    messages, totals = predicted(*key, cut, 4, root), sent(*key, cut, 4, root=root)
+    assert messages == made(*key, cut, root)
+    for rank in range(len(cut) - 1):
+        mine = {message: count for message, count in messages.items() if message[1] == rank}
+        assert sum(nbytes * count for (*_, nbytes), count in mine.items()) == totals.nbytes[rank]
+        assert sum(mine.values()) == totals.messages[rank]
+    assert max((step for step, *_ in messages), default=-1) + 1 == totals.steps
 
 
-@pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize(("collective", "algorithm", "vectors", "steps"), [
-    ("reduce_scatter", "ring", lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("reduce_scatter", "pairwise", lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("all_gather", "ring", lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("all_gather", "bruck", lambda n: Fraction(n - 1, n), lambda n: ceil(log2(n))),
-    ("all_to_all", "pairwise", lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("all_reduce", "ring", lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * (n - 1)),
-    ("all_reduce", "everyone", lambda n: n - 1, lambda n: n - 1),
-    ("barrier", "dissemination", lambda n: 0, lambda n: ceil(log2(n))),
-])
-def test_equal_chunks_send_the_published_share(ranks, collective, algorithm, vectors, steps) -> None:
-    row = sent(collective, algorithm, equal(ranks), 2)
+@given(calls())
+def test_the_longest_messages_of_a_step_are_found_on_each_kind_of_link(drawn) -> None:
+    key, cut, root, per_node = drawn
+    ranks, network = len(cut) - 1, Network(FAST, SLOW, per_node)
+    steps: dict[int, dict[str, int]] = defaultdict(dict)
+    for step, source, destination, nbytes in predicted(*key, cut, 4, root):
+        name = network.link(source, destination).name
+        steps[step][name] = max(steps[step].get(name, 0), nbytes)
+    wanted = Counter((step.get("fast"), step.get("slow")) for step in steps.values())
+    assert longest_by_step(levels(*key, checked_vector(*key, cut, 4, root=root)), ranks, network) == wanted
+
+
+def test_where_ranks_fold_some_swap_while_others_are_handed_a_vector() -> None:
+    # Five ranks: 0 hands to 1 while 3 and 4 swap already; so a level of an algorithm is no step of a collective.
+    first = {message[1:3] for message in predicted("all_reduce", "doubling", ceil_cut(5, 5), 1, 0) if message[0] == 0}
+    assert first == {(0, 1), (3, 4), (4, 3)}
+
+
+# --- sums ---------------------------------------------------------------------------------------------------
+
+
+@given(chunks=st.lists(st.integers(0, 9), min_size=1, max_size=9), key=st.sampled_from(list(ROUNDS)))
+def test_the_closed_forms_are_the_sums_over_the_levels(chunks: list[int], key: tuple[str, str]) -> None:
+    vector = checked_vector(*key, (0, *np.cumsum(chunks).tolist()), 2)
+    assert sent_of(*key, vector) == sum_of_levels(levels(*key, vector), vector.ranks)
+
+
+# Vectors that each rank sends of equal chunks, and messages: as published, for any N, or for powers of two.
+PUBLISHED = {
+    ("reduce_scatter", "ring"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
+    ("reduce_scatter", "pairwise"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
+    ("reduce_scatter", "halving"): (lambda n: Fraction(n - 1, n), log2),
+    ("all_gather", "ring"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
+    ("all_gather", "doubling"): (lambda n: Fraction(n - 1, n), log2),
+    ("all_gather", "bruck"): (lambda n: Fraction(n - 1, n), lambda n: ceil(log2(n))),
+    ("all_to_all", "pairwise"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
+    ("all_reduce", "ring"): (lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * (n - 1)),
+    ("all_reduce", "everyone"): (lambda n: n - 1, lambda n: n - 1),
+    ("all_reduce", "doubling"): (log2, log2),
+    ("all_reduce", "rabenseifner"): (lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * log2(n)),
+    BARRIER: (lambda n: 0, lambda n: ceil(log2(n))),
+}
+ONLY_PUBLISHED_FOR_POWERS = {"halving", "doubling", "rabenseifner"}
+
+
+@pytest.mark.parametrize(("key", "ranks"), [(key, n) for key in PUBLISHED for n in [*range(1, 10), 16, 64]
+                                            if n in (1, 2, 4, 8, 16, 64) or key[1] not in ONLY_PUBLISHED_FOR_POWERS])
+def test_equal_chunks_send_the_published_share(key: tuple[str, str], ranks: int) -> None:
+    vectors, steps = PUBLISHED[key]
+    row = sent(*key, ceil_cut(60 * ranks, ranks), 2)
     assert row.nbytes == (vectors(ranks) * 120 * ranks,) * ranks
     assert row.messages == (steps(ranks),) * ranks
     assert row.steps == steps(ranks)
 
 
-@pytest.mark.parametrize("ranks", POWERS)
-@pytest.mark.parametrize(("collective", "algorithm", "vectors", "steps"), [
-    ("reduce_scatter", "halving", lambda n: Fraction(n - 1, n), log2),
-    ("all_gather", "doubling", lambda n: Fraction(n - 1, n), log2),
-    ("all_reduce", "doubling", log2, log2),
-    ("all_reduce", "rabenseifner", lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * log2(n)),
-])
-def test_powers_of_two_take_log2_steps(ranks, collective, algorithm, vectors, steps) -> None:
-    row = sent(collective, algorithm, equal(ranks), 2)
-    assert row.nbytes == (vectors(ranks) * 120 * ranks,) * ranks
-    assert row.messages == (steps(ranks),) * ranks
-    assert row.steps == steps(ranks)
-
-
-@pytest.mark.parametrize("ranks", [n for n in WORLDS if n not in POWERS])
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9])
 @pytest.mark.parametrize(("algorithm", "steps_of_power"), [("doubling", 1), ("rabenseifner", 2)])
 def test_other_counts_fold_first_in_two_more_steps(ranks: int, algorithm: str, steps_of_power: int) -> None:
     active = 1 << (ranks.bit_length() - 1)
     folded, whole = ranks - active, 2 * 16 * 9
-    row = sent("all_reduce", algorithm, ceil_cut(16 * 9, ranks), 2)
-    inner = sent("all_reduce", algorithm, ceil_cut(16 * 9, active), 2)
+    row, inner = (sent("all_reduce", algorithm, ceil_cut(16 * 9, n), 2) for n in (ranks, active))
     assert row.steps == steps_of_power * int(log2(active)) + 2 == inner.steps + 2
     # A folded rank sends n in one message, its partner n and one message more than the active ranks do.
     assert row.nbytes[0:2 * folded:2] == (whole,) * folded
-    assert row.messages[0:2 * folded:2] == (1,) * folded
     assert row.nbytes[1:2 * folded:2] == tuple(n + whole for n in inner.nbytes[:folded])
     assert row.nbytes[2 * folded:] == inner.nbytes[folded:]
-    assert sum(row.nbytes) == sum(inner.nbytes) + 2 * folded * whole
     assert sum(row.messages) == sum(inner.messages) + 2 * folded
 
 
-@pytest.mark.parametrize("ranks", WORLDS)
-def test_rooted_rows_burden_the_root(ranks: int) -> None:
-    whole, others = 120 * ranks, ranks - 1
-    cut = equal(ranks)
-    rows = {key: sent(*key, cut, 2) for key in ALGORITHMS if key not in POWERS_OF_TWO}
-    assert rows["all_reduce", "naive"].nbytes == (others * whole, *[whole] * others)
-    assert rows["all_reduce", "naive"].steps == 2 * others
-    assert rows["broadcast", "naive"].nbytes == (others * whole, *[0] * others)
-    assert rows["reduce", "naive"].nbytes == (0, *[whole] * others)
-    assert rows["gather", "pairwise"].nbytes == (0, *[120] * others)
-    assert rows["broadcast", "tree"].nbytes[0] == ceil(log2(ranks)) * whole
-    assert rows["broadcast", "tree"].steps == rows["reduce", "tree"].steps == ceil(log2(ranks))
-    assert rows["all_reduce", "tree"].steps == 2 * ceil(log2(ranks))
-    # Every edge of the tree is used once each way.
-    assert sum(rows["broadcast", "tree"].nbytes) == sum(rows["reduce", "tree"].nbytes) == others * whole
-    assert sum(rows["all_reduce", "tree"].nbytes) == 2 * others * whole
-
-
-@pytest.mark.parametrize(("ranks", "messages"), [
-    (1, (0,)), (2, (1, 0)), (3, (2, 0, 0)), (4, (2, 0, 1, 0)), (5, (3, 0, 1, 0, 0)), (6, (3, 0, 1, 0, 1, 0)),
-    (8, (3, 0, 1, 0, 2, 0, 1, 0))])
-def test_the_broadcast_tree_has_these_numbers_of_children(ranks: int, messages: tuple[int, ...]) -> None:
-    assert sent("broadcast", "tree", equal(ranks), 1).messages == messages
-
-
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in {"broadcast", "reduce", "gather"}])
-@pytest.mark.parametrize("root", range(5))
-def test_another_root_turns_the_ranks_round(key: tuple[str, str], root: int) -> None:
-    at_zero, turned = sent(*key, equal(5), 2), sent(*key, equal(5), 2, root=root)
-    assert turned.messages == tuple(at_zero.messages[(rank - root) % 5] for rank in range(5))
-    assert turned.nbytes == tuple(at_zero.nbytes[(rank - root) % 5] for rank in range(5))
-
-
-@given(cut=cuts(), itemsize=st.sampled_from([1, 2, 4, 8]))
-def test_any_cut_sends_n_minus_1_vectors_in_all(cut: tuple[int, ...], itemsize: int) -> None:
-    once = (len(cut) - 2) * cut[-1] * itemsize
-    for key in [("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("all_gather", "ring"),
-                ("all_gather", "bruck"), ("all_to_all", "pairwise"),
-                ("broadcast", "naive"), ("broadcast", "tree"), ("reduce", "naive"), ("reduce", "tree")]:
-        assert sum(sent(*key, cut, itemsize).nbytes) == once
-    for key in [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "naive")]:
-        assert sum(sent(*key, cut, itemsize).nbytes) == 2 * once
-
-
-@given(cut=cuts())
-def test_a_ring_keeps_back_one_chunk_exactly(cut: tuple[int, ...]) -> None:
-    own = chunk_lengths(cut)
-    neighbors = (*own[1:], own[0])
-    assert sent("reduce_scatter", "ring", cut, 2).nbytes == tuple(2 * (cut[-1] - length) for length in own)
-    assert sent("all_gather", "ring", cut, 2).nbytes == tuple(2 * (cut[-1] - length) for length in neighbors)
-    assert sent("all_reduce", "ring", cut, 2).nbytes == tuple(
-        2 * (2 * cut[-1] - a - b) for a, b in zip(own, neighbors, strict=True))
+@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in ROOTED])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8])
+def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sent_one_vector(key, ranks: int) -> None:
+    vector = ceil_cut(60 * ranks, ranks)
+    at_zero, total = sent(*key, vector, 2), (ranks - 1) * 120 * (1 if key[0] == "gather" else ranks)
+    assert sum(at_zero.nbytes) == total
+    for root in range(ranks):
+        turned = sent(*key, vector, 2, root=root)
+        assert turned.nbytes == tuple(at_zero.nbytes[(rank - root) % ranks] for rank in range(ranks))
+        assert turned.steps == (ceil(log2(ranks)) if key[1] == "tree" else ranks - 1)
 
 
 @pytest.mark.parametrize(("algorithm", "nbytes"), [
@@ -140,17 +183,18 @@ def test_three_all_gathers_of_one_uneven_cut_differ(algorithm: str, nbytes: tupl
 
 
 @pytest.mark.parametrize("key", list(ALGORITHMS))
-def test_one_rank_sends_nothing_in_no_steps(key: tuple[str, str]) -> None:
-    row = sent(*key, (0, 7), 2)
-    assert (row.nbytes, row.messages, row.steps) == ((0,), (0,), 0)
+def test_one_rank_sends_nothing_and_an_empty_vector_still_takes_messages(key: tuple[str, str]) -> None:
+    alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)
+    assert (alone.nbytes, alone.messages, alone.steps) == ((0,), (0,), 0)
+    assert empty.nbytes == (0, 0, 0, 0)
+    assert empty.messages == sent(*key, ceil_cut(240, 4), 2).messages
+    assert sum(empty.messages) >= 3
 
 
-@pytest.mark.parametrize("key", list(ALGORITHMS))
-def test_an_empty_vector_still_takes_messages(key: tuple[str, str]) -> None:
-    row = sent(*key, (0, 0, 0, 0, 0), 2)
-    assert row.nbytes == (0, 0, 0, 0)
-    assert row.messages == sent(*key, equal(4), 2).messages
-    assert sum(row.messages) >= 3
+@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key != BARRIER])
+def test_vectors_of_any_length_are_counted_exactly(key: tuple[str, str]) -> None:
+    large = sent(*key, ceil_cut(8 * 2**50, 4), 2**40)  # 2^93 bytes
+    assert large.nbytes == tuple(2**90 * n for n in sent(*key, ceil_cut(8, 4), 1).nbytes)
 
 
 @pytest.mark.parametrize(("call", "text"), [

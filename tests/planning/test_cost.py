@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.planning import ceil_cut, sent
-from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, asked
-from zerosim.planning.cost import BUS_FACTORS, cost, levels, longest_by_step, longest_messages, placed
+from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, checked_vector, in_steps, levels
+from zerosim.planning.cost import BUS_FACTORS, cost, longest_by_step, longest_messages
 from zerosim.planning.hardware import Link, Network, link
 
 WORLDS = [1, 2, 3, 4, 5, 8, 16, 64]
@@ -109,7 +109,7 @@ def calls(draw: st.DrawFn) -> tuple:
 def test_the_slowest_hop_of_each_step_decides(drawn) -> None:
     key, cut, itemsize, root, per_node = drawn
     network, steps = Network(FAST, SLOW, per_node), defaultdict(list)
-    for step, level in placed(levels(*key, asked(*key, cut, itemsize, root=root)), len(cut) - 1):
+    for step, level in in_steps(levels(*key, checked_vector(*key, cut, itemsize, root=root)), len(cut) - 1):
         for time in range(level.times):
             for number, source, to, nbytes in zip(step + time, level.sources, level.destinations, level.nbytes,
                                                   strict=True):
@@ -132,8 +132,9 @@ def test_nodes_that_hold_all_ranks_or_links_that_are_alike_change_nothing(drawn)
 @given(calls())
 def test_steps_that_are_said_to_be_alike_are(drawn) -> None:
     key, cut, itemsize, root, _ = drawn
-    ask = asked(*key, cut, itemsize, root=root)
-    assert longest_messages(*key, ask, Network(FAST)) == longest_by_step(levels(*key, ask), ask.ranks, Network(FAST))
+    vector = checked_vector(*key, cut, itemsize, root=root)
+    by_step = longest_by_step(levels(*key, vector), vector.ranks, Network(FAST))
+    assert longest_messages(*key, vector, Network(FAST)) == by_step
 
 
 def test_a_ring_that_leaves_its_node_goes_at_the_pace_of_the_slow_link() -> None:
@@ -210,7 +211,7 @@ def test_rabenseifner_is_never_slower_than_the_ring_for_powers_of_two(ranks: int
     (lambda: cost("all_reduce", "quantum", (0, 4), 2, ONE_KIND), "no algorithm 'quantum' for 'all_reduce'; there are "),
     (lambda: cost("all_gather", "doubling", (0, 1, 2, 3), 2, ONE_KIND), "all_gather doubling swaps with partners"),
     (lambda: cost("all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes was asked "
-     "about; this reckons with fewer than 2^62 bytes"),
+     "about; this computes with fewer than 2^62 bytes"),
     (lambda: cost("all_gather", "ring", (0, -1), 2, ONE_KIND), "cut must hold N+1 rising boundaries from 0 on")])
 def test_what_cannot_be_priced_is_refused(call, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):

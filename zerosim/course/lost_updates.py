@@ -18,7 +18,7 @@ import numpy as np
 from zerosim.display.numbers import without_infinities
 from zerosim.display.views import View
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
@@ -53,7 +53,7 @@ def shortest(value: float | np.generic) -> float:
     return float(str(np.float32(value)))
 
 
-def stored(kernels: NumpyKernels, values: Sequence[float], fmt: Format | str) -> HostArray:
+def stored(kernels: NumpyKernels, values: Sequence[float], fmt: Format | str) -> Array:
     """The values (n,) as a format stores them: in its own array type, rounded once, to nearest even."""
     row = np.empty(len(values), format_of(fmt).dtype)
     kernels.cast_pack(np.array(values, np.float64), row)
@@ -191,7 +191,7 @@ def plain(kernels: NumpyKernels, task: Task, fmt: str, method: Method = "nothing
     yield from _outcomes(method, fmt, task, start, w, moves)
 
 
-def path_of(kernels: NumpyKernels, task: Task, fmt: str) -> HostArray:
+def path_of(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
     """w before the first step and after each of them, in the format and with no cure: (steps + 1, n), of its dtype."""
     w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, fmt)
     found = np.empty((task.steps + 1, len(w)), w.dtype)
@@ -269,11 +269,11 @@ def _words(task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[np.ndarray]:
                         for update in task.updates]).transpose(2, 0, 1)  # fmt: skip
 
 
-def _start(kernels: NumpyKernels, task: Task, fmt: str) -> HostArray:
+def _start(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
     return stored(kernels, [task.weight] * len(task.updates), fmt)
 
 
-def _add(kernels: NumpyKernels, a: HostArray, b: HostArray, out: HostArray) -> None:
+def _add(kernels: NumpyKernels, a: Array, b: Array, out: Array) -> None:
     """out = a + b, added in fp32 and rounded once to out's type."""
     if a.dtype == b.dtype == out.dtype:
         kernels.add_rounded(a, b, out)  # the same bits, in a tenth of the time
@@ -281,7 +281,7 @@ def _add(kernels: NumpyKernels, a: HostArray, b: HostArray, out: HostArray) -> N
         kernels.elementwise(np.add, a, b, out=out)
 
 
-def _repeat(steps: int, w: HostArray, step: Callable[[], None]) -> np.ndarray:
+def _repeat(steps: int, w: Array, step: Callable[[], None]) -> np.ndarray:
     """Makes all steps; how many of them changed w, (n,)."""
     moves, before = np.zeros(len(w), np.int64), w.copy()
     for _ in range(steps):
@@ -291,8 +291,8 @@ def _repeat(steps: int, w: HostArray, step: Callable[[], None]) -> np.ndarray:
     return moves
 
 
-def _outcomes(method: Method, fmt: str, task: Task, start: HostArray, w: HostArray, moves: np.ndarray,
-              remainders: HostArray | None = None) -> Iterator[Outcome]:  # fmt: skip
+def _outcomes(method: Method, fmt: str, task: Task, start: Array, w: Array, moves: np.ndarray,
+              remainders: Array | None = None) -> Iterator[Outcome]:  # fmt: skip
     for j, update in enumerate(task.updates):
         result = shortest(w[j])
         share = task.share(float(start[j]), float(w[j]), update)
@@ -470,22 +470,22 @@ def moments(kernels: NumpyKernels, fmt: str, adam: Adam, gradient: float, steps:
                           unit_update(kernels, both, adam, corrections))  # fmt: skip
 
 
-def average(kernels: NumpyKernels, means: HostArray, x: HostArray, betas: tuple[float, ...]) -> None:
+def average(kernels: NumpyKernels, means: Array, x: Array, betas: tuple[float, ...]) -> None:
     """means (n,) = β·means + (1-β)·x, in place, each with its own β: the operations of the package's Adam in its
     order, made in fp32, and one rounding to the format."""
     keep, take = np.array(betas, np.float32), np.array([1.0 - beta for beta in betas], np.float32)
 
-    def block(old: HostArray, new: HostArray, out: HostArray) -> None:
+    def block(old: Array, new: Array, out: Array) -> None:
         np.add(old * keep, new * take, out=out)
 
     kernels.elementwise(block, means, x, out=means)
 
 
-def unit_update(kernels: NumpyKernels, both: HostArray, adam: Adam, corrections: tuple[float, float]) -> float:
+def unit_update(kernels: NumpyKernels, both: Array, adam: Adam, corrections: tuple[float, float]) -> float:
     """(m/correction1) / (√(v/correction2) + ε), in fp32: Adam's update at a learning rate of 1."""
     out = np.empty(1, np.float32)
 
-    def block(m: HostArray, v: HostArray, out: HostArray) -> None:
+    def block(m: Array, v: Array, out: Array) -> None:
         np.divide(m / corrections[0], np.sqrt(v / corrections[1]) + adam.epsilon, out=out)
 
     kernels.elementwise(block, both[:1], both[1:], out=out)

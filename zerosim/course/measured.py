@@ -11,10 +11,16 @@ from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
-from zerosim.planning import closed_forms as pencil
+from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
-from zerosim.planning.conventions import dialect_of, normed_tensors, per_parameter_nbytes, state_nbytes, states_nbytes
-from zerosim.planning.plan import Question, activations_nbytes, job_of, passing_of
+from zerosim.planning.conventions import (
+    convention_of,
+    normed_tensors,
+    per_parameter_nbytes,
+    state_nbytes,
+    states_nbytes,
+)
+from zerosim.planning.plan import PlanConfig
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.cluster import Cluster, NullCluster
 from zerosim.ranks.memory import RESTING_KINDS
@@ -66,7 +72,8 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     What rests is asserted to equal the closed forms to the byte, on every rank. Raises ValueError for an optimizer
     whose state is no number of bytes for each parameter, as Muon's.
     """
-    cluster, model, found = Cluster(ranks), MLP(widths), bytes_per_parameter(pencil.STAGES[stage], optimizer, policy)
+    cluster, model = Cluster(ranks), MLP(widths)
+    found = bytes_per_parameter(closed_forms.STAGES[stage], optimizer, policy)
     engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
     assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
     resting = tuple(cluster.memory.now_nbytes_by_kind)
@@ -87,21 +94,23 @@ def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: 
     return engine
 
 
-def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> pencil.Job:
+def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> closed_forms.Job:
     """The step on paper; the optimizer's state is added by `_predicted`, whatever its formats are."""
     tensors = sum(len(unit.shapes) for unit in model.units)
-    return pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
+    return closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage],
+                            layout=layout,
                       policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
 
 
-def _predicted(job: pencil.Job, optimizer: Optimizer) -> list[BytesByKind]:
+def _predicted(job: closed_forms.Job, optimizer: Optimizer) -> list[BytesByKind]:
     """What each rank rests at by the closed forms, empty kinds left out."""
     held, itemsize = job.held(job.states.optimizer_sharded), job.policy.state_dtype.itemsize
     state = state_nbytes(optimizer, (held,), itemsize)
-    return [found | ({"optimizer_state": state} if state else {}) for found in pencil.resting_nbytes(job)]
+    return [found | ({"optimizer_state": state} if state else {}) for found in closed_forms.resting_nbytes(job)]
 
 
-def bytes_per_parameter(states: pencil.States, optimizer: Optimizer, policy: Policy) -> tuple[Fraction, Fraction]:
+def bytes_per_parameter(states: closed_forms.ShardedStates, optimizer: Optimizer,
+                        policy: Policy) -> tuple[Fraction, Fraction]:
     """(replicated, shared): what every rank holds of each parameter, and what all ranks hold of it together.
 
     Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError for
@@ -109,7 +118,7 @@ def bytes_per_parameter(states: pencil.States, optimizer: Optimizer, policy: Pol
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
     state = per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
-    replicated, shared = dialect_of(policy).per_parameter(states, state)
+    replicated, shared = convention_of(policy).per_parameter(states, state)
     return Fraction(replicated), Fraction(shared)
 
 
@@ -135,9 +144,10 @@ def measured_bytes(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, s
     cluster, model = NullCluster(ranks, representative=0), MLP(widths)
     resting = cluster.run(_null_mlp_step, model, optimizer, stage, policy, (widths[0], widths[-1]))[0]
     job = _job(model, optimizer, ranks, stage, policy, "per_unit")
-    sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in pencil.sent_nbytes(job)}
+    sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in closed_forms.sent_nbytes(job)}
     assert resting == _predicted(job, optimizer)[0], "the ledger differs from the closed forms"
-    assert sent == {purpose: nbytes[0] for purpose, nbytes in pencil.sent_nbytes(job).items()}, "so does the trace"
+    predicted = {purpose: nbytes[0] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
+    assert sent == predicted, "so does the trace"
     return MeasuredBytes(stage, ranks, model.parameter_count, resting, sent)
 
 
@@ -220,43 +230,44 @@ def measured_tensors(block: Block) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One quantity of a plan's row, in bytes, by pencil and in the ledger of one rank."""
+    """One quantity of a plan's row, in bytes, as planned and as measured on one rank."""
 
     name: str
-    pencil_nbytes: int
-    ledger_nbytes: int
+    estimated_nbytes: int
+    measured_nbytes: int
 
     @property
     def difference_nbytes(self) -> int:
-        """Ledger less pencil: 0 where they agree."""
-        return self.ledger_nbytes - self.pencil_nbytes
+        """Measured less estimated: 0 where they agree."""
+        return self.measured_nbytes - self.estimated_nbytes
 
 
-def measured_row(question: Question, stage: int, policy: str) -> list[Compared]:
+def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     """A row of a plan, part by part, beside the real engine and layers run for one step without data on rank 0.
 
-    The engine has the question's levers. Pencil counts in zerosim's own dialect, whatever the question's, and without
-    offload. The last line is the peak: everything at the one moment at which it is most. Buffers are those of
-    collectives, and what an optimizer of whole tensors works in, which the ledger alone knows.
+    The engine has the configuration's options. The estimate is in zerosim's own convention, whatever the
+    configuration's, and without offload. The last line is the peak: everything at the one moment at which
+    it is most. Buffers are those of collectives, and what an optimizer of whole tensors works in, which is
+    measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """
-    cluster, gpt = NullCluster(question.ranks, representative=0), gpt_of(question.model)
-    resting = cluster.run(_null_step, gpt, question, stage, policy)[0]
+    cluster, gpt = NullCluster(config.ranks, representative=0), gpt_of(config.model)
+    resting = cluster.run(_null_step, gpt, config, stage, policy)[0]
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
-    predicted = states_nbytes(question.model, question.ranks, pencil.STAGES[stage], question.policy,
-                              optimizer=question.optimizer)
+    predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
+                              optimizer=config.optimizer)
     lines = [Compared(f"{kind.replace('_', ' ')} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
-    found, at_rest = passing_of(question, stage, policy), predicted.get("gradient", 0)
+    found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
-        ("activations and their gradients", activations_nbytes(question, policy), FLOWING),
+        ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
         ("gathered units", found.gathered_nbytes, ("gathered_parameter",)),
         ("gradients at rest and in flight", at_rest + found.gradients_nbytes, GRADIENTS),
         ("buffers of collectives", found.buffers_nbytes, BUFFERS),
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
     lines += [Compared(f"sent: {purpose}", nbytes[0], sent(purpose))
-              for purpose, nbytes in pencil.sent_nbytes(job_of(question, stage, policy)).items()]
-    return [*lines, Compared("peak", sum(predicted.values()) + found.fullest_nbytes(question.batch),
+              for purpose, nbytes in closed_forms.sent_nbytes(config.job(stage, policy)).items()]
+    return [*lines, Compared("peak", sum(predicted.values()) + found.fullest_nbytes(config.batch),
                              memory.peak_nbytes)]
 
 
@@ -271,13 +282,13 @@ def gpt_of(model: ModelShape) -> GPT:
                      "places, biases and plain blocks; plan it without --measure, or measure gpt2-xl")
 
 
-def _null_step(rank: Rank, gpt: GPT, question: Question, stage: int, policy: str) -> dict[str, int]:
+def _null_step(rank: Rank, gpt: GPT, config: PlanConfig, stage: int, policy: str) -> dict[str, int]:
     """One step on arrays without data; what rests after it."""
-    if not isinstance(question.optimizer, Optimizer):
-        raise ValueError(f"a run needs an optimizer of the package, found {question.optimizer!r}; name one")
-    engine = Engine(rank, gpt, question.optimizer, stage=stage, policy=question.policy, recompute=policy,
-                    overlap=question.overlap, prefetch=question.prefetch)
-    shape = (question.batch, question.sequence)
+    if not isinstance(config.optimizer, Optimizer):
+        raise ValueError(f"a run needs an optimizer of the package, found {config.optimizer!r}; name one")
+    engine = Engine(rank, gpt, config.optimizer, stage=stage, policy=config.policy, recompute=policy,
+                    overlap=config.overlap, prefetch=config.prefetch)
+    shape = (config.batch, config.sequence)
     tokens = rank.xp.empty(shape, "int64")
-    engine.step([(tokens, tokens)] * question.micro_batches)
+    engine.step([(tokens, tokens)] * config.micro_batches)
     return rank.memory.now_nbytes_by_kind

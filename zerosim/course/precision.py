@@ -20,7 +20,7 @@ from zerosim.display.views import View
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, one_pass
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
@@ -73,7 +73,7 @@ class TensorLoss:
     lost: int
 
 
-def rounded_fates(kernels: NumpyKernels, gradients: Iterable[HostArray], fmt: Format | str,
+def rounded_fates(kernels: NumpyKernels, gradients: Iterable[Array], fmt: Format | str,
                   scale: float = 1.0) -> Fates:
     """What the format makes of S·g, the product in fp32, rounded once: gradients of any shape, fp32."""
     row, exact, found = format_of(fmt), [], []
@@ -85,7 +85,7 @@ def rounded_fates(kernels: NumpyKernels, gradients: Iterable[HostArray], fmt: Fo
     return fates(kernels, exact, found, row, scale)
 
 
-def fates(kernels: NumpyKernels, exact: Iterable[HostArray], found: Iterable[HostArray], fmt: Format | str,
+def fates(kernels: NumpyKernels, exact: Iterable[Array], found: Iterable[Array], fmt: Format | str,
           scale: float) -> Fates:  # fmt: skip
     """What became of gradients that are ``exact`` in fp32 and, S times as large, ``found`` in the format."""
     row, counts = format_of(fmt), [0] * 6
@@ -101,7 +101,7 @@ def fates(kernels: NumpyKernels, exact: Iterable[HostArray], found: Iterable[Hos
     return Fates(row.name, scale, elements, zero, lost, subnormal, normal, not_finite)
 
 
-def binades(gradients: Iterable[HostArray]) -> tuple[Binade, ...]:
+def binades(gradients: Iterable[Array]) -> tuple[Binade, ...]:
     """How many gradients, fp32 of any shape, lie in each binade, from the smallest other than 0 to the largest; binades
     between them that have none are there too, infinities and NaN nowhere."""
     counts: dict[int, int] = {}
@@ -113,7 +113,7 @@ def binades(gradients: Iterable[HostArray]) -> tuple[Binade, ...]:
     return tuple(Binade(exponent, counts.get(exponent, 0)) for exponent in span)
 
 
-def losses_by_tensor(kernels: NumpyKernels, exact: Mapping[str, HostArray], found: Mapping[str, HostArray],
+def losses_by_tensor(kernels: NumpyKernels, exact: Mapping[str, Array], found: Mapping[str, Array],
                      fmt: Format | str, scale: float) -> Iterator[TensorLoss]:  # fmt: skip
     """The parameters that lose gradients, those that lose most first."""
     lost = {name: fates(kernels, [g], [found[name]], fmt, scale).lost for name, g in exact.items()}
@@ -265,7 +265,7 @@ def underflows(question: Question, corpus: Corpus) -> Underflows:
                                          1.0))[:MOST_TENSORS])
 
 
-def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, HostArray]:
+def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Array]:
     """The weights after so many steps in fp32, by name."""
     engine = Engine(rank, model, AdamW(LR))
     for step in range(steps):
@@ -278,5 +278,5 @@ def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Ho
     return found
 
 
-def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[HostArray, HostArray]:
+def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[Array, Array]:
     return corpus.batch(0, step, 0, SEQUENCES, model.config.context)

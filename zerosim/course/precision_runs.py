@@ -19,7 +19,7 @@ from zerosim.models.losses import HalfSquaredError
 from zerosim.models.small import MLP
 from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted, Scaling, Static
 from zerosim.numerics.policy import Policy
@@ -131,16 +131,16 @@ def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows:
     x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
                  for name, width in (("x", widths[0]), ("target", widths[-1])))
     tape = engine.forward(x, target)
-    for array in _arrays(tape.kept):
+    for array in _arrays(tape.saved):
         if array.dtype == policy.compute_dtype:
             notes.note("kept", array)
-    signs_nbytes = sum(array.nbytes for array in _arrays(tape.kept) if array.dtype == np.uint8)
+    signs_nbytes = sum(array.nbytes for array in _arrays(tape.saved) if array.dtype == np.uint8)
     engine.backward(tape)
     engine.reduce()
-    divisor = engine.states.gradient_sum.divisor
+    divisor = engine.param_group.reduced_gradient.divisor
     result = engine.update([tape.loss])
-    engine.refresh()
-    resting, states = rank.memory.now_nbytes_by_kind, engine.states
+    engine.all_gather_parameters()
+    resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
 
     def rests(kind: str, *arrays: np.ndarray) -> Passed:
         (dtype,) = {array.dtype for array in arrays}
@@ -148,12 +148,12 @@ def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows:
 
     return ObservedStep(
         model.parameter_count, rank.size, result.scale, result.skipped,
-        master=rests("master", states.master), weights=rests("parameter", states.parameter), kept=notes.all("kept"),
+        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=notes.all("kept"),
         signs_nbytes=signs_nbytes, output=notes.all("output"), output_gradient=notes.all("output_gradient"),
-        gradient=rests("gradient", states.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
+        gradient=rests("gradient", group.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
         gradient_divisor=divisor, wide_gradient=notes.all("wide_gradient"),
         block_nbytes=max(passed.nbytes for passed in notes.seen["wide_gradient"]),
-        state=rests("optimizer_state", *states.slots.values()))
+        state=rests("optimizer_state", *group.slots.values()))
 
 
 def _arrays(kept: Any) -> Iterator[np.ndarray]:
@@ -260,7 +260,7 @@ def overflow_network() -> MLP:
     return MLP(OVERFLOW_WIDTHS, bias=False, seed=SEED)
 
 
-def overflow_batch(unit: float, step: int, rank: int) -> tuple[HostArray, HostArray]:
+def overflow_batch(unit: float, step: int, rank: int) -> tuple[Array, Array]:
     """x (B, 8) and target (B, 1), both in fp32 and in the unit; the target is x0·x1 + x2 of the numbers at u = 1."""
     shape = (OVERFLOW_ROWS, OVERFLOW_WIDTHS[0])
     words = random.uniform((0, "forward overflow", step, rank), 0, math.prod(shape)).reshape(shape)
@@ -337,7 +337,7 @@ def format_run_network() -> MLP:
     return MLP(RESTING_WIDTHS, bias=False, seed=0)
 
 
-def samples(step: int, rank: int, unit: float = 1.0) -> tuple[HostArray, HostArray]:
+def samples(step: int, rank: int, unit: float = 1.0) -> tuple[Array, Array]:
     """x (B, 8) and target (B, 2) of `resting_formats`, u times as large; other data on every rank."""
     x, target = resting_batch(step, rank)
     return x * x.dtype.type(unit), target * target.dtype.type(unit)
@@ -351,10 +351,10 @@ def _format_run_program(rank: Rank, policy: Policy, steps: int, unit: float,
     for step in range(steps):
         tape = engine.forward(*samples(step, rank.index, unit))
         engine.backward(tape)
-        finite.append(rank.kernels.all_finite(engine.states.gradient))
+        finite.append(rank.kernels.all_finite(engine.param_group.gradient))
         engine.reduce()
         result = engine.update([tape.loss])
-        engine.refresh()
+        engine.all_gather_parameters()
         losses.append(tape.loss)
         results.append((result.scale, result.skipped))
     return losses, finite, results
@@ -415,7 +415,7 @@ def rested(policy: Policy, steps: int) -> Rested:
                   moved)
 
 
-def resting_batch(step: int, rank: int = 0) -> tuple[HostArray, HostArray]:
+def resting_batch(step: int, rank: int = 0) -> tuple[Array, Array]:
     """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2; in fp32, other data on every rank."""
     shape = (RESTING_ROWS, RESTING_WIDTHS[0])
     x = random.normal((0, "resting formats", step % BATCHES, rank), 0, RESTING_ROWS * RESTING_WIDTHS[0]).reshape(shape)
@@ -434,7 +434,7 @@ def _resting_program(rank: Rank, policy: Policy, steps: int) -> tuple[list[float
     return [result.losses[0] for result in results], sum(result.skipped for result in results), moved
 
 
-def _masters(engine: Engine) -> HostArray:
+def _masters(engine: Engine) -> Array:
     """All weights that the optimizer updates, as bits, so that NaN equals itself (P,)."""
     found = [np.asarray(engine.state(name)["master"]).reshape(-1) for name in engine.model.shapes]
     return np.concatenate(found).view(f"u{found[0].dtype.itemsize}").copy()

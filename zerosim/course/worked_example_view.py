@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, Step, decimal, exact
 from zerosim.display.numbers import short
 from zerosim.display.views import RIGHT, Note, Part, Rule, Table, View, marked_table
-from zerosim.ranks.memory import KINDS
+from zerosim.ranks.trace import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
 MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}

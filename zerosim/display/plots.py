@@ -193,13 +193,13 @@ def _capacity(axes: "Axes", capacity_nbytes: int | None, peak: int, unit: float,
 
 
 # -- What one rank would hold under each row of a plan, beside what its device has -----------------------------------
-# A plan is pencil and paper: it is read here as data, and nothing is run.
+# A plan is an estimate: it is read here as data, and nothing is run.
 
 
 # The parts of what a device must hold, by the names of a row's fields, in the order of the stack; hatched: in a step.
 NAMES: Mapping[str, str] = MappingProxyType({"optimizer": "optimizer and masters", "overhead": "the runtime's own",
-                                             "passing": "what comes and goes, at the step's fullest moment"})
-HATCHED = ("passing",)
+                                             "transient": "what comes and goes, at the step's fullest moment"})
+HATCHED = ("transient",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ class PlanBars:
 
 def plan_bars_data(plan: Plan) -> PlanBars:
     """Reads a plan's rows."""
-    question = plan.question
-    what = f"{question.model.name} on {counted(question.ranks, 'rank')} of {question.device.name}"
+    config = plan.config
+    what = f"{config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     return PlanBars(what, plan.verdict, {row_name(row): parts_of(row) for row in plan.rows},
                     plan.rows[0].capacity_nbytes)
 

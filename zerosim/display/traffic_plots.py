@@ -17,7 +17,7 @@ from zerosim.display.drawing import LIGHT, Drawing, Style, heading, scale_of, wi
 from zerosim.display.numbers import short
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.ranks.hub import anywhere, expand
+from zerosim.ranks.hub import expand
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
 
@@ -195,7 +195,7 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
                     messages += 1
             elif (key := (row.call.key, row.call.number)) not in seen:
                 seen.add(key)
-                shape = anywhere(row.call), row.call.group
+                shape = row.call.normalized(), row.call.group
                 times[shape] += 1
                 shapes[shape] = row
     for shape, row in shapes.items():

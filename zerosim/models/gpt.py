@@ -279,7 +279,7 @@ class PartsUnit(Unit):
         return frozenset(part.full(layer) for part in self.parts for layer in (part.opening, part.closing))
 
     def initializer(self, name: str) -> Initializer:
-        """What makes the first values of one parameter."""
+        """The initializer of one parameter, which makes its first values."""
         return next(part for part in self.parts if name in part.shapes).initializer(name)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zerosim.planning.collectives import asked
-from zerosim.planning.cost import Level, levels
+from zerosim.planning.collectives import Level, checked_vector, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Device, Link, Network, positive
 from zerosim.planning.recording import (
@@ -310,10 +309,10 @@ def schedule(shape: Shape) -> Iterator[Level]:
     """
     if shape.operation == "all_reduce" and shape.wire_itemsize != shape.itemsize:
         for half, itemsize in (("reduce_scatter", shape.wire_itemsize), ("all_gather", shape.itemsize)):
-            yield from levels(half, "ring", asked(half, "ring", shape.cut, itemsize))
+            yield from levels(half, "ring", checked_vector(half, "ring", shape.cut, itemsize))
         return
-    ask = asked(shape.operation, shape.algorithm, shape.cut, shape.wire_itemsize, root=shape.root)
-    yield from levels(shape.operation, shape.algorithm, ask)
+    vector = checked_vector(shape.operation, shape.algorithm, shape.cut, shape.wire_itemsize, root=shape.root)
+    yield from levels(shape.operation, shape.algorithm, vector)
 
 
 def steps_of(call: Call, prices: Prices) -> list[Step]:

@@ -209,7 +209,7 @@ class Tape:
         return self.assign(self.fresh() if target is None else target, f"{cast}zs_{name}({written})")
 
     def _widens(self, operand: Any) -> bool:
-        """Whether NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
+        """True where NumPy would compute in float64 for this number's sake, as it does for its own float64 scalars."""
         return isinstance(operand, np.generic | np.ndarray) and np.result_type(self.work, operand.dtype) != self.work
 
     def operand(self, value: Any, wide: bool = False) -> str:
@@ -356,8 +356,8 @@ def _refuse(what: str) -> NoReturn:
 
 
 # ----------------------------------------------------------------------------------------------------
-# When two functions are written into the same kernel with the same numbers: by their code and what they close over
-# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
+# When two functions are written into the same kernel with the same numbers: by their code and what they close over. To
+# trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
 # once for each tensor, if it can be told that a function made anew is the one made before.
 
 
@@ -415,11 +415,11 @@ def _frozen(value: Any) -> Hashable:
 
 
 # -- From a traced function to a kernel on the device: each operand read once, each result written once --------------
-# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as the
-# memory: what it computes between a load and a store costs nothing beside them.
+# A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
+# the memory: what it computes between a load and a store costs nothing beside them.
 #
-# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one another
-# (a number per row), or all of them come again after `cycle` ones (a number per column).
+# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one
+# another (a number per row), or all of them come again after `cycle` ones (a number per column).
 
 
 Array = Any  # cupy.ndarray

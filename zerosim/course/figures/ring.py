@@ -17,7 +17,7 @@ from zerosim.display.drawing import LIGHT, Animation, Drawing, Style
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.hub import Event
+from zerosim.ranks.hub import HopEvent
 from zerosim.ranks.rank import Rank
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _program(rank: Rank, length: int, dtype: np.dtype) -> None:
     rank.all_gather(chunk, length=length)
 
 
-def _message(event: Event, boards: Sequence[Board], ranks: int) -> Message:
+def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> Message:
     """The hop as a message of the last board's sender; its values must say the same as the board."""
     hop = event.hop
     chunk = hop.chunks[0]

@@ -21,11 +21,9 @@ from zerosim.course.puzzles.expected import steps_in_sequence
 from zerosim.course.puzzles.puzzle import OPEN, PASSED, REFUSED, Answer, Case, Hole, Measured, Puzzle, Refused, Score
 from zerosim.numerics.arrays import checksum, poison
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.errors import DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
-from zerosim.ranks.hub import PACKAGE
+from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
 from zerosim.ranks.memory import Memory
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.work import Work
+from zerosim.ranks.rank import Rank, Work
 
 Leaf = tuple[str, Any]
 CLOSE = 1e-4  # of the largest element: what another order of fp32 additions may change, and a wrong formula exceeds

@@ -7,8 +7,7 @@ import numpy as np
 
 from zerosim.course.puzzles.grading import Module
 from zerosim.optim.base import Optimizer, UpdateContext
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.work import Work
+from zerosim.ranks.rank import Rank, Work
 
 # -- Solutions of the puzzles about messages and collectives ---------------------------------------------------------
 # Legend: N ranks, n elements, k = ⌈n/N⌉.
