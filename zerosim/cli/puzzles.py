@@ -105,7 +105,7 @@ def _check(name: str, place: str, as_json: bool) -> None:
 def _grade(file: str, as_json: bool) -> None:
     from pathlib import Path
 
-    from zerosim.course.puzzles.grading import GRADERS
+    from zerosim.course.puzzles.adapters import GRADERS
     from zerosim.course.running import load
 
     if not Path(file).is_file():

@@ -9,7 +9,7 @@ import zerosim as zs
 from tests.architecture.source import ROOT
 from zerosim.cli import app
 from zerosim.course.puzzles import solutions
-from zerosim.course.puzzles.grading import GRADERS, grade_ddp, grade_fsdp
+from zerosim.course.puzzles.adapters import GRADERS, grade_ddp, grade_fsdp
 
 TEXT = inspect.getsource(solutions)
 KEEPS_ALL = ("state = {name: new_state(rank, optimizer, own.stop - own.start) "

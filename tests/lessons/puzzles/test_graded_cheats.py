@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from zerosim.course.puzzles.adapters import LENGTHS, grade_ddp, grade_fsdp, grade_sharded_optimizer
 from zerosim.course.puzzles.expected import ring_sum
-from zerosim.course.puzzles.grading import LENGTHS, grade_ddp, grade_fsdp, grade_sharded_optimizer
 from zerosim.course.puzzles.solutions import DDP, FSDP, ShardedOptimizer, own_part
 from zerosim.optim.base import UpdateContext
 

@@ -8,7 +8,7 @@ function on clusters of 1 to 8 ranks, with other data on every rank; what is wro
 import builtins
 import inspect
 
-from zerosim.course.puzzles import checker
+from zerosim.course.puzzles import adapters, checker
 from zerosim.course.puzzles.puzzle import Answer, Page, Puzzle, Score, filled, hole
 from zerosim.course.puzzles.tasks import (
     all_reduce,

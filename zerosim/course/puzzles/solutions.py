@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.grading import Module
+from zerosim.course.puzzles.adapters import Module
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.ranks.rank import Rank, Work
 
