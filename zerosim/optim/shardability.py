@@ -1,8 +1,8 @@
 """May an optimizer's state be cut? A property that can be tested: update the pieces, and compare bits.
 
 ZeRO may cut an optimizer's state anywhere if and only if the update of element i reads nothing but element i's weight,
-gradient and state. An optimizer is not taken at its word: it runs on random tensors, whole and in pieces,
-beside others and alone. A tool for those who write optimizers: no engine needs it. Every trial is a function of its seed.
+gradient and state. An optimizer is not taken at its word: it runs on random tensors, whole and in pieces, beside others
+and alone. A tool for those who write optimizers: no engine needs it. Every trial is a function of its seed.
 
 Legend: n elements of a tensor.
 """
