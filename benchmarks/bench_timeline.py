@@ -1,4 +1,4 @@
-"""How fast a recorded run of a million events is kept, replayed, and made into other things.
+"""The speed at which a recorded run of a million events is kept, replayed, and made into other things.
 
 The run is a real one: GPT's engine on 8 ranks at stage 3, with overlap and prefetch, as many steps as make a million
 rows. The rings are of 512 ranks that arrive one by one, a million messages in all. Seconds are this machine's.
@@ -56,7 +56,7 @@ def ring_messages(few_messages: float) -> None:
 
 
 def cases(found: Traces, recording: Recording) -> dict[str, Callable[[], object]]:
-    """What is timed, by its name."""
+    """The timed functions, by name."""
     timeline, plain = replay(recording, STRAGGLER), to_plain(recording)
     everyone = range(RANKS)
     return {

@@ -1,7 +1,10 @@
-"""Trial runs of an optimizer on random tensors: whole, in pieces, beside others and alone.
+"""May an optimizer's state be cut? A property that can be tested: update the pieces, and compare bits.
 
-Legend: n elements of a tensor. A run carries the state from step to step, and between steps rounds what rests in
-16 bit, as the state's keeper does. Every trial is a function of its seed.
+ZeRO may cut an optimizer's state anywhere if and only if the update of element i reads nothing but element i's weight,
+gradient and state. An optimizer is not taken at its word: it runs on random tensors, whole and in pieces,
+beside others and alone. A tool for those who write optimizers: no engine needs it. Every trial is a function of its seed.
+
+Legend: n elements of a tensor.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim.base import Optimizer, Slot, UpdateContext, state_nbytes
 from zerosim.optim.tensor_norms import with_norms
+
+# -- Trials: runs on random tensors ------------------------------------------------------------------------------------
+# A run carries the state from step to step, and between steps rounds what rests in 16 bits.
 
 # The last one is a multiple of 2 to 16, of 100 and 1000 and of the powers of two up to 256: for what is done every so
 # many steps only.
@@ -135,9 +141,7 @@ def _factors(optimizer: Optimizer, shape: Shape, at: int) -> tuple[np.ndarray, n
     return first, second
 
 
-# -- What an update that may not be cut depends on: found by changing one thing at a time ----------------------------
-# Legend: n elements of a tensor.
-
+# -- Dependence: found by changing one thing at a time -----------------------------------------------------------------
 
 LARGE = 1e3  # a change that no threshold overlooks
 
@@ -154,7 +158,7 @@ def dependence_of(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> 
 
 
 def _reads_others(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
-    """Whether changing one element's numbers, in one way or another, changes another element's update."""
+    """True if changing one element's numbers, in one way or another, changes another element's update."""
     plain = trial.copy()
     _run(optimizer, kernels, plain)
     count = trial.w.size
@@ -172,7 +176,7 @@ def _reads_others(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> 
 
 
 def _uneven(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
-    """Whether equal elements become unequal."""
+    """True if equal elements become unequal."""
     even = _even(trial)
     _run(optimizer, kernels, even)
     bits = even.bits()["w"]
@@ -180,7 +184,7 @@ def _uneven(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
 
 
 def _long_and_short(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
-    """Whether equal elements become others in a shorter tensor."""
+    """True if equal elements become others in a shorter tensor."""
     long = _even(trial)
     _run(optimizer, kernels, long)
     for count in {1, trial.w.size // 2, trial.w.size - 1}:
@@ -204,7 +208,7 @@ def _run(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> None:
     Run(kernels).steps(copy.deepcopy(optimizer), [trial])
 
 
-# -- What check_shardable refuses: what is no optimizer, and what breaks the promise of ``update`` -------------------
+# -- Refusals: no optimizer, and broken promises of `update` -----------------------------------------------------------
 
 KNOWN_CUTS = ("anywhere", "tensor", "matrix", "layer")
 NEEDS = frozenset({"whole_matrix", "tensor_norm", "input_factors"})
@@ -294,10 +298,7 @@ def _equal_bits(one: Trial, other: Trial) -> bool:
     return all((a == b).all() for a, b in zip(one.bits().values(), other.bits().values(), strict=True))
 
 
-# -- May this optimizer's state be cut? A property that can be tested: update the pieces, and compare bits -----------
-# ZeRO may cut an optimizer's state anywhere if and only if the update of element i reads nothing but element i's weight,
-# gradient and state. What an optimizer says of itself is not asked; it is run, whole and in pieces.
-
+# -- The check ---------------------------------------------------------------------------------------------------------
 
 Verdict = Literal["anywhere", "tensor", "no"]
 # From small to large, so that the first counterexample is a small one. The longest is longer than two blocks of the
@@ -312,7 +313,7 @@ REMEMBERED = ("something passes between tensors or steps outside of the slots (t
 
 @dataclass(frozen=True, slots=True)
 class Shardability:
-    """Where an optimizer's state may be cut: "anywhere", on the borders of a "tensor" only, or "no"where.
+    """The finding where an optimizer's state may be cut: "anywhere", on the borders of a "tensor" only, or "no"where.
 
     ``reason`` says what the update depends on, ``counterexample`` what differed where a cut was not allowed (None where
     every cut was). ``claimed`` is what the optimizer says of itself, and ``is_honest`` is False where it claims more,
@@ -355,26 +356,23 @@ def check_shardable(optimizer: Optimizer, *, shapes: Sequence[Shape] = SHAPES, s
     hidden = _hidden_state(optimizer, kernels, [trial for trial in trials if trial.w.size < 10_000] or trials)
     if hidden is not None:
         return Shardability(name, "no", claimed, False, *hidden)
-    torn, honest = None, True
+    broken, honest = None, True
     for trial in trials:
-        found = _torn(optimizer, kernels, trial, seed)
+        found = _differing_in_pieces(optimizer, kernels, trial, seed)
         honest = honest and (found is None or optimizer.cut_of(trial.tensor) != "anywhere")
-        torn = torn or found
-    if torn is None:
-        told = ", and the norms of the whole tensor, which it is told" if "tensor_norm" in optimizer.needs else ""
+        broken = broken or found
+    if broken is None:
+        norms = ", and the norms of the whole tensor, which it is given" if "tensor_norm" in optimizer.needs else ""
         return Shardability(name, "anywhere", claimed, honest,
-                            f"an element's update reads that element's weight, gradient and state alone{told}", None)
-    return Shardability(name, "tensor", claimed, honest, *torn)
+                            f"an element's update reads that element's weight, gradient and state alone{norms}", None)
+    return Shardability(name, "tensor", claimed, honest, *broken)
 
 
 Finding = tuple[str, str]  # the reason, the counterexample
 
 
-# -- between tensors ---------------------------------------------------------------------------------------------------
-
-
 def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[Trial]) -> Finding | None:
-    """What passes from one tensor or step to another but by the slots; None where nothing does."""
+    """The first sign of state that passes between tensors or steps but by the slots; None where nothing does."""
     beside = [trial.copy() for trial in trials]
     Run(kernels).steps(copy.deepcopy(optimizer), beside)
     again = [trial.copy() for trial in trials]
@@ -393,11 +391,8 @@ def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[
     return None
 
 
-# -- within a tensor ---------------------------------------------------------------------------------------------------
-
-
-def _torn(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial, seed: int) -> Finding | None:
-    """What differs when a tensor is updated in flat pieces; None where every bit agrees."""
+def _differing_in_pieces(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial, seed: int) -> Finding | None:
+    """The first difference when a tensor is updated in flat pieces; None where every bit agrees."""
     odd = next((name for name, slot in trial.slots.items() if slot.shape != trial.tensor), None)
     if odd is not None:
         return ("its state has another shape than the tensor, and belongs to all of it",
