@@ -122,7 +122,7 @@ for what, formula, value in explained(gpt2.config, gpt2.rows[0])[:6]:
 
 # %%
 for line in measured_row(gpt2.config, 3, "none"):
-    print(f"{line.name:35} pencil {line.estimated_nbytes:14,}   ledger {line.measured_nbytes:14,}   "
+    print(f"{line.name:35} estimate {line.estimated_nbytes:14,}   measured {line.measured_nbytes:14,}   "
           f"difference {line.difference_nbytes}")
 
 # %% [markdown]
