@@ -124,8 +124,8 @@ def train_by_engine(rank, stage):
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
     for step in range(1, STEPS + 1):
         engine.step([batch(rank.index, step)])
-    states = engine.states
-    return {"parameter": states.parameter, "master": states.master} | states.slots, rank.memory.now_nbytes_by_kind
+    group = engine.param_group
+    return {"parameter": group.parameter, "master": group.master} | group.slots, rank.memory.now_nbytes_by_kind
 
 
 for stage in (0, 1):

@@ -63,7 +63,7 @@ def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
     whole = {}
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written."""
+        """The arrays for the gradients of a unit's parameters."""
         lies = layout.units[unit.name]
         whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0
@@ -126,8 +126,8 @@ def train_by_engine(rank, stage, k):
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
     for step in range(1, STEPS + 1):
         engine.step(batches(rank.index, step, k))
-    states = engine.states
-    found = {"parameter": states.parameter, "master": states.master} | states.slots
+    group = engine.param_group
+    found = {"parameter": group.parameter, "master": group.master} | group.slots
     return found, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
 
 

@@ -69,7 +69,7 @@ class ByHand:
         self.m, self.v = np.zeros_like(self.master), np.zeros_like(self.master)
 
     def owned(self, unit):
-        """Where the unit's chunk lies in this rank's shards."""
+        """The place of the unit's chunk in this rank's shards."""
         lies = self.layout.units[unit.name]
         return self.layout.owned(self.rank.index, lies.start, lies.stop)
 
@@ -141,7 +141,7 @@ def train_by_engine(rank, stage, recompute):
     engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16, recompute=recompute)
     for step in range(1, STEPS + 1):
         engine.step([batch(rank.index, step)])
-    found = {"parameter": engine.states.parameter, "master": engine.states.master} | engine.states.slots
+    found = {"parameter": engine.param_group.parameter, "master": engine.param_group.master} | engine.param_group.slots
     peaks = [rank.memory.peak_nbytes_of(kinds) for kinds in (["gathered_parameter"], ACTIVATIONS)]
     return found, sum(rank.memory.now_nbytes_by_kind.values()), *peaks
 

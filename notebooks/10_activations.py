@@ -130,7 +130,7 @@ def by_engine(rank, recompute):
     engine.backward(tape)
     engine.reduce()
     kept = sum(held.get(kind, 0) for kind in FLOWING)
-    return engine.states.gradient, kept, rank.memory.peak_nbytes_of(FLOWING)
+    return engine.param_group.gradient, kept, rank.memory.peak_nbytes_of(FLOWING)
 
 
 def flops(trace):
@@ -166,7 +166,7 @@ def by_hand(rank):
     gradient = np.zeros(layout.length, BF16.compute_dtype)
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written: into its stretch of the flat vector."""
+        """The arrays for the gradients of a unit's parameters: its stretch of the flat vector."""
         return layout.unit_views(unit.name, gradient[layout.units[unit.name]])
 
     ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)

@@ -92,7 +92,7 @@ print("the upper half, then orthogonal:", *orthogonal(momentum[:2]).round(3).tol
 
 # %%
 def bytes_at_rest(rank, optimizer, stage):
-    """What an engine holds before its first step."""
+    """The bytes that an engine holds before its first step."""
     engine = zs.Engine(rank, zs.models.MLP([1024] * 9), optimizer, stage=stage, policy=zs.Policy("bf16"))
     return sum(rank.memory.now_nbytes_by_kind.values()) / engine.model.parameter_count
 
@@ -258,9 +258,9 @@ for ranks in (1, 2, 3, 4, 5, 8):
     hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
     by_engine = package.run(train_by_engine, LAMB, "fp32", {"stage": 1})
     for mine, engine in zip(hand.run(train_by_hand), by_engine, strict=True):
-        assert mine.vector.tobytes() == engine.states.parameter.tobytes(), ranks
+        assert mine.vector.tobytes() == engine.param_group.parameter.tobytes(), ranks
         for name in ("m", "v"):
-            assert getattr(mine, name).tobytes() == engine.states.slots[name].tobytes(), (ranks, name)
+            assert getattr(mine, name).tobytes() == engine.param_group.slots[name].tobytes(), (ranks, name)
     for purpose in ("gradients", "parameters"):
         assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
     for how in ({"layout": "whole_matrices"}, {"gather": True}):

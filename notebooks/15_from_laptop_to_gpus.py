@@ -61,7 +61,7 @@ def train(rank):
     data = np.random.default_rng(rank.index)  # other samples on every rank
     engine = zs.Engine(rank, zs.models.MLP([32] * 9), zs.optim.Adam(lr=0.01), stage=3, policy=zs.Policy("bf16"))
     steps = [engine.step([(data.normal(size=(4, 32)), data.normal(size=(4, 32)))]) for _ in range(5)]
-    return [step.losses[0] for step in steps], engine.states.master
+    return [step.losses[0] for step in steps], engine.param_group.master
 
 
 def vector(index, length, dtype="float32"):
@@ -90,7 +90,7 @@ def ring(rank):
 
 
 def native_is_near(rank):
-    """Whether MPI's own sums are within N - 1 roundings of the sum of magnitudes, of the ring's."""
+    """True where MPI's own sums are within N - 1 roundings of the sum of magnitudes, of the ring's."""
     x = vector(rank.index, 1000)
     near = (rank.size - 1) * np.finfo(np.float32).eps * rank.all_reduce(np.abs(x))
     return bool((np.abs(rank.all_reduce(x, algorithm="native") - rank.all_reduce(x)) <= near).all())

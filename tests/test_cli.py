@@ -47,16 +47,11 @@ def fresh(*arguments, **environment):
 # --- help and version ---------------------------------------------------------------------------------------
 
 
-def test_without_arguments_the_commands_are_listed():
-    text = run().output
-    for name in ("lost-updates", "doctor"):
-        assert name in text
-
-
-def test_help_explains_every_switch():
-    text = run("lost-updates", "--help").output
-    for switch in ("--format", "--weight", "--update", "--steps", "--json"):
-        assert switch in text
+def test_help_lists_the_commands_and_explains_every_switch_of_each():
+    for arguments, words in (((), ("lost-updates", "doctor")),
+                             (("lost-updates", "--help"), ("--format", "--weight", "--update", "--steps", "--json"))):
+        text = run(*arguments).output
+        assert [word for word in words if word not in text] == []
     assert run("lost-updates", "-h").output == text
 
 
@@ -111,19 +106,14 @@ def test_an_encoding_without_greek_letters_gets_question_marks_and_no_traceback(
 # --- mistakes -----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_format_lists_the_nearest_first_in_one_line_and_exits_with_2():
-    result = run(*FEW, "--format", "fp61")
-    assert result.exit_code == 2
-    assert result.output == ("zerosim lost-updates: no number format is named 'fp61'; there are "
-                             "fp16, fp32, bf16, fp8_e4m3, fp8_e5m2\n")  # fmt: skip
-
-
 @pytest.mark.parametrize(("switch", "said"), [
+    (("--format", "fp61"), "no number format is named 'fp61'; there are fp16, fp32, bf16, fp8_e4m3, fp8_e5m2"),
     (("--weight", "1e6"), "fp16 has no number as large as the weight 1e+06: its largest is 65504"),
     (("--update", "0"), "a finite number other than 0, found 0.0"), (("--steps", "0"), "at least once, found steps=0")])
 def test_values_that_cannot_be_are_one_line_on_standard_error(switch, said):
     done = run(*FEW, *switch)
     assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("zerosim lost-updates: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -140,34 +130,22 @@ def test_a_switch_that_does_not_parse_is_explained_and_exits_with_2():
     assert "Traceback" not in result.output
 
 
-@pytest.fixture
-def failing(monkeypatch):
-    """An application of one command that raises whatever it is given."""
+@pytest.mark.parametrize(("error", "exit_code", "said"), [
+    (zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96"), 2,
+     "zerosim fail: rank 0 asked for 8 bytes; it holds 96\n"),
+    (KeyboardInterrupt(), 130, ""), (ZeroDivisionError("a bug"), 1, "")],  # of our own, and it keeps its traceback
+    ids=["out of memory", "ctrl-c", "a bug"])
+def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, error, exit_code, said):
     app = typer.Typer()
     monkeypatch.setattr(cli.shell, "app", app)
 
-    def invoke(error):
-        @cli.command("fail")
-        def fail() -> None:
-            raise error
+    @cli.command("fail")
+    def fail() -> None:
+        raise error
 
-        return CliRunner().invoke(app, [])
-
-    return invoke
-
-
-def test_out_of_memory_is_one_line_too(failing):
-    result = failing(zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96"))
-    assert (result.exit_code, result.output) == (2, "zerosim fail: rank 0 asked for 8 bytes; it holds 96\n")
-
-
-def test_ctrl_c_in_a_command_exits_with_130(failing):
-    assert failing(KeyboardInterrupt()).exit_code == 130
-
-
-def test_a_mistake_of_our_own_keeps_its_traceback(failing):
-    result = failing(ZeroDivisionError("a bug"))
-    assert isinstance(result.exception, ZeroDivisionError)
+    result = CliRunner().invoke(app, [])
+    assert (result.exit_code, result.output) == (exit_code, said)
+    assert (result.exception is error) == (exit_code == 1)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT that can be sent to one process")

@@ -83,21 +83,16 @@ def test_the_in_process_backend_is_usable_because_it_made_an_all_reduce(found):
     assert "on 2 ranks gave 3 on both" in backend.reason
 
 
-def test_an_in_process_backend_that_fails_is_reported_with_the_error(monkeypatch):
-    def broken(ranks):
+@pytest.mark.parametrize(("name", "said"), [
+    ("Cluster", "an all-reduce on 2 ranks failed: ImportError: no greenlet here"),
+    ("_all_reduce", "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")])
+def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypatch, name, said):
+    def no_cluster(ranks):
         raise ImportError("no greenlet here")
 
-    monkeypatch.setattr(doctor, "Cluster", broken)
-    backend, threads = doctor.in_process()
-    assert (backend.usable, threads) == (False, None)
-    assert backend.reason == "an all-reduce on 2 ranks failed: ImportError: no greenlet here"
-
-
-def test_an_in_process_backend_that_adds_wrongly_is_not_usable(monkeypatch):
-    monkeypatch.setattr(doctor, "_all_reduce", lambda rank: ([rank.index], 1))
+    monkeypatch.setattr(doctor, name, {"Cluster": no_cluster, "_all_reduce": lambda rank: ([rank.index], 1)}[name])
     backend, _ = doctor.in_process()
-    assert (backend.usable, backend.reason) == (
-        False, "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")  # fmt: skip
+    assert (backend.usable, backend.reason) == (False, said)
 
 
 def test_mpi_is_usable_when_two_processes_have_made_an_all_reduce(found):
@@ -141,54 +136,41 @@ def test_the_trial_of_cuda_is_a_program_that_compiles():
     compile(doctor.CUDA_TRIAL, "trial", "exec")
 
 
-class TestRequired:
-    """``--require``: what should be there, and is not."""
-
-    @pytest.fixture
-    def no_gpu(self, monkeypatch):
-        rows = (doctor.Backend("in-process", True, "made"), doctor.Backend("MPI", True, "made"),
-                doctor.Backend("CUDA (CuPy, NCCL)", False, "cupy is not installed"))
-        monkeypatch.setattr(doctor, "examine", lambda: doctor.Doctor((), "", "", 1, (), None, rows))
-
-    def test_what_is_required_and_there_lets_the_command_succeed(self, no_gpu):
-        assert CliRunner().invoke(cli.app, ["doctor", "--require", "mpi, in-process"]).exit_code == 0
-
-    @pytest.mark.parametrize("switches", [[], ["--json"]])
-    def test_what_is_required_and_missing_is_named_and_the_exit_code_is_1(self, no_gpu, switches):
-        done = CliRunner().invoke(cli.app, ["doctor", "--require", "mpi,nccl", *switches])
-        assert done.exit_code == 1
-        assert done.stderr == "CUDA (CuPy, NCCL) is required here and cannot be used: cupy is not installed\n"
-
-    def test_an_unknown_name_is_refused_before_anything_is_tried(self, monkeypatch):
-        monkeypatch.setattr(doctor, "examine", None)
-        done = CliRunner().invoke(cli.app, ["doctor", "--require", "mpi,gloo"])
-        assert done.exit_code == 2
-        assert "--require names 'gloo', and the backends are in-process, mpi, nccl" in " ".join(done.stderr.split())
+@pytest.mark.parametrize(("switches", "exit_code", "said"), [
+    (["mpi, in-process"], 0, ""),
+    (["mpi,nccl"], 1, "CUDA (CuPy, NCCL) is required here and cannot be used: cupy is not installed\n"),
+    (["mpi,nccl", "--json"], 1, "CUDA (CuPy, NCCL) is required here and cannot be used: cupy is not installed\n")])
+def test_what_is_required_and_missing_is_named_and_the_exit_code_is_1(monkeypatch, switches, exit_code, said):
+    rows = (doctor.Backend("in-process", True, "made"), doctor.Backend("MPI", True, "made"),
+            doctor.Backend("CUDA (CuPy, NCCL)", False, "cupy is not installed"))
+    monkeypatch.setattr(doctor, "examine", lambda: doctor.Doctor((), "", "", 1, (), None, rows))
+    done = CliRunner().invoke(cli.app, ["doctor", "--require", *switches])
+    assert (done.exit_code, done.stderr) == (exit_code, said)
 
 
-def test_a_package_that_is_not_installed_is_not_tried():
-    assert doctor.probe("a_package_that_nobody_has", "raise SystemExit") == "a_package_that_nobody_has is not installed"
+def test_an_unknown_name_is_refused_before_anything_is_tried(monkeypatch):
+    monkeypatch.setattr(doctor, "examine", None)
+    done = CliRunner().invoke(cli.app, ["doctor", "--require", "mpi,gloo"])
+    assert done.exit_code == 2
+    assert "--require names 'gloo', and the backends are in-process, mpi, nccl" in " ".join(done.stderr.split())
 
 
-def test_a_package_that_works_says_what_it_is(fake_module):
-    name = fake_module("works", "version = '1.2'")
-    assert doctor.probe(name, "import works; print('\\n', works.version, '·  found')") == "works 1.2 · found"
-
-
-def test_a_package_that_breaks_is_named_with_its_error(fake_module):
-    name = fake_module("breaks", "raise OSError('libmpi.so: cannot open')")
-    assert doctor.probe(name, "import breaks") == ("breaks is installed, but does not work: "
-                                                   "OSError: libmpi.so: cannot open")  # fmt: skip
-
-
-def test_a_package_that_kills_its_process_does_not_kill_the_doctor(fake_module):
-    name = fake_module("kills", "import os; os._exit(3)")
-    assert doctor.probe(name, "import kills") == "kills is installed, but does not work: exit code 3"
+@pytest.mark.parametrize(("module", "program", "said"), [
+    (None, "raise SystemExit", "a_package is not installed"),
+    ("version = '1.2'", "import a_package; print('\\n', a_package.version, '·  found')", "a_package 1.2 · found"),
+    ("raise OSError('libmpi.so: cannot open')", "import a_package",
+     "a_package is installed, but does not work: OSError: libmpi.so: cannot open"),
+    ("import os; os._exit(3)", "import a_package", "a_package is installed, but does not work: exit code 3"),
+], ids=["not installed", "works", "breaks", "kills its process"])
+def test_a_package_is_tried_in_a_process_of_its_own_and_says_what_it_is(fake_module, module, program, said):
+    if module is not None:
+        fake_module("a_package", module)
+    assert doctor.probe("a_package", program) == said
 
 
 def test_a_package_that_hangs_is_given_up(fake_module):
-    name = fake_module("hangs", "import time; time.sleep(6000)")
-    said = doctor.probe(name, "import hangs", seconds=0.3)
+    fake_module("hangs", "import time; time.sleep(6000)")
+    said = doctor.probe("hangs", "import hangs", seconds=0.3)
     assert said == "hangs is installed, but did not answer within 0.3 seconds"
 
 
@@ -203,32 +185,29 @@ def test_a_cupy_without_a_gpu_is_named_with_cudas_reason(fake_module):
     assert "cupy is installed, but does not work: RuntimeError: cudaErrorNoDevice" in doctor.cuda().reason
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
-class TestPrograms:
-    """Found on the PATH, or beside the interpreter."""
+SHELL = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
 
-    def test_an_mpiexec_on_the_path_is_found(self, fake_program, monkeypatch):
-        monkeypatch.setattr(doctor, "probe", lambda *_: "mpi4py 4.1")
-        launcher = fake_program("mpiexec", "exit 0")
-        reason = doctor.mpi().reason
-        assert reason.startswith("an all-reduce of 1 and 2 on 2 processes printed '' instead of '3.0 3.0'")
-        assert reason.endswith(str(launcher))
 
-    def test_a_missing_mpiexec_is_said_to_be_missing(self, fake_program, monkeypatch, tmp_path):
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        monkeypatch.setattr(doctor, "probe", lambda *_: "")
-        assert "no mpiexec or mpirun on the PATH" in doctor.mpi().reason
+@SHELL
+def test_an_mpiexec_on_the_path_is_found_and_a_missing_one_is_said_to_be(fake_program, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "probe", lambda *_: "mpi4py 4.1")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # where it is looked for, too
+    assert "no mpiexec or mpirun on the PATH" in doctor.mpi().reason
+    launcher = fake_program("mpiexec", "exit 0")
+    reason = doctor.mpi().reason
+    assert reason.startswith("an all-reduce of 1 and 2 on 2 processes printed '' instead of '3.0 3.0'")
+    assert reason.endswith(launcher)
 
-    def test_gpus_are_those_that_the_driver_lists(self, fake_program):
-        fake_program("nvidia-smi", "echo 'NVIDIA H200'; echo 'NVIDIA H200'")
-        assert doctor.visible_gpus() == ["NVIDIA H200", "NVIDIA H200"]
-        assert "GPU: NVIDIA H200, NVIDIA H200" in doctor.cuda().reason
 
-    @pytest.mark.parametrize("text", ["echo 'no driver'; exit 9", ""], ids=["fails", "lists nothing"])
-    def test_a_driver_that_lists_nothing_means_no_gpu(self, fake_program, text):
-        fake_program("nvidia-smi", text)
-        assert doctor.visible_gpus() == []
-        assert "no NVIDIA GPU to be seen" in doctor.cuda().reason
+@SHELL
+@pytest.mark.parametrize(("text", "gpus", "said"), [
+    ("echo 'NVIDIA H200'; echo 'NVIDIA H200'", ["NVIDIA H200"] * 2, "GPU: NVIDIA H200, NVIDIA H200"),
+    ("echo 'no driver'; exit 9", [], "no NVIDIA GPU to be seen"), ("", [], "no NVIDIA GPU to be seen")],
+    ids=["two", "fails", "lists nothing"])
+def test_gpus_are_those_that_the_driver_lists(fake_program, text, gpus, said):
+    fake_program("nvidia-smi", text)
+    assert doctor.visible_gpus() == gpus
+    assert said in doctor.cuda().reason
 
 
 def printed(found: doctor.Doctor) -> str:

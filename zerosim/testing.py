@@ -17,7 +17,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.optim.tensor_norms import with_norms
 from zerosim.ranks.call import checked_cut
-from zerosim.zero.update import wide
+from zerosim.zero.update import upcast
 
 try:
     from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def formats() -> st.SearchStrategy[str]:
 
 
 def ulps_apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many steps from one number of the format to the next lie between two arrays' elements; (n,) int64.
+    """The number of steps from one number of the format to the next between two arrays' elements; (n,) int64.
 
     Floats of 8 to 32 bits, of one dtype and shape; +0 and -0 are 0 apart. Raises ValueError for other arrays, or a NaN.
 
@@ -169,7 +169,7 @@ class SingleDevice:
         kernels, mean = NumpyKernels(), np.empty_like(self.weights)
         kernels.gradient_block(self._ring_sum(kernels, gradients), self.ranks, 1.0, mean)
         self.steps_taken += 1
-        with wide(kernels, lambda _, shape: kernels.empty(shape, np.float32), self.state) as state:
+        with upcast(kernels, lambda _, shape: kernels.empty(shape, np.float32), self.state) as state:
             ctx = with_norms(self.optimizer, UpdateContext(kernels), self.weights, mean, state, self.steps_taken)
             self.optimizer.update(ctx, self.weights, mean, state, self.steps_taken)
         return self.weights.copy()

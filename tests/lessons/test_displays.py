@@ -17,7 +17,7 @@ from zerosim.display.html import as_html, table_html
 from zerosim.display.text import as_text
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View
 from zerosim.planning.plan import Plan
-from zerosim.ranks.memory import KINDS
+from zerosim.ranks.trace import KINDS
 from zerosim.zero.layout import lay_out
 
 
@@ -220,7 +220,7 @@ def test_an_engine_of_several_kin_shows_a_cut_of_each():
                          groups=[zs.Group("*.bias", compute="fp32")], policy=zs.Policy("bf16"))
 
     engine = zs.Cluster(2).run(grouped)[0]
-    assert html(engine).count("The cut of the vector") >= len(engine.families) > 1
+    assert html(engine).count("The cut of the vector") >= len(engine.param_groups) > 1
 
 
 def test_a_plan_shows_its_rows_whose_parts_add_up(things):

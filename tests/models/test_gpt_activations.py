@@ -13,7 +13,7 @@ from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.policy import Policy
 from zerosim.planning import activations
-from zerosim.planning.activations import Block, moments
+from zerosim.planning.activations import Block, snapshots
 from zerosim.planning.flops import ROW_SUM, backward, forward, recomputed
 
 NANO = PRESETS["gpt-nano"]
@@ -225,8 +225,8 @@ def test_the_moments_of_a_step_are_those_in_pencil(row, shape, dropout):
     config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
     run = run_of(GPT(config, units=units), "bf16")
     run.gradients(*batch_of(run.model, batch), policy)
-    pencil = moments(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
-                     dropout=dropout > 0, parts_per_unit=parts)
+    pencil = snapshots(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
+                       dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
     seen = iter(run.counting.moments)
@@ -239,7 +239,7 @@ def test_logits_in_fp32_are_moments_of_their_own_size():
     run = run_of(GPT("gpt-nano"), "bf16")
     run.ctx = replace(run.ctx, policy=Policy("bf16", output="fp32"))
     run.gradients(*batch_of(run.model))
-    pencil = moments(Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
+    pencil = snapshots(Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
     assert max(moment.total_nbytes for moment in pencil) == max(map(sum, run.counting.moments))
     (back,) = (moment for moment in pencil if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)

@@ -28,7 +28,7 @@ def test_lent_weights_share_memory_with_what_rests_where_it_is_whole_and_not_whe
     def program(rank, stage):
         engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
         with engine.weights(engine.model.units[1]) as w:
-            return [np.may_share_memory(view, engine.states.parameter) for view in w.values()]
+            return [np.may_share_memory(view, engine.param_group.parameter) for view in w.values()]
 
     assert zs.Cluster(2).run(program, 0)[0] == [True, True]
     assert zs.Cluster(2).run(program, 3)[0] == [False, False]
@@ -60,7 +60,7 @@ def test_two_forwards_before_two_backwards_are_as_good_as_one_after_the_other(st
             engine.backward(tape)
         engine.reduce()
         engine.update()
-        engine.refresh()
+        engine.all_gather_parameters()
         return flat_state(engine)
 
     expected = zs.Cluster(3).run(lambda rank: train(rank, model, [data], optimizer=ADAM, stage=stage,
@@ -95,7 +95,7 @@ def test_evaluating_between_backward_and_update_leaves_no_old_weights_behind(kee
             engine.forward(x, t)  # an evaluation, which keeps units gathered and never goes back
             engine.reduce()
             engine.update()
-            engine.refresh()
+            engine.all_gather_parameters()
         return flat_state(engine)["master"], rank.memory.now_nbytes_by_kind
 
     expected = zs.Cluster(2).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=3))
@@ -169,7 +169,7 @@ def test_what_rests_after_a_step_is_what_rested_before_it(stage):
                 seen.append(rank.memory.now_nbytes_by_kind)
             engine.reduce()
             engine.update()
-            engine.refresh()
+            engine.all_gather_parameters()
             seen.append(rank.memory.now_nbytes_by_kind)
         return seen
 

@@ -29,7 +29,7 @@ def test_the_pieces_written_out_are_the_step(stage):
                 engine.backward(engine.forward(x, target))
             engine.reduce()
             engine.update()
-            engine.refresh()
+            engine.all_gather_parameters()
         return flat_state(engine)
 
     hand, whole = zs.Cluster(3).run(by_hand), zs.Cluster(3).run(lambda rank: train(rank, model, data, stage=stage))
@@ -48,7 +48,7 @@ def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
         engine.reduce()
         before = engine.state(name)
         engine.update()
-        engine.refresh()
+        engine.all_gather_parameters()
         after = engine.state(name)
         return [*seen, after["gradient"]], before, after
 
@@ -223,9 +223,9 @@ def test_forward_after_an_update_without_refresh_is_refused_where_replicas_disag
         engine.reduce()
         engine.update()
         if must:
-            with pytest.raises(ValueError, match=r"the other ranks have not yet; call refresh\(\) first"):
+            with pytest.raises(ValueError, match=r"the other ranks have not yet; call all_gather_parameters\(\) first"):
                 engine.forward(X, T)
-        engine.refresh()
+        engine.all_gather_parameters()
         return engine.forward(X, T).loss
 
     assert zs.Cluster(2).run(program)
@@ -255,7 +255,7 @@ def test_an_abandoned_step_leaves_nothing_in_the_ledger():
     def program(rank):
         engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=2)
         before = rank.memory.now_nbytes
-        engine.gradients.views(engine.model.units[0])
+        engine.gradients.grad_buffers(engine.model.units[0])
         engine.abandon()
         return rank.memory.now_nbytes - before
 
@@ -307,7 +307,7 @@ def test_padding_is_nan_in_debug_mode_and_zero_otherwise():
 
     def padding(rank):
         engine = zs.Engine(rank, model, SGD, stage=0)
-        return engine.states.parameter[engine.layout.padding(0, 5)].copy()
+        return engine.param_group.parameter[engine.layout.padding(0, 5)].copy()
 
     assert all(np.isnan(found).all() and found.size == 3 for found in zs.Cluster(5, debug=True).run(padding))
     assert all((found == 0).all() for found in zs.Cluster(5).run(padding))
@@ -372,7 +372,7 @@ def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(st
         for x, target in data[0][rank.index]:
             engine.backward(engine.forward(x, target))
         engine.reduce()
-        resting = [engine.states.gradient, engine.states.reduced.array]
+        resting = [engine.param_group.gradient, engine.param_group.reduced.gradient]
         return [np.isnan(array.astype(np.float32)).sum() for array in resting if array is not None]
 
     monkeypatch.setattr(NumpyKernels, "empty", of_nan)

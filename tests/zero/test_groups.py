@@ -116,8 +116,8 @@ def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_r
     held = cluster.memory[0].now_nbytes_by_kind
     assert (held["gradient"], held["master"], held["optimizer_state"]) == (2 * trained, 4 * trained, 8 * trained)
     assert cluster.trace[0].sent_nbytes("gradients") == 2 * trained * (ranks - 1)
-    assert cluster.trace[0].sent_nbytes("parameters") == 2 * trained * (ranks - 1)  # the refresh, of biases alone
-    with pytest.raises(ValueError, match="this engine has 2 kin of parameters"):
+    assert cluster.trace[0].sent_nbytes("parameters") == 2 * trained * (ranks - 1)  # the all-gather, of biases alone
+    with pytest.raises(ValueError, match="this engine has 2 param groups, each with arrays and a layout"):
         _ = engines[0].layout
 
 

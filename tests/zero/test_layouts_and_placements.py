@@ -92,7 +92,7 @@ def test_views_are_of_the_vector_and_shards_are_what_an_engine_holds(ranks, name
 
     def held(rank):
         engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), stage=1, layout=name, policy=zs.Policy("bf16"))
-        return engine.states.master
+        return engine.param_group.master
 
     masters = zs.Cluster(ranks).run(held)
     for index, master in enumerate(masters):

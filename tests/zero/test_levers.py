@@ -12,8 +12,8 @@ from tests.cases import chosen, covering
 from tests.zero.training import MODELS, batches, bits, train
 from zerosim.models import MLP
 from zerosim.ranks.trace import Issue, Wait
-from zerosim.zero.buckets import Bucket, buckets
-from zerosim.zero.layout import lay_out, layout_of
+from zerosim.zero import lay_out, layout_of
+from zerosim.zero.layout import Bucket, buckets
 
 DEEP = MLP((3, 7, 5, 4, 2), activation="gelu", seed=4)
 WIDE = 4 * DEEP.parameter_count  # bytes: more than the whole model has in any format of these tests
@@ -62,18 +62,24 @@ def test_any_levers_on_any_model_change_no_bit(
        layout=st.sampled_from(["per_unit", "contiguous", "whole_matrices"]))
 def test_a_bucket_packs_every_element_once_and_owner_by_owner(lengths, ranks, limit, layout):
     cut = lay_out(layout, {f"u{i}": {f"u{i}.w": (n,)} for i, n in enumerate(lengths)}, ranks)
-    ranges, seen = [slice(region.low, region.high) for region in cut.regions], []
+    ranges, seen, vector = [slice(region.low, region.high) for region in cut.regions], [], np.arange(cut.length)
+
+    def joined(parts):
+        assert [at for here, _ in parts for at in range(here.start, here.stop)] == list(range(sum(map(len_of, parts))))
+        return [int(element) for _, elements in parts for element in elements]
+
+    def len_of(part):
+        return len(part[1])
+
     for bucket in buckets(cut, ranges, limit):
         assert 0 < bucket.length <= limit
-        packed = [(here, lies) for here, lies in bucket.parts()]
-        assert [at for here, _ in packed for at in range(here.start, here.stop)] == list(range(bucket.length))
-        seen += [at for _, lies in packed for at in range(lies.start, lies.stop)]
+        packed = joined(bucket.in_vector(vector))
+        assert len(packed) == bucket.length
+        seen += packed
         for rank in range(ranks):
-            chunk = slice(bucket.cut[rank], bucket.cut[rank + 1])
-            of_rank = [lies for here, lies in packed if chunk.start <= here.start < chunk.stop]
-            assert of_rank == [lies for _, lies in bucket.own_in_vector(rank)]
-            shard = [s for _, s in bucket.own_parts(rank)]
-            assert [cut.owned(rank, lies.start, lies.stop) for lies in of_rank] == shard
+            own = packed[bucket.cut[rank]:bucket.cut[rank + 1]]
+            assert own == joined(bucket.own_in_vector(rank, vector))
+            assert own == joined(bucket.own_in_shard(rank, cut.shard(rank, vector)))
     assert sorted(seen) == list(range(cut.length))
 
 

@@ -95,7 +95,7 @@ def test_kfacs_output_factor_is_the_mean_over_rows_also_where_targets_are_ignore
                            groups=[zs.Group("*.bias", optimizer=zs.optim.SGD(lr=0.1))])
         w, b = (engine.state(name)["parameter"].copy() for name in model.shapes)
         engine.step([(x, target)])
-        return w, b, engine.states.own_slots
+        return w, b, engine.param_group.own_slots
 
     w, b, slots = zs.Cluster(1).run(program)[0]
     logits = np.exp(x.astype(np.float64) @ w + b)

@@ -144,7 +144,7 @@ def test_a_loop_by_hand_counts_the_tokens_of_each_step_anew(stage):
             engine.reduce()
             engine.update()
             if stage in (1, 2):
-                engine.refresh()
+                engine.all_gather_parameters()
         return flat_state(engine)
 
     def whole(rank):

@@ -67,7 +67,7 @@ def test_state_of_another_shape_is_kept_by_the_owner_alone_or_by_all_who_compute
         engines = cluster.run(lambda rank, o={"layout": layout, "gather": gather}: zs.Engine(
             rank, MODEL, Spectral(), stage=2, **o))
         rows = [slot.size for engine in engines
-                for (_, name), slot in engine.states.own_slots.items() if name == "rows"]
+                for (_, name), slot in engine.param_group.own_slots.items() if name == "rows"]
         assert sum(rows) == expected
 
 

@@ -1,8 +1,8 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
 from zerosim.zero.engine import Engine
-from zerosim.zero.layout import Layout, layout_of
-from zerosim.zero.param_group import Group
+from zerosim.zero.layout import Layout, lay_out, layout_of
+from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
 
@@ -14,9 +14,11 @@ __all__ = [
     "Engine",
     "Group",
     "Layout",
+    "ParamGroup",
     "Placement",
     "Stage",
     "StepResult",
+    "lay_out",
     "layout_of",
     "redistribute",
 ]

@@ -1,296 +1,89 @@
-"""Gradients reduced unit by unit as backward goes: collected into buckets, and added up over micro-batches.
+"""Gradients from a unit's backward to the optimizer: accumulated over micro-batches, and reduced over ranks.
 
-Legend: n elements of a bucket; N ranks, k micro-batches. A bucket is cut by owner, so that neither bits nor bytes
-depend on it. Asynchronous, one bucket is under way while backward fills the next.
+A unit's backward writes its gradient into `Accumulator.grad_buffers`. `Accumulator.accumulate` completes it with the
+parts of units that share a weight, and hands it to the `Reducer` of its param group, which adds it to what rests in
+``param_group.gradient``. Kept PARTIAL, the addends of all micro-batches are summed first and reduced once, by
+`reduce`; kept SHARDED or REPLICATED, each micro-batch's gradient is reduced in buckets as backward goes, then added.
+At k > 1 the two orders differ in bits. In the end ``param_group.reduced`` has the sum over ranks.
+
+Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches. A
+bucket is cut by owner, so that neither bits nor bytes depend on it. With overlap, one bucket is under way while
+backward fills the next.
 """
 
-import math
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from zerosim.models.units import Model, Unit
+from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
-from zerosim.numerics.loss_scale import LossScaler
-from zerosim.optim.base import Optimizer
-from zerosim.zero.buckets import Bucket, Move, Parts, buckets, limit_of, of_shard, of_whole
-from zerosim.zero.param_group import Reduced, Settings, States, clear_padding
+from zerosim.zero.layout import Bucket, Parts, buckets, limit_of
+from zerosim.zero.param_group import BucketMove, ParamGroup, ReducedGradient, clear_padding
 from zerosim.zero.placements import PARTIAL, SHARDED, Placement
-from zerosim.zero.update import Update
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A stretch of the vector, and this rank's addends of it (stop - start,)."""
-
-    lies: slice
-    elements: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """What would make replicas drift apart unseen, were it not the same on all ranks."""
-
-    optimizer: Optimizer
-    loss_scale: LossScaler
-    update: Update
-    settings: str
-
-    def at(self, micro_batch: int) -> str:
-        """The text that is compared when a gradient is reduced."""
-        factor = self.update.lr_factor(self.update.steps_taken + 1)
-        scheduled = "" if factor is None else f", lr times {factor:g}"
-        return (f"micro-batch {micro_batch}, loss scale {self.loss_scale.scale:g}, {self.optimizer}{scheduled}, "
-                f"{self.settings}")
-
-
-def digest_of(model: Model, settings: Mapping[str, Settings], others: object) -> str:
-    """What else must be the same, as a checksum: the policy and the optimizer of each parameter, the first 16 of its
-    first values, and ``others``."""
-    first = [unit.initial(name, 0, min(16, math.prod(shape))).tobytes()
-             for unit in model.units for name, shape in unit.shapes.items()]
-    told = repr((sorted(settings.items()), others)).encode()
-    return f"settings {zlib.crc32(b''.join([told, *first])):08x} (policy, groups, clip_norm, seed, first values)"
-
-
-class Reduction:
-    """The gradients of one kin of parameters, where they do not rest partial."""
-
-    def __init__(self, states: States, *, bucket_nbytes: int | None, overlap: bool, agreement: Agreement) -> None:
-        self.states, self.overlap, self.agreement = states, overlap, agreement
-        self.limit = limit_of(bucket_nbytes, states.policy.reduce_dtype.itemsize)
-        self._sources: list[Source] = []
-        self._under_way: list[Move] = []
-
-    def add(self, lies: slice, whole: np.ndarray, micro_batch: int) -> None:
-        """Takes a stretch of a micro-batch's gradient; reduces it at once, or when its bucket is full.
-
-        Backward comes from the end of the vector, and so buckets are filled from there. The first micro-batch of a
-        step, number 0, sets what rests; later ones add to it.
-        """
-        high = lies.stop
-        while self.limit is not None and high > lies.start:
-            room = self.limit - sum(len(source.elements) for source in self._sources)
-            low = max(lies.start, high - room)
-            self._sources.append(Source(slice(low, high), whole[low - lies.start:high - lies.start]))
-            if high - low == room:
-                self.flush(micro_batch)
-            high = low
-        if self.limit is None:
-            self._sources.append(Source(lies, whole))
-            self.flush(micro_batch)
-
-    def flush(self, micro_batch: int) -> None:
-        """Reduces what has been collected."""
-        if not self._sources:
-            return
-        sources = sorted(self._sources, key=lambda source: source.lies.start)
-        self._sources = []
-        self.finish()
-        states, bucket = self.states, Bucket(self.states.layout, tuple(source.lies for source in sources))
-        resting = (of_shard(bucket, states.rank.index, states.gradient) if states.stage.gradients is SHARDED
-                   else of_whole(bucket, states.gradient))
-        self._under_way.append(Move(
-            states, bucket, PARTIAL, states.stage.gradients, source=_parts(bucket, sources), target=resting,
-            dtype=states.policy.reduce_dtype, purpose="gradients", agreement=self.agreement.at(micro_batch),
-            async_op=self.overlap, store=partial(_add, states.rank.kernels) if micro_batch else None))
-        if not self.overlap:
-            self.finish()
-
-    def finish(self) -> None:
-        """Waits for the bucket that is under way, and adds it to what rests."""
-        while self._under_way:
-            self._under_way.pop().finish()
-
-    def forget(self) -> None:
-        """Drops what was collected and what is under way."""
-        self._sources = []
-        while self._under_way:
-            self._under_way.pop().drop()
-
-
-def _add(kernels: Any, resting: np.ndarray, arrived: np.ndarray) -> None:
-    """An addition of a later micro-batch, rounded to the resting format."""
-    kernels.add_rounded(resting, arrived, resting)
-
-
-def _parts(bucket: Bucket, sources: list[Source]) -> Parts:
-    """The parts of the bucket's vector in the sources, which are in rising order."""
-    if not bucket.is_packed:
-        return [(slice(0, bucket.length), sources[0].elements)]
-    starts, parts = [source.lies.start for source in sources], []
-    for here, lies in bucket.parts():
-        source = sources[int(np.searchsorted(starts, lies.start, "right")) - 1]
-        parts.append((here, source.elements[lies.start - source.lies.start:lies.stop - source.lies.start]))
-    return parts
-
-
-# ----------------------------------------------------------------------------------------------------
-# Gradients from a unit's backward to the optimizer: where they are written, added up over micro-batches, and reduced
-# Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches.
-# Kept PARTIAL, the addends of all micro-batches are summed first and reduced once; kept SHARDED or REPLICATED, each
-# unit's gradient of each micro-batch is reduced as backward goes, then added. At k > 1 the two orders differ in bits.
-
-
-class Gradients:
-    """One step's gradients of one rank, of one kin of trained parameters."""
-
-    def __init__(self, states: States, *, bucket_nbytes: int | None, overlap: bool, agreement: Agreement) -> None:
-        self.states, self.rank, self.policy, self.layout = states, states.rank, states.policy, states.layout
-        self.placement, self.bucket_nbytes = states.stage.gradients, bucket_nbytes
-        self.agreement = agreement
-        self.micro_batch = 0
-        self._reduction = Reduction(states, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)
-
-    # -- during backward ----------------------------------------------------------------------------------------------
-
-    def place(self, unit: str) -> np.ndarray:
-        """Where a unit's backward writes (u,), in the compute dtype: where it rests, or new memory."""
-        lies = self.layout.units[unit]
-        if self._writes_at_rest:
-            return self.states.gradient[lies]
-        whole = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
-        padding = self.layout.padding(lies.start, lies.stop)
-        if not self.rank.memory.debug:
-            whole[padding.start - lies.start:] = 0
-        return whole
-
-    @property
-    def _writes_at_rest(self) -> bool:
-        """True where the first micro-batch's local gradient is what rests, format and all."""
-        same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        return self.placement is PARTIAL and self.micro_batch == 0 and same_format
-
-    def absorb(self, unit: str, whole: np.ndarray) -> None:
-        """Takes a unit's gradient (u,): adds it to what rests, reduced first where it does not rest partial."""
-        lies = self.layout.units[unit]
-        if self.placement is not PARTIAL:
-            self._reduction.add(lies, whole, self.micro_batch)
-            return
-        resting = self.states.gradient[lies]
-        if self.micro_batch > 0:
-            self.rank.kernels.add_rounded(resting, whole, resting)
-        elif not may_share_memory(whole, resting):
-            self.rank.kernels.cast_pack(whole, resting)
-
-    def end_of_backward(self) -> None:
-        """Reduces what waits in a bucket that is not full: no bucket has two micro-batches in it."""
-        self._reduction.flush(self.micro_batch)
-        self._reduction.finish()
-        self.micro_batch += 1
-
-    def reset(self) -> None:
-        """Forgets this step's gradients: the next micro-batch is the first."""
-        self.micro_batch = 0
-        self._reduction.forget()
-
-    # -- after backward -----------------------------------------------------------------------------------------------
-
-    def reduce(self, scale: float, token_share: float) -> None:
-        """Leaves the sum over ranks, as the optimizer needs it, in ``states.reduced``: at rest, or a new array.
-
-        It is to be divided by S·N·k, and by the share of places that have a token.
-        """
-        divisor = self.policy.divisor(self.rank.size, self.micro_batch, scale) * token_share
-        have, want = self.placement, self.states.stage.optimizer
-        if have is want or (have is not PARTIAL and want is SHARDED):
-            # The same, or the optimizer reads its slices of the replicated sum.
-            self.states.reduced = Reduced(self.states.gradient, have, divisor)
-            return
-        out, dtype = self._target(want), self._moving_dtype
-        ranges = [slice(region.low, region.high) for region in self.layout.regions]
-        for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
-            with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                Move(self.states, bucket, have, want, source=self._parts(bucket, self.states.gradient, have),
-                     target=self._parts(bucket, out, want), dtype=dtype, purpose="gradients",
-                     agreement=self.agreement.at(self.micro_batch)).finish()
-        self.states.reduced = Reduced(out, want, divisor)
-
-    def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
-        return of_shard(bucket, self.rank.index, array) if placement is SHARDED else of_whole(bucket, array)
-
-    @property
-    def _moving_dtype(self) -> np.dtype:
-        """Addends travel in the reduce format, sums in that in which they rest."""
-        return self.policy.reduce_dtype if self.placement is PARTIAL else self.states.gradient.dtype
-
-    def _target(self, want: Placement) -> np.ndarray:
-        """In place where an all-reduce can be; else a new array in the format that arrives."""
-        dtype = self._moving_dtype
-        if self.placement is PARTIAL and want is not SHARDED and dtype == self.states.gradient.dtype:
-            return self.states.gradient
-        out = self.rank.memory.alloc(self.states.length(want), dtype, "gradient", "reduced gradient")
-        clear_padding(out, self.layout, want, self.rank)
-        return out
-
-
-# -- What a unit's backward wrote, sorted by kin: checked, completed with borrowers' parts, and handed on ------------
-# Legend: u elements of one padded unit.
-# A parameter that another unit borrows (tied weights) is complete only after its own unit's backward, which is its last
-# user: the borrower's part is added first, its own second, in the accumulate format, and the sum is reduced once.
+Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 
 
 class Accumulator:
-    """One step's gradients of one rank."""
+    """One step's gradients of one rank: micro-batch after micro-batch, unit after unit.
 
-    def __init__(self, families: Sequence[States], *, bucket_nbytes: int | None, overlap: bool,
-                 agreement: Agreement) -> None:
-        self.families, self.rank = families, families[0].rank
-        self.trained = {states: Gradients(states, bucket_nbytes=bucket_nbytes, overlap=overlap, agreement=agreement)
-                        for states in families if not states.frozen}
+    A weight that units share (tied) is complete only after the backward of the unit that owns it, which comes last: the
+    other units' part is added first, its own second, in the accumulate format, and the sum is reduced once.
+    """
+
+    def __init__(self, param_groups: Sequence[ParamGroup], *, bucket_nbytes: int | None, overlap: bool,
+                 agree: Agree) -> None:
+        self.param_groups, self.rank = param_groups, param_groups[0].rank
+        self.reducers = {group: Reducer(group, bucket_nbytes=bucket_nbytes, overlap=overlap, agree=agree)
+                         for group in param_groups if not group.frozen}
         self.micro_batch = 0
-        self._lent: dict[str, dict[States, np.ndarray]] = {}  # by unit: the vectors of which it was lent views
-        self._borrowed: dict[str, np.ndarray] = {}            # by parameter: what its borrowers wrote, added up
+        self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
+        self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
 
-    def views(self, unit: Unit) -> dict[str, np.ndarray]:
-        """Where the unit writes its gradients, by name: views of one vector (u,) per kin; new memory for borrowed ones.
-
-        A frozen parameter has a place too, which nobody reads.
-        """
-        lent = self._lent[unit.name] = {states: self._place(states, unit.name) for states in self.families
-                                        if unit.name in states.layout.units}
-        views = {name: view for states, whole in lent.items()
-                 for name, view in states.layout.unit_views(unit.name, whole).items()}
+    def grad_buffers(self, unit: Unit) -> dict[str, np.ndarray]:
+        """Where the unit writes its gradients, by name: views of one vector (u,) per param group; for a tied weight of
+        another unit new memory. A frozen parameter has a place too, which nobody reads."""
+        buffers = self._buffers[unit.name] = {group: self._grad_buffer(group, unit.name) for group in self.param_groups
+                                              if unit.name in group.layout.units}
+        views = {name: view for group, gradient in buffers.items()
+                 for name, view in group.layout.unit_views(unit.name, gradient).items()}
         for name in unit.tied_weights:
-            states = self._family_of(name)
-            views[name] = self.rank.memory.alloc(states.layout.by_name[name].shape, states.policy.compute_dtype,
+            group = self._group_of(name)
+            views[name] = self.rank.memory.alloc(group.layout.by_name[name].shape, group.policy.compute_dtype,
                                                  "unit_gradient", f"{unit.name} {name}")
         return views
 
-    def _place(self, states: States, unit: str) -> np.ndarray:
-        if states in self.trained:
-            return self.trained[states].place(unit)
-        lies = states.layout.units[unit]
-        return self.rank.memory.alloc(lies.stop - lies.start, states.policy.compute_dtype, "unit_gradient", unit)
+    def _grad_buffer(self, group: ParamGroup, unit: str) -> np.ndarray:
+        if not group.frozen:
+            return self.reducers[group].grad_buffer(unit, self.micro_batch)
+        lies = group.layout.units[unit]
+        return self.rank.memory.alloc(lies.stop - lies.start, group.policy.compute_dtype, "unit_gradient", unit)
 
-    def _family_of(self, name: str) -> States:
-        return next(states for states in self.families if name in states.layout.by_name)
+    def _group_of(self, name: str) -> ParamGroup:
+        return next(group for group in self.param_groups if name in group.layout.by_name)
 
-    def absorb(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
+    def accumulate(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
         """Takes the gradients that a unit's backward returned; None for a parameter that was not used, as zeros.
 
-        Raises ValueError unless there is one of the right shape for each parameter, own or borrowed.
+        Raises ValueError unless there is one of the right shape for each parameter, own or tied.
         """
-        if unit.name not in self._lent:
-            self.views(unit)
-        lent = self._lent.pop(unit.name)
-        own = {name: view for states, whole in lent.items()
-               for name, view in states.layout.unit_views(unit.name, whole).items()}
+        if unit.name not in self._buffers:
+            self.grad_buffers(unit)
+        buffers = self._buffers.pop(unit.name)
+        own = {name: view for group, gradient in buffers.items()
+               for name, view in group.layout.unit_views(unit.name, gradient).items()}
         self._check(unit, gradients)
         for name, view in own.items():
             self._write(gradients[name], view)
-        for states, whole in lent.items():
-            if states in self.trained:
-                self.trained[states].absorb(unit.name, self._completed(states, unit.name, whole))
+        for group, gradient in buffers.items():
+            if not group.frozen:
+                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, gradient),
+                                                self.micro_batch)
         for name in unit.tied_weights:
-            self._note_borrower(name, gradients[name])
+            self._accumulate_tied(name, gradients[name])
 
     def _check(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
-        wanted = dict(unit.shapes) | {name: self._family_of(name).layout.by_name[name].shape
+        wanted = dict(unit.shapes) | {name: self._group_of(name).layout.by_name[name].shape
                                       for name in unit.tied_weights}
         found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
         if found != wanted:
@@ -299,51 +92,178 @@ class Accumulator:
                 f"have {wanted}, so return one of that shape for each, or None for one that was not used"
             )
 
-    def _write(self, gradient: np.ndarray | None, place: np.ndarray) -> None:
+    def _write(self, gradient: np.ndarray | None, view: np.ndarray) -> None:
         if gradient is None:
-            place[...] = 0
-        elif not is_same_memory(gradient, place):
-            self.rank.kernels.cast_pack(gradient, place)
+            view[...] = 0
+        elif not is_same_memory(gradient, view):
+            self.rank.kernels.cast_pack(gradient, view)
 
-    def _note_borrower(self, name: str, gradient: np.ndarray | None) -> None:
-        """Keeps a borrower's part until the parameter's own unit has gone back."""
-        states = self._family_of(name)
-        if gradient is None or states.frozen:
+    def _accumulate_tied(self, name: str, gradient: np.ndarray | None) -> None:
+        """Keeps the part of a unit that shares the weight until the backward of the unit that owns it."""
+        group = self._group_of(name)
+        if gradient is None or group.frozen:
             return
-        part = self.rank.memory.alloc(gradient.size, states.policy.accumulate_dtype, "unit_gradient", name)
+        part = self.rank.memory.alloc(gradient.size, group.policy.accumulate_dtype, "unit_gradient", name)
         self.rank.kernels.cast_pack(gradient.reshape(-1), part)
-        if name in self._borrowed:
-            self.rank.kernels.add_rounded(self._borrowed[name], part, part)
-        self._borrowed[name] = part
+        if name in self._tied:
+            self.rank.kernels.add_rounded(self._tied[name], part, part)
+        self._tied[name] = part
 
-    def _completed(self, states: States, unit: str, whole: np.ndarray) -> np.ndarray:
-        """The unit's gradient with its borrowers' parts: theirs first, its own second, in the accumulate format."""
-        borrowed = [entry for entry in states.layout.unit_entries(unit) if entry.name in self._borrowed]
-        if borrowed and whole.dtype != states.policy.accumulate_dtype:
-            sums = self.rank.memory.alloc(len(whole), states.policy.accumulate_dtype, "unit_gradient", unit)
-            self.rank.kernels.cast_pack(whole, sums)
-            whole = sums
-        start = states.layout.units[unit].start
-        for entry in borrowed:
-            own = whole[entry.low - start:entry.high - start]
-            self.rank.kernels.add_rounded(self._borrowed.pop(entry.name), own, own)
-        return whole
+    def _with_tied(self, group: ParamGroup, unit: str, gradient: np.ndarray) -> np.ndarray:
+        """The unit's gradient (u,), completed with what other units wrote for the weights that it owns."""
+        tied = [entry for entry in group.layout.unit_entries(unit) if entry.name in self._tied]
+        if tied and gradient.dtype != group.policy.accumulate_dtype:
+            sums = self.rank.memory.alloc(len(gradient), group.policy.accumulate_dtype, "unit_gradient", unit)
+            self.rank.kernels.cast_pack(gradient, sums)
+            gradient = sums
+        start = group.layout.units[unit].start
+        for entry in tied:
+            own = gradient[entry.low - start:entry.high - start]
+            self.rank.kernels.add_rounded(self._tied.pop(entry.name), own, own)
+        return gradient
 
     def end_of_backward(self) -> None:
-        """Closes a micro-batch: what waits in buckets is reduced."""
-        for gradients in self.trained.values():
-            gradients.end_of_backward()
+        """Closes a micro-batch: what waits in buckets that are not full is reduced; no bucket has two in it."""
+        for reducer in self.reducers.values():
+            reducer.flush(self.micro_batch)
+            reducer.wait()
         self.micro_batch += 1
 
     def reduce(self, scale: float, token_share: float) -> None:
-        """Leaves every kin's sum over ranks where the optimizer finds it."""
-        for gradients in self.trained.values():
-            gradients.reduce(scale, token_share)
+        """Leaves the sum over ranks in every param group's ``reduced``."""
+        for reducer in self.reducers.values():
+            reducer.reduce(self.micro_batch, scale, token_share)
 
     def reset(self) -> None:
-        """Forgets this step's gradients: the next micro-batch is the first."""
+        """Drops this step's gradients: the next micro-batch is the first."""
         self.micro_batch = 0
-        self._lent.clear()
-        self._borrowed.clear()
-        for gradients in self.trained.values():
-            gradients.reset()
+        self._buffers.clear()
+        self._tied.clear()
+        for reducer in self.reducers.values():
+            reducer.reset()
+
+
+class Reducer:
+    """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
+
+    def __init__(self, param_group: ParamGroup, *, bucket_nbytes: int | None, overlap: bool, agree: Agree) -> None:
+        self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
+        self.layout, self.placement = param_group.layout, param_group.stage.gradients
+        self.bucket_nbytes, self.overlap, self.agree = bucket_nbytes, overlap, agree
+        self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
+        self._under_way: BucketMove | None = None
+
+    # -- during backward ----------------------------------------------------------------------------------------------
+
+    def grad_buffer(self, unit: str, micro_batch: int) -> np.ndarray:
+        """Where a unit's backward writes (u,), in the compute dtype: where it rests, or new memory."""
+        lies = self.layout.units[unit]
+        same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
+        if self.placement is PARTIAL and micro_batch == 0 and same_format:
+            return self.param_group.gradient[lies]
+        gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
+        padding = self.layout.padding(lies.start, lies.stop)
+        if not self.rank.memory.debug:
+            gradient[padding.start - lies.start:] = 0
+        return gradient
+
+    def accumulate(self, unit: str, gradient: np.ndarray, micro_batch: int) -> None:
+        """Adds a unit's gradient (u,) to what rests, reduced first where that is not PARTIAL.
+
+        The first micro-batch of a step, number 0, sets what rests; later ones add to it.
+        """
+        lies = self.layout.units[unit]
+        if self.placement is not PARTIAL:
+            self._collect(lies, gradient, micro_batch)
+            return
+        resting = self.param_group.gradient[lies]
+        if micro_batch > 0:
+            self.rank.kernels.add_rounded(resting, gradient, resting)
+        elif not may_share_memory(gradient, resting):
+            self.rank.kernels.cast_pack(gradient, resting)
+
+    def _collect(self, lies: slice, gradient: np.ndarray, micro_batch: int) -> None:
+        """Fills the bucket, and reduces it when it is full; without a limit a unit is a bucket.
+
+        Backward comes from the end of the vector, and so buckets are filled from there.
+        """
+        limit = limit_of(self.bucket_nbytes, self.policy.reduce_dtype.itemsize)
+        if limit is None:
+            self._collected.append((lies, gradient))
+            self.flush(micro_batch)
+            return
+        high = lies.stop
+        while high > lies.start:
+            room = limit - sum(len(addends) for _, addends in self._collected)
+            low = max(lies.start, high - room)
+            self._collected.append((slice(low, high), gradient[low - lies.start:high - lies.start]))
+            if high - low == room:
+                self.flush(micro_batch)
+            high = low
+
+    def flush(self, micro_batch: int) -> None:
+        """Reduces the bucket that has been collected, after the one that is under way."""
+        if not self._collected:
+            return
+        collected = sorted(self._collected, key=lambda one: one[0].start)
+        self._collected = []
+        self.wait()
+        bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
+        self._under_way = self._move(
+            bucket, PARTIAL, self.placement, bucket.in_stretches([addends for _, addends in collected]),
+            self._parts(bucket, self.param_group.gradient, self.placement), self.policy.reduce_dtype, micro_batch,
+            async_op=self.overlap, add=micro_batch > 0)
+        if not self.overlap:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the bucket that is under way, and adds it to what rests."""
+        move, self._under_way = self._under_way, None
+        if move is not None:
+            move.wait()
+
+    def reset(self) -> None:
+        """Drops what was collected and what is under way."""
+        self._collected = []
+        move, self._under_way = self._under_way, None
+        if move is not None:
+            move.drop()
+
+    # -- after backward -----------------------------------------------------------------------------------------------
+
+    def reduce(self, micro_batches: int, scale: float, token_share: float) -> None:
+        """Leaves the sum over ranks, as the optimizer needs it, in ``param_group.reduced``: at rest, or a new array.
+
+        It is to be divided by S·N·k, and by the share of places that have a token.
+        """
+        divisor = self.policy.divisor(self.rank.size, micro_batches, scale) * token_share
+        have, want = self.placement, self.param_group.stage.optimizer
+        if have is want or (have is not PARTIAL and want is SHARDED):
+            # The same, or the optimizer reads its slices of the replicated sum.
+            self.param_group.reduced = ReducedGradient(self.param_group.gradient, have, divisor)
+            return
+        # Addends travel in the reduce format, sums in that in which they rest.
+        dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
+        gradient = self._target(want, dtype)
+        ranges = [slice(region.low, region.high) for region in self.layout.regions]
+        for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
+            with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
+                           self._parts(bucket, gradient, want), dtype, micro_batches).wait()
+        self.param_group.reduced = ReducedGradient(gradient, want, divisor)
+
+    def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
+        """In place where an all-reduce can be; else a new array in the format that arrives."""
+        if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
+            return self.param_group.gradient
+        gradient = self.rank.memory.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
+        clear_padding(gradient, self.layout, want, self.rank)
+        return gradient
+
+    def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
+        return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
+
+    def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
+              micro_batch: int, *, async_op: bool = False, add: bool = False) -> BucketMove:
+        return BucketMove(self.param_group, bucket, have, want, source=source, target=target, dtype=dtype,
+                          purpose="gradients", agreement=self.agree(micro_batch), async_op=async_op, add=add)

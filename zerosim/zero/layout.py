@@ -1,15 +1,17 @@
-"""Layouts: how the parameters of a model lie in one flat vector, and which rank owns which elements.
+"""Layouts: how the parameters of a model lie in one flat vector, which rank owns which elements, and its buckets.
 
 Legend: N ranks; offsets and lengths count elements; a range [low, high) is written ``slice(low, high)``.
 A *region* is a stretch of the vector that is cut once among all ranks: one unit in ``per_unit``, everything in
-``contiguous``. A *shard* is what one rank owns, its chunks of all regions one after the other.
+``contiguous``. A *shard* is what one rank owns, its chunks of all regions one after the other. A *bucket* is several
+stretches of the vector, or a part of one, that move in one collective.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -260,8 +262,7 @@ def describe(layout: Layout, low: int, high: int) -> str:
     return ", ".join(parts + [f"{high - low - valid} padding"] * (high - low > valid))
 
 
-# -- The named layouts: where each begins a new region, pads, and cuts -----------------------------------------------
-# Legend: N ranks; offsets and lengths count elements.
+# -- the named layouts: where each begins a new region, pads, and cuts ------------------------------------------------
 
 
 def padded(length: int, ranks: int) -> int:
@@ -343,3 +344,98 @@ def layout_of(model: Model, ranks: int, name: str = "per_unit") -> Layout:
     Raises ValueError as `lay_out` does.
     """
     return lay_out(name, {unit.name: unit.shapes for unit in model.units}, ranks)
+
+
+# -- buckets ----------------------------------------------------------------------------------------------------------
+
+Parts = list[tuple[slice, np.ndarray]]  # where in a bucket's vector, or in one rank's chunk of it; and the elements
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Stretches of the vector, each inside one region of the layout, in rising order.
+
+    Its own vector is packed owner by owner: first what rank 0 owns of every stretch, then what rank 1 owns. So every
+    element keeps its owner, and with it the order of its additions and the bytes that it costs, whatever the bucket.
+    """
+
+    layout: Layout
+    ranges: tuple[slice, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements of all stretches together."""
+        return self.cut[-1]
+
+    @property
+    def is_packed(self) -> bool:
+        """False for a single stretch, whose vector is the stretch as it lies."""
+        return len(self.ranges) > 1
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """The owners' boundaries inside each stretch."""
+        return [self.layout.cut(lies.start, lies.stop) for lies in self.ranges]
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The owners' boundaries inside the packed vector: N+1 of them."""
+        if not self.is_packed:
+            return self.cuts[0]
+        counts = (sum(cut[c + 1] - cut[c] for cut in self.cuts) for c in range(self.layout.ranks))
+        return (0, *accumulate(counts))
+
+    def in_stretches(self, stretches: Sequence[np.ndarray]) -> Parts:
+        """The parts of the bucket's vector in one array for each stretch; empty ones are left out of a packed one."""
+        if not self.is_packed:
+            return [(slice(0, self.length), stretches[0])]
+        return _joined(stretch[cut[owner]:cut[owner + 1]] for owner in range(self.layout.ranks)
+                       for stretch, cut in zip(stretches, self.cuts, strict=True))
+
+    def in_vector(self, vector: np.ndarray) -> Parts:
+        """The parts of the bucket's vector in the layout's vector (n,)."""
+        return self.in_stretches([vector[lies] for lies in self.ranges])
+
+    def own_in_vector(self, rank: int, vector: np.ndarray) -> Parts:
+        """The parts of the rank's chunk in the layout's vector (n,)."""
+        return _joined(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
+                       for lies, cut in zip(self.ranges, self.cuts, strict=True))
+
+    def own_in_shard(self, rank: int, shard: np.ndarray) -> Parts:
+        """The parts of the rank's chunk in its shard (s,)."""
+        own = [shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges]
+        return _joined(own) if self.is_packed else [(slice(0, len(own[0])), own[0])]
+
+
+def _joined(pieces: Iterable[np.ndarray]) -> Parts:
+    """Pieces one after the other, without the empty ones."""
+    parts, at = [], 0
+    for piece in pieces:
+        if len(piece):
+            parts.append((slice(at, at + len(piece)), piece))
+        at += len(piece)
+    return parts
+
+
+def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[Bucket]:
+    """The stretches in buckets of at most ``limit`` elements, cut where one does not fit; None: a bucket for each."""
+    if limit is None:
+        return [Bucket(layout, (lies,)) for lies in ranges]
+    found: list[Bucket] = []
+    open_: list[slice] = []
+    room = limit
+    for lies in ranges:
+        low = lies.start
+        while low < lies.stop:
+            high = min(lies.stop, low + room)
+            open_.append(slice(low, high))
+            low, room = high, room - (high - low)
+            if room == 0:
+                found.append(Bucket(layout, tuple(open_)))
+                open_, room = [], limit
+    return found + ([Bucket(layout, tuple(open_))] if open_ else [])
+
+
+def limit_of(bucket_nbytes: int | None, itemsize: int) -> int | None:
+    """The elements that a bucket of so many bytes takes: at least one; None for no limit."""
+    return None if bucket_nbytes is None else max(1, bucket_nbytes // itemsize)

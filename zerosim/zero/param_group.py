@@ -1,13 +1,19 @@
-"""Parameter groups: which parameters differ from the others, and in what.
+"""Parameter groups: which parameters differ from the others, and what a rank holds of each group between steps.
 
-A group names parameters by patterns and says what is different for them; the first group that matches decides.
+A `Group`, which a user writes, names parameters by patterns and says what is different for them; the first that matches
+decides. From them the engine makes a `ParamGroup` for parameters that rest alike: under one policy, all trained or all
+frozen.
+
+Legend: n elements of a param group's padded vector, s of this rank's shard; an array at rest is (n,) or (s,) by its
+placement.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,8 +25,10 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Entry, Layout, ParameterPiece, Piece, Region, UnitShapes, lay_out
-from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
+from zerosim.zero.layout import Bucket, Entry, Layout, ParameterPiece, Parts, Piece, Region, lay_out
+from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, redistribute
+
+# -- what a user asks for ---------------------------------------------------------------------------------------------
 
 
 class Group:
@@ -63,16 +71,6 @@ class Settings:
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Kin:
-    """Parameters that rest alike: under one policy, all trained or all frozen. Units that have none are left out."""
-
-    policy: Policy
-    frozen: bool
-    shapes: UnitShapes
-    optimizers: dict[str, Optimizer]
-
-
 def settings_of(model: Model, optimizer: Optimizer, policy: Policy, groups: Sequence[Group]) -> dict[str, Settings]:
     """By parameter name, what the groups leave and change.
 
@@ -85,27 +83,6 @@ def settings_of(model: Model, optimizer: Optimizer, policy: Policy, groups: Sequ
         group = next((group for group in groups if group.matches(name)), None)
         found[name] = Settings(optimizer, policy) if group is None else _settings(group, optimizer, policy)
     return found
-
-
-def kin_of(model: Model, settings: dict[str, Settings]) -> list[Kin]:
-    """The parameters by what they have in common, in the order in which the model first names one of each."""
-    keys = dict.fromkeys(_key(one) for one in settings.values())
-    return [Kin(policy, frozen, dict(_shapes(model, settings, (policy, frozen))),
-                {name: one.optimizer for name, one in settings.items()
-                 if _key(one) == (policy, frozen) and one.optimizer is not None})
-            for policy, frozen in keys]
-
-
-def _key(one: Settings) -> tuple[Policy, bool]:
-    return one.policy, one.optimizer is None
-
-
-def _shapes(model: Model, settings: dict[str, Settings],
-            key: tuple[Policy, bool]) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-    for unit in model.units:
-        shapes = {name: shape for name, shape in unit.shapes.items() if _key(settings[name]) == key}
-        if shapes:
-            yield unit.name, shapes
 
 
 def _settings(group: Group, optimizer: Optimizer, policy: Policy) -> Settings:
@@ -127,33 +104,48 @@ def _check(model: Model, groups: Sequence[Group]) -> None:
                 raise ValueError(f"{group!r}: no parameter matches {pattern!r}; there are {', '.join(near)}")
 
 
-# -- What a rank holds of parameters of one kin between steps: weights, gradients, master weights, optimizer state ---
-# Legend: n elements of the padded vector, s of this rank's shard; at rest an array is (n,) or (s,) by its placement.
+# -- what a rank holds ------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Reduced:
+class ReducedGradient:
     """The gradient's sum over ranks, how it rests, and by what it is divided to be the mean."""
 
-    array: np.ndarray
+    gradient: np.ndarray
     placement: Placement
     divisor: float
 
 
-class States:
-    """The arrays at rest, each under its placement, and the pieces of them that a step works on."""
+def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str,
+                 stage: Stage) -> list["ParamGroup"]:
+    """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
+    alike: dict[tuple[Policy, bool], dict[str, Settings]] = {}
+    for name, one in settings.items():
+        alike.setdefault((one.policy, one.optimizer is None), {})[name] = one
+    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in alike.values()]
 
-    def __init__(self, rank: Rank, model: Model, kin: Kin, layout: str, stage: Stage) -> None:
-        self.rank, self.model, self.stage, self.policy = rank, model, stage, kin.policy
-        self.frozen, self.optimizers = kin.frozen, kin.optimizers
-        self.layout = lay_out(layout, kin.shapes, rank.size)
+
+class ParamGroup:
+    """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
+
+    ``settings`` are those of its parameters, by name. ``reduced`` is there between reduce() and update().
+    """
+
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage) -> None:
+        self.rank, self.model, self.stage = rank, model, stage
+        self.policy = next(one.policy for one in settings.values())
+        self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
+        self.frozen = not self.optimizers
+        of_units = {unit.name: {name: shape for name, shape in unit.shapes.items() if name in settings}
+                    for unit in model.units}
+        self.layout = lay_out(layout, {unit: shapes for unit, shapes in of_units.items() if shapes}, rank.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
-        self.reduced: Reduced | None = None
-        self.pieces = self._pieces()
+        self.reduced: ReducedGradient | None = None
+        self.pieces = self._pieces()  # what this rank updates, parameter by parameter
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # of one parameter: (its name, the slot's)
         self._make_slots()
@@ -170,6 +162,12 @@ class States:
         """How ``master`` rests: as the optimizer's state, or as the parameter that it is."""
         return self.stage.parameters if self.parameter_is_master else self.stage.optimizer
 
+    @property
+    def reduced_gradient(self) -> ReducedGradient:
+        """The gradient's sum, between reduce() and update()."""
+        assert self.reduced is not None, "update() checks that there is one"
+        return self.reduced
+
     def length(self, placement: Placement) -> int:
         """Elements at rest under a placement."""
         return self.layout.shard_length(self.rank.index) if placement is SHARDED else self.layout.length
@@ -177,6 +175,24 @@ class States:
     def regions_held(self, placement: Placement) -> list[Piece]:
         """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
+
+    def pieces_in(self, region: Region) -> list[ParameterPiece]:
+        """What this rank updates of one region."""
+        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
+
+    # -- one parameter ------------------------------------------------------------------------------------------------
+
+    def slots_of(self, entry: Entry) -> dict[str, Slot]:
+        """What the parameter's optimizer keeps for it, by name."""
+        return self.optimizers[entry.name].slots(entry.shape)
+
+    def is_flat(self, entry: Entry, name: str) -> bool:
+        """True for a slot with an element for each of the parameter's."""
+        return self.slots_of(entry)[name].shape == entry.shape
+
+    def slot_dtype(self, slot: Slot) -> np.dtype:
+        """fp32 slots rest in the policy's format of state; others as the optimizer says."""
+        return self.policy.state_dtype if slot.format == "fp32" else format_of(slot.format).dtype
 
     def slot(self, piece: ParameterPiece, name: str) -> np.ndarray:
         """The elements of a slot that belong to a piece (n,), or the slot itself where it has another shape."""
@@ -187,36 +203,69 @@ class States:
             return own
         return own[piece.start:piece.start + piece.count]
 
-    @property
-    def gradient_sum(self) -> Reduced:
-        """The reduced gradient, between reduce() and update()."""
-        assert self.reduced is not None, "update() checks that there is one"
-        return self.reduced
+    def spans_ranks(self, entry: Entry) -> bool:
+        """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
+        owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
+        return self.stage.optimizer is SHARDED and owners > 1
 
-    def pieces_in(self, region: Region) -> list[ParameterPiece]:
-        """What this rank updates of one region."""
-        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
+    def own(self, entry: Entry, array: np.ndarray, placement: Placement) -> np.ndarray:
+        """The elements of a tensor that this rank owns, in an array at rest."""
+        if placement is SHARDED:
+            return array[self.layout.owned(self.rank.index, entry.low, entry.high)]
+        cut = self.layout.cut(entry.low, entry.high)
+        return array[entry.low + cut[self.rank.index]:entry.low + cut[self.rank.index + 1]]
 
-    def slots_of(self, entry: Entry) -> dict[str, Slot]:
-        """What the parameter's optimizer keeps for it, by name."""
-        return self.optimizers[entry.name].slots(entry.shape)
+    def own_slot(self, entry: Entry, name: str) -> np.ndarray:
+        """The elements of a flat, sharded slot that this rank owns; none where it owns none of the tensor."""
+        if name in self.slots and (entry.name, name) not in self.own_slots:
+            return self.own(entry, self.slots[name], SHARDED)
+        nothing: np.ndarray = self.rank.kernels.empty(0, self.slot_dtype(self.slots_of(entry)[name]))
+        return self.own_slots.get((entry.name, name), nothing)
 
-    def flat_slots_of(self, entry: Entry) -> list[str]:
-        """The names of its slots that have an element for each of the parameter's."""
-        return [] if self.frozen else [name for name in self.slots_of(entry) if self.is_flat(entry, name)]
+    def all_gather_tensor(self, entry: Entry, own: np.ndarray) -> np.ndarray:
+        """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
+        found: np.ndarray = self.rank.all_gather(own, splits=self.layout.cut(entry.low, entry.high), purpose="state")
+        return found.reshape(entry.shape)
 
-    def slot_dtype(self, slot: Slot) -> np.dtype:
-        """fp32 slots rest in the policy's format of state; others as the optimizer says."""
-        return self.policy.state_dtype if slot.format == "fp32" else format_of(slot.format).dtype
+    # -- looking at one parameter's whole state, wherever its pieces rest ---------------------------------------------
 
-    def is_flat(self, entry: Entry, name: str) -> bool:
-        """True for a slot with an element for each of the parameter's."""
-        return self.slots_of(entry)[name].shape == entry.shape
+    def whole_state(self, entry: Entry) -> dict[str, np.ndarray | None]:
+        """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
+
+        Slots of another shape (a matrix's factors) are not among them: ``own_slots`` has them, on the ranks that keep
+        them.
+        """
+        found: dict[str, np.ndarray | None] = {
+            "parameter": self._whole(entry, self.parameter, self.stage.parameters),
+            "gradient": self._mean_gradient(entry),
+            "master": self._whole(entry, self.master, self.master_placement)}
+        flat = [] if self.frozen else [name for name in self.slots_of(entry) if self.is_flat(entry, name)]
+        return found | {name: self._whole_slot(entry, name) for name in flat}
+
+    def _whole(self, entry: Entry, array: np.ndarray, placement: Placement) -> np.ndarray:
+        if placement is SHARDED:
+            return self.all_gather_tensor(entry, self.own(entry, array, SHARDED))
+        return array[entry.low:entry.high].reshape(entry.shape).copy()
+
+    def _whole_slot(self, entry: Entry, name: str) -> np.ndarray:
+        if self.stage.optimizer is SHARDED:
+            return self.all_gather_tensor(entry, self.own_slot(entry, name))
+        if name in self.slots and (entry.name, name) not in self.own_slots:
+            return self._whole(entry, self.slots[name], REPLICATED)
+        return self.own_slot(entry, name).reshape(entry.shape).copy()
+
+    def _mean_gradient(self, entry: Entry) -> np.ndarray | None:
+        """fp32(sum) / (S * N * k) between reduce() and update(); None otherwise."""
+        if self.reduced is None:
+            return None
+        total = self._whole(entry, self.reduced.gradient, self.reduced.placement)
+        mean: np.ndarray = self.rank.kernels.empty(total.size, np.float32)
+        self.rank.kernels.gradient_block(total.reshape(-1), self.reduced.divisor, 1.0, mean)
+        return mean.reshape(entry.shape)
 
     # -- what is made at the start ------------------------------------------------------------------------------------
 
     def _pieces(self) -> list[ParameterPiece]:
-        """What this rank updates, parameter by parameter: what it owns, or all where the state is replicated."""
         if self.frozen:
             return []
         if self.stage.optimizer is SHARDED:
@@ -281,17 +330,65 @@ def at(piece: Piece, placement: Placement) -> slice:
 
 def clear_padding(array: np.ndarray, layout: Layout, placement: Placement, rank: Rank) -> None:
     """Sets padding to zero, so that no chance bits travel; in debug mode to NaN, so that a leak is seen."""
-    for low, high in padding_of(layout, placement, rank.index):
+    for low, high in _padding_of(layout, placement, rank.index):
         if rank.memory.debug:
             poison(array[low:high])
         else:
             array[low:high] = 0
 
 
-def padding_of(layout: Layout, placement: Placement, rank: int) -> Iterator[tuple[int, int]]:
-    """The stretches of padding in an array at rest."""
+def _padding_of(layout: Layout, placement: Placement, rank: int) -> Iterator[tuple[int, int]]:
     if placement is not SHARDED:
         yield from ((region.valid_high, region.high) for region in layout.regions)
         return
     for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
         yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]
+
+
+# -- a bucket from one placement to another ---------------------------------------------------------------------------
+
+
+class BucketMove:
+    """A bucket of a param group on its way; packed where it is in pieces, asynchronous where that is asked for.
+
+    Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
+    what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
+    rounded to the target's format.
+    """
+
+    def __init__(self, param_group: ParamGroup, bucket: Bucket, have: Placement, want: Placement, *, source: Parts,
+                 target: Parts, dtype: np.dtype[Any], purpose: str, agreement: str, async_op: bool = False,
+                 add: bool = False) -> None:
+        self.rank, self.target, self.add, self.async_op = param_group.rank, target, add, async_op
+        chunk = bucket.cut[self.rank.index + 1] - bucket.cut[self.rank.index]
+        vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
+        self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
+        self._found = redistribute(
+            self.rank, vector, have, want, bucket.cut, policy=param_group.policy,
+            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose, agreement=agreement)
+
+    def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+        if len(parts) == 1 and parts[0][1].dtype == dtype:
+            return parts[0][1]
+        vector = self.rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
+        for here, elements in parts:
+            self.rank.kernels.cast_pack(elements, vector[here])
+        return vector
+
+    def wait(self) -> None:
+        """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
+        found = self._found.wait() if self.async_op else self._found
+        self._found = None
+        if self._in_place:
+            return
+        for here, resting in self.target:
+            if self.add:
+                self.rank.kernels.add_rounded(resting, found[here], resting)
+            else:
+                self.rank.kernels.cast_pack(found[here], resting)
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+        if self.async_op:
+            self._found.wait()

@@ -125,16 +125,16 @@ def _program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> 
     x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
                  for name, width in (("x", widths[0]), ("target", widths[-1])))
     tape = engine.forward(x, target)
-    for array in _arrays(tape.kept):
+    for array in _arrays(tape.saved):
         if array.dtype == policy.compute_dtype:
             notes.note("kept", array)
-    signs_nbytes = sum(array.nbytes for array in _arrays(tape.kept) if array.dtype == np.uint8)
+    signs_nbytes = sum(array.nbytes for array in _arrays(tape.saved) if array.dtype == np.uint8)
     engine.backward(tape)
     engine.reduce()
-    divisor = engine.states.gradient_sum.divisor
+    divisor = engine.param_group.reduced_gradient.divisor
     result = engine.update([tape.loss])
-    engine.refresh()
-    resting, states = rank.memory.now_nbytes_by_kind, engine.states
+    engine.all_gather_parameters()
+    resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
 
     def rests(kind: str, *arrays: np.ndarray) -> Passed:
         (dtype,) = {array.dtype for array in arrays}
@@ -142,12 +142,12 @@ def _program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> 
 
     return ObservedStep(
         model.parameter_count, rank.size, result.scale, result.skipped,
-        master=rests("master", states.master), weights=rests("parameter", states.parameter), kept=notes.all("kept"),
+        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=notes.all("kept"),
         signs_nbytes=signs_nbytes, output=notes.all("output"), output_gradient=notes.all("output_gradient"),
-        gradient=rests("gradient", states.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
+        gradient=rests("gradient", group.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
         gradient_divisor=divisor, wide_gradient=notes.all("wide_gradient"),
         block_nbytes=max(passed.nbytes for passed in notes.seen["wide_gradient"]),
-        state=rests("optimizer_state", *states.slots.values()))
+        state=rests("optimizer_state", *group.slots.values()))
 
 
 def _arrays(kept: Any) -> Iterator[np.ndarray]:

@@ -82,7 +82,7 @@ def _told(rank: Rank, stage: int) -> list[tuple[float, Arrays, Arrays]]:
         engine.reduce()
         mean = _states(engine, "gradient")
         engine.update()
-        engine.refresh()
+        engine.all_gather_parameters()
         found.append((loss, mean, _states(engine, "parameter")))
     return found
 

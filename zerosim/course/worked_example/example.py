@@ -139,14 +139,14 @@ class Witness:
 
     def look(self, engine: Engine, moment: str) -> None:
         """Takes a snapshot, on paper of its own: nothing of it is charged to the rank."""
-        states, stage = engine.states, engine.stage
-        arrays = {"parameter": Resting(stage.parameters, states.parameter.copy()),
-                  "gradient": Resting(stage.gradients, states.gradient.copy()),
-                  "master": Resting(states.master_placement, states.master.copy())}
-        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in states.slots.items()}
-        if states.reduced is not None:
-            arrays["reduced"] = Resting(states.reduced.placement, states.reduced.array.copy())
-            self.divisor = states.reduced.divisor
+        group, stage = engine.param_group, engine.stage
+        arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
+                  "gradient": Resting(stage.gradients, group.gradient.copy()),
+                  "master": Resting(group.master_placement, group.master.copy())}
+        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in group.slots.items()}
+        if group.reduced is not None:
+            arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
+            self.divisor = group.reduced.divisor
         memory = engine.rank.memory
         self.snapshots.append(Snapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
 
@@ -172,7 +172,7 @@ def one_step(rank: Rank, example: Example, stage: int | Stage) -> Witness:
     witness.look(engine, "reduce")
     witness.skipped = engine.update().skipped
     witness.look(engine, "update")
-    engine.refresh()
+    engine.all_gather_parameters()
     witness.look(engine, "refresh")
     return witness
 
