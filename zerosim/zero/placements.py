@@ -12,8 +12,7 @@ import numpy as np
 
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.policy import Policy
-from zerosim.ranks import checks
-from zerosim.ranks.call import Cut, checked_cut
+from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
 
 
@@ -108,7 +107,7 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
     if out is None:
         return found
-    checks.output(out, found.shape, found.dtype)[...] = found
+    checked_output(out, found.shape, found.dtype)[...] = found
     return out
 
 
@@ -116,7 +115,7 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     """The cut, if it is one of the whole vector, of which ``vector`` is all or the own chunk."""
     check_placement(have)
     check_placement(want)
-    checks.vector(vector, "the vector to redistribute", flat=True)
+    checked_vector(vector, "the vector to redistribute", flat=True)
     whole = checked_cut(cut, max(cut, default=0), rank.size)
     expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
     if len(vector) != expected:
