@@ -1,11 +1,19 @@
-"""What all tests share. How many examples hypothesis tries: HYPOTHESIS_PROFILE=quick (the default) or long."""
+"""Settings of all tests. The number of hypothesis' examples: HYPOTHESIS_PROFILE=quick (the default) or long."""
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if sys.dont_write_bytecode:  # then each process that a test starts would compile NumPy, Matplotlib and us anew
+    sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "compiled")
+    sys.dont_write_bytecode = False
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No deadlines, no too_slow: the machines that run this share their cores; speed is the benchmarks' matter.
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -17,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 @pytest.fixture(scope="module", autouse=True)
 def earlier_modules_are_not_walked_through() -> Iterator[None]:
-    """What one module's tests leave behind is cleared once, and no later collection of garbage visits it again."""
+    """Clears once what one module's tests leave behind, and no later collection of garbage visits it again."""
     yield
     gc.collect()
     gc.freeze()

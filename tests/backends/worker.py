@@ -11,7 +11,7 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
-from zerosim.backends.processes.notes import Failed, Mail
+from zerosim.backends.processes.notes import Channel, Failed
 from zerosim.backends.processes.transport import ProcessCluster
 
 
@@ -20,7 +20,7 @@ def main(host: str, port: str, key: str, backend: str) -> None:
     clusters: dict[tuple[Any, ...], ProcessCluster] = {}
     first = zs.connect(backend)
     caller = Client((host, int(port)), authkey=bytes.fromhex(key)) if first.index == 0 else None
-    while (task := _next_task(first._mail, caller)) is not None:
+    while (task := _next_task(first._channel, caller)) is not None:
         if isinstance(task, Command):
             found = first.gather(Said.of([word.replace("{rank}", str(first.index)) for word in task.words]))
         else:
@@ -34,19 +34,19 @@ def main(host: str, port: str, key: str, backend: str) -> None:
         cluster.close()
 
 
-def _next_task(mail: Mail, caller: "Connection | None") -> Task | Command | None:
+def _next_task(channel: Channel, caller: "Connection | None") -> Task | Command | None:
     """What rank 0 hears, and tells the others; they look for it now and then, and leave the cores to other tests."""
     if caller is None:
         nap_seconds = 0.001
-        while not (letters := list(mail.arrived())):
+        while not (found := list(channel.arrived())):
             time.sleep(nap_seconds)
             nap_seconds = min(1.1 * nap_seconds, 0.1)  # a world that nobody asks for long costs nothing
-        return letters[0][1]
+        return found[0][1]
     try:
         task = caller.recv()
     except EOFError:
         task = None
-    mail.post(task)
+    channel.post(task)
     return task
 
 

@@ -44,7 +44,7 @@ class ComputePolicy(Protocol):
 
 
 class Workspace(Protocol):
-    """Where arrays that outlive a kernel come from: a rank's memory, or plain allocation."""
+    """The source of arrays that outlive a kernel: a rank's memory, or plain allocation."""
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
         """A new uninitialized array, charged to ``kind``."""

@@ -27,7 +27,7 @@ class Loss(Protocol):
         """True where the mean is over the valid targets of all ranks, which the engine counts by ``tokens``."""
 
     def tokens(self, ctx: Context, target: np.ndarray) -> int:
-        """How many of the targets are valid."""
+        """The number of targets that are valid."""
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""
@@ -136,7 +136,7 @@ class CrossEntropy:
         return self.normalization == "global"
 
     def tokens(self, ctx: Context, target: np.ndarray) -> int:
-        """How many targets are valid."""
+        """The number of targets that are valid."""
         return ctx.kernels.count_targets(target)
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:

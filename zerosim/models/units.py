@@ -21,7 +21,7 @@ from zerosim.models import layers
 from zerosim.models.layers import Context, Gradients, require_positive
 from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.policy import Policy
 
 # -- First values of parameters ---------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Unit(ABC):
 
     @abstractmethod
     def initializer(self, name: str) -> Initializer:
-        """What makes the first values of one parameter."""
+        """The initializer of one parameter, which makes its first values."""
 
     @property
     def tied_weights(self) -> Mapping[str, str]:
@@ -273,7 +273,7 @@ class LinearUnit(Unit):
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}
 
     def initializer(self, name: str) -> Initializer:
-        """What makes the first values of one parameter."""
+        """The initializer of one parameter, which makes its first values."""
         defaults: dict[str, Initializer] = {"weight": Normal(0, 1 / math.sqrt(self.inputs)), "bias": Zeros()}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
@@ -370,11 +370,11 @@ class Pass:
 
     loss: float
     largest: dict[str, float]
-    output_gradient: HostArray
-    gradients: dict[str, HostArray]
+    output_gradient: Array
+    gradients: dict[str, Array]
 
 
-def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: HostArray, target: HostArray,
+def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Array, target: Array,
              scale: float = 1.0) -> Pass:
     """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
 
@@ -392,8 +392,8 @@ def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: 
         largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
     loss, of_loss = model.loss.forward(ctx, y, target)
     begun = model.loss.backward(ctx, of_loss, scale)
-    output_gradient, gradients = begun.copy(), dict[str, HostArray]()
-    dy: HostArray | None = begun
+    output_gradient, gradients = begun.copy(), dict[str, Array]()
+    dy: Array | None = begun
     for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(saved), strict=True):
         assert dy is not None, "only the first unit gives back no gradient of its input"
         dy, found = unit.backward(ctx, w, of_unit, dy)
@@ -404,7 +404,7 @@ def one_pass(model: Model, weights: Mapping[str, HostArray], policy: Policy, x: 
     return Pass(loss, largest, output_gradient, gradients)
 
 
-def _check(model: Model, weights: Mapping[str, HostArray], policy: Policy) -> None:
+def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
     if wrong := sorted(weights.keys() ^ model.shapes.keys()):
@@ -417,12 +417,12 @@ def _check(model: Model, weights: Mapping[str, HostArray], policy: Policy) -> No
                              "shows the form of all")
 
 
-def first_weights(model: Model) -> dict[str, HostArray]:
+def first_weights(model: Model) -> dict[str, Array]:
     """A model's first values by name, fp32, each in its own shape."""
     return dict(_first_values(model))
 
 
-def widened(ctx: Context, x: HostArray) -> HostArray:
+def widened(ctx: Context, x: Array) -> Array:
     """x in fp32, exactly: itself where it is."""
     if x.dtype == np.float32:
         return x
@@ -431,16 +431,16 @@ def widened(ctx: Context, x: HostArray) -> HostArray:
     return wide
 
 
-def _first_values(model: Model) -> Iterator[tuple[str, HostArray]]:
+def _first_values(model: Model) -> Iterator[tuple[str, Array]]:
     for unit in model.units:
         for name, shape in unit.shapes.items():
             yield name, unit.initial(name, 0, int(np.prod(shape))).reshape(shape)
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
-    """Where a unit writes the gradients of its own parameters and of its tied weights."""
+    """Arrays into which a unit writes the gradients of its own parameters and of its tied weights."""
     return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.tied_weights)}
 
 
-def _cast(ctx: Context, unit: Unit, weights: Mapping[str, HostArray]) -> dict[str, HostArray]:
+def _cast(ctx: Context, unit: Unit, weights: Mapping[str, Array]) -> dict[str, Array]:
     return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.tied_weights)}

@@ -1,6 +1,7 @@
-"""Arrays without data: a step of a trillion parameters in no memory.
+"""Arrays: those without data, blocks and scratch memory, and questions asked of any array.
 
-A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises.
+A NullArray answers what can be known without numbers: shapes, types, bytes. Whatever would need a number raises. So a
+step of a trillion parameters runs in no memory.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NullArray:
 
     @property
     def flags(self) -> Any:
-        """Whether elements lie in a row, and may be written: NumPy's own."""
+        """NumPy's own flags: contiguous, writable."""
         return self._ghost.flags
 
     @property
@@ -71,7 +72,7 @@ class NullArray:
 
     @property
     def offset_nbytes(self) -> int:
-        """Where the first element lies in the base."""
+        """The first element's place in the base, in bytes."""
         return _address(self._ghost) - _address((self if self.base is None else self.base)._ghost)
 
     @property
@@ -124,7 +125,7 @@ class NullArray:
         pass
 
     def may_overlap(self, other: NullArray) -> bool:
-        """Whether both look at one base, and at overlapping stretches of it."""
+        """True if both look at one base, and at overlapping stretches of it."""
         one_base = (self if self.base is None else self.base) is (other if other.base is None else other.base)
         return one_base and np.may_share_memory(self._ghost, other._ghost)
 
@@ -210,12 +211,11 @@ class NullModule:
         return found
 
 
-# -- Blocks: how the kernels walk over long arrays, and the memory they do it in -------------------------------------
+# -- Blocks, and scratch memory ----------------------------------------------------------------------------------------
 # One NumPy call costs half a microsecond, and a result that falls out of the cache is paid for twice. Blocks of
 # BLOCK elements are long enough to hide the first and short enough to avoid the second.
 
-
-HostArray = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
 # Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
@@ -236,7 +236,7 @@ def slack_nbytes(nbytes: int) -> int:
     return ALIGNMENT_NBYTES if nbytes >= ALIGNED_FROM_NBYTES else 0
 
 
-def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> HostArray:
+def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """An array that is not initialized; from 4096 bytes on, its data begins at a multiple of 64 bytes.
 
     A copy between two arrays whose addresses differ by a few bytes modulo 4096 is up to fifteen times slower than
@@ -268,14 +268,14 @@ class Scratch:
     call for the same name."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, HostArray] = {}
+        self._buffers: dict[str, Array] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now, slack included."""
         return sum(buffer.nbytes + slack_nbytes(buffer.nbytes) for buffer in self._buffers.values())
 
-    def array(self, name: str, count: int, dtype: npt.DTypeLike) -> HostArray:
+    def array(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
         dtype = np.dtype(dtype)
         nbytes = count * dtype.itemsize
@@ -285,7 +285,7 @@ class Scratch:
         return buffer[:nbytes].view(dtype)
 
 
-def flat(x: HostArray, out: HostArray) -> HostArray:
+def flat(x: Array, out: Array) -> Array:
     """x as one row of elements that may be read while `out` is written block by block.
 
     A copy where x is strided, or shares memory with `out` without being the same elements in the same type: a
@@ -298,26 +298,22 @@ def flat(x: HostArray, out: HostArray) -> HostArray:
     return row if same else row.copy()
 
 
-def row_of(out: HostArray) -> HostArray:
-    """Where the elements of `out` are to be written as one row: a view, or memory that `put_back` copies from."""
+def row_of(out: Array) -> Array:
+    """The row to which the elements of `out` are to be written: a view, or memory that `put_back` copies from."""
     return out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
 
 
-def put_back(row: HostArray, out: HostArray) -> None:
+def put_back(row: Array, out: Array) -> None:
     """Ends what `row_of` began."""
     if not out.flags.c_contiguous:
         out[...] = row.reshape(out.shape)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What may be asked of an array, with numbers in it or without, on the host or on a device: where it lies, and with
-# whom it shares memory.
-#
-# The one place that tells the kinds of arrays apart; what computes with them is in the kernels. CuPy's arrays are known
-# by their type's module, so that nobody imports cupy who has none of them.
+# -- Questions asked of any array --------------------------------------------------------------------------------------
+# With numbers in it or without, on the host or on a device: where it lies, and with whom it shares memory. CuPy's
+# arrays are known by their type's module, so that nobody imports cupy who has none of them.
 
-
-Array = Any  # np.ndarray, NullArray or cupy.ndarray
+AnyArray = Any  # np.ndarray, NullArray or cupy.ndarray
 
 
 def is_array(x: Any) -> bool:
@@ -335,12 +331,12 @@ def on_host(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def is_writable(array: Array) -> bool:
-    """Whether values can be written to it; a device's memory knows no other."""
+def is_writable(array: AnyArray) -> bool:
+    """True if values can be written to it; a device's memory knows no other."""
     return on_device(array) or bool(array.flags.writeable)
 
 
-def to_host(array: Array) -> np.ndarray:
+def to_host(array: AnyArray) -> np.ndarray:
     """The elements as a NumPy array, bit for bit: NumPy's own as it is, a device's copied, which waits for it.
 
     Raises ValueError for an array without data.
@@ -353,7 +349,7 @@ def to_host(array: Array) -> np.ndarray:
     return found.view(array.dtype)
 
 
-def copy_elements(source: Array, out: Array) -> None:
+def copy_elements(source: AnyArray, out: AnyArray) -> None:
     """out = source, of one shape and type, bit for bit; both on the host, or both on the device. No data, no copy."""
     if on_device(out):
         source, out = words(source), words(out)
@@ -361,12 +357,12 @@ def copy_elements(source: Array, out: Array) -> None:
         out[...] = source
 
 
-def has_data(array: Array) -> bool:
+def has_data(array: AnyArray) -> bool:
     """False for an array that is a shape and a type alone."""
     return not isinstance(array, NullArray)
 
 
-def base_of(array: Array) -> Array:
+def base_of(array: AnyArray) -> AnyArray:
     """The array that owns the memory which ``array`` looks at; ValueError for what is no array."""
     if isinstance(array, NullArray) or on_device(array):
         return array if array.base is None else array.base
@@ -377,7 +373,7 @@ def base_of(array: Array) -> Array:
     return array
 
 
-def start(x: Array) -> int:
+def start(x: AnyArray) -> int:
     """The address of the first element. Arrays without data have addresses too, each base in a space of its own."""
     if isinstance(x, NullArray):
         return (id(base_of(x)) << 64) + x.offset_nbytes
@@ -385,7 +381,7 @@ def start(x: Array) -> int:
     return address
 
 
-def may_share_memory(a: Array, b: Array) -> bool:
+def may_share_memory(a: AnyArray, b: AnyArray) -> bool:
     """True where the stretches of memory overlap in which the elements of two arrays lie, as NumPy means it."""
     if isinstance(a, NullArray) and isinstance(b, NullArray):
         return a.may_overlap(b)
@@ -395,12 +391,12 @@ def may_share_memory(a: Array, b: Array) -> bool:
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
-def is_same_memory(a: Array, b: Array) -> bool:
+def is_same_memory(a: AnyArray, b: AnyArray) -> bool:
     """True when both arrays are views of the same elements in the same order."""
     return (start(a), a.shape, a.strides, a.dtype) == (start(b), b.shape, b.strides, b.dtype)
 
 
-def contiguous(x: Any) -> Array:
+def contiguous(x: Any) -> AnyArray:
     """The array itself where its elements lie in a row, else a copy; lists and numbers become arrays."""
     if isinstance(x, NullArray):
         return x if x.flags.c_contiguous else x.copy()
@@ -409,7 +405,7 @@ def contiguous(x: Any) -> Array:
     return np.ascontiguousarray(x)
 
 
-def poison(array: Array) -> None:
+def poison(array: AnyArray) -> None:
     """Fills an array of any strides with what nobody can overlook: NaN, or bytes 0xA5 where the dtype has no NaN."""
     if isinstance(array, NullArray):
         return
@@ -432,7 +428,7 @@ def is_poisoned(array: np.ndarray) -> bool:
     return blank.tobytes() == array.tobytes()
 
 
-def checksum(x: Array) -> Any:
+def checksum(x: AnyArray) -> Any:
     """A number that changes with the bytes of a contiguous array: CRC-32, or 0 where there are none to read.
 
     Of a device's array it is the sum of the words, modulo 2**64, and an array itself: nobody waits until it is known.
@@ -443,7 +439,7 @@ def checksum(x: Array) -> Any:
     return 0 if isinstance(x, NullArray) else zlib.crc32(_as_bytes(x).data)
 
 
-def same_bytes(a: Array, b: Array) -> bool:
+def same_bytes(a: AnyArray, b: AnyArray) -> bool:
     """True when two contiguous arrays of one length hold the same bits; arrays without data hold none."""
     if isinstance(a, NullArray):
         return True
@@ -453,25 +449,26 @@ def same_bytes(a: Array, b: Array) -> bool:
     return all(np.array_equal(one[here], other[here]) for here in spans(one.size))
 
 
-def _as_bytes(x: Array) -> Array:
+def _as_bytes(x: AnyArray) -> AnyArray:
     """The array's bytes, (nbytes,) uint8, without a copy."""
     return x.reshape(-1).view(np.uint8)
 
 
-def words(x: Array) -> Array:
+def words(x: AnyArray) -> AnyArray:
     """The bits of a device's array as whole numbers: CuPy copies no other than its own types."""
     return x if x.dtype.kind in "biuc" else x.view(f"u{x.dtype.itemsize}")
 
 
-def _bounds(x: Array) -> tuple[int, int]:
-    """Where the elements of a device's array begin and end."""
+def _bounds(x: AnyArray) -> tuple[int, int]:
+    """The addresses at which the elements of a device's array begin and end."""
     if not x.size:
         return 0, 0
     steps = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
     return start(x) + sum(min(step, 0) for step in steps), start(x) + sum(max(step, 0) for step in steps) + x.itemsize
 
 
-# -- One SHA-256 of any value with arrays in it, so that two machines can compare results without sending them -------
+# -- Fingerprints ------------------------------------------------------------------------------------------------------
+# One SHA-256 of any value with arrays in it, so that two machines can compare results without sending them.
 
 def sha256(value: Any) -> str:
     """64 hex digits of arrays, numbers, texts, None, and tuples, lists and mappings (in their order) of them.

@@ -1,6 +1,9 @@
-"""The loop of every kernel: widen a block of each operand, compute in float32 or float64, round the block once.
+"""The loop of every kernel, and sums in a written order.
 
-The scratch memory is an argument; all arrays here are contiguous rows (n,), unless a line says otherwise.
+A loop widens a block of each operand, computes in float32 or float64, and rounds the block once. The scratch memory is
+an argument; all arrays here are contiguous rows (n,), unless a line says otherwise.
+
+Legend: n elements or columns; m rows.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, HostArray, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans
 from zerosim.numerics.checks import FP32, FP64, work_type
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.rounding import nearest_block, pack_block, unpack_block
+
+# A user's errstate decides about warnings of the user's own arithmetic. In kernels infinities and NaN are results.
+quiet = np.errstate(all="ignore")
 
 # Called with blocks of the inputs and, last, the block that it writes; all (n,), of one type.
 Operation = Callable[..., object]
@@ -22,8 +28,8 @@ Operation = Callable[..., object]
 
 def run_blocks(
     function: Operation,
-    inputs: tuple[HostArray, ...],
-    out: HostArray,
+    inputs: tuple[Array, ...],
+    out: Array,
     scratch: Scratch,
     *,
     work: np.dtype[Any] | None = None,
@@ -46,7 +52,7 @@ def run_blocks(
     put_back(row, out)
 
 
-def sum_blocks(addends: Sequence[HostArray], out: HostArray, scratch: Scratch) -> None:
+def sum_blocks(addends: Sequence[Array], out: Array, scratch: Scratch) -> None:
     """out = ((addends[0] + addends[1]) + addends[2]) + ..., every sum rounded to out's type; arrays of one shape and of
     out's type, any strides.
 
@@ -68,7 +74,7 @@ def sum_blocks(addends: Sequence[HostArray], out: HostArray, scratch: Scratch) -
     put_back(row, out)
 
 
-def widened(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratch) -> HostArray:
+def widened(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
     """x in the type `work`: itself where it has that type, else a copy in the scratch memory of that name."""
     if x.dtype == work:
         return x
@@ -78,7 +84,7 @@ def widened(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratch) -> H
     return wide
 
 
-def widened_view(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratch) -> HostArray:
+def widened_view(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
     """x of any shape and strides in the type `work`: itself where it has that type, else a contiguous copy in the
     scratch memory of that name."""
     if x.dtype == work:
@@ -90,13 +96,13 @@ def widened_view(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratch)
     return widened(name, x.reshape(-1), work, scratch).reshape(x.shape)
 
 
-def room_for(name: str, out: HostArray, work: np.dtype[Any], scratch: Scratch) -> HostArray:
-    """Where the values of `out` are to be computed, in its shape: `out` itself where it has the type `work`, else the
-    scratch memory of that name, from which `settle` rounds them."""
+def room_for(name: str, out: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
+    """The array in which the values of `out` are to be computed, in its shape: `out` itself where it has the type
+    `work`, else the scratch memory of that name, from which `settle` rounds them."""
     return out if out.dtype == work else scratch.array(name, out.size, work).reshape(out.shape)
 
 
-def settle(wide: HostArray, out: HostArray, scratch: Scratch) -> None:
+def settle(wide: Array, out: Array, scratch: Scratch) -> None:
     """out becomes `wide`, each value rounded once, unless they are one and the same; `wide` contiguous where not, `out`
     of any strides."""
     if wide is out:
@@ -110,7 +116,7 @@ def settle(wide: HostArray, out: HostArray, scratch: Scratch) -> None:
         np.copyto(out, row.reshape(out.shape))
 
 
-def widened_matrix(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratch) -> HostArray:
+def widened_matrix(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
     """x (m, n) in the type `work`, in the order of memory that it has: BLAS takes a transposed matrix as it lies."""
     if x.dtype == work:
         return x
@@ -119,7 +125,7 @@ def widened_matrix(name: str, x: HostArray, work: np.dtype[Any], scratch: Scratc
     return widened(name, x.reshape(-1), work, scratch).reshape(x.shape)
 
 
-def cast_block(x: HostArray, out: HostArray, scratch: Scratch) -> None:
+def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
     """One block from any floating type to any, rounded once; float32 stands between the types that are narrower."""
     if x.dtype == FP64 and out.dtype not in (FP32, FP64):
         # Rounded here, exact afterwards: rounding to float32 first would round twice.
@@ -139,35 +145,34 @@ def cast_block(x: HostArray, out: HostArray, scratch: Scratch) -> None:
         cast_block(middle, out, scratch)
 
 
-# -- Maximum and minimum of one block, zeros included: of +0 and -0, NumPy's own return the one or the other ---------
+# -- Maximum and minimum of one block ----------------------------------------------------------------------------------
+# Zeros included: of +0 and -0, NumPy's own return the one or the other.
 
-def maximum(a: HostArray, b: HostArray, out: HostArray) -> None:
+def maximum(a: Array, b: Array, out: Array) -> None:
     """out (n,) = the larger of a and b (n,), of +0 and -0 the positive; NaN if either is."""
     np.maximum(a, b, out=out)  # out is neither a nor b: both are read again
     _settle_zeros(np.bitwise_and, a, b, out)
 
 
-def minimum(a: HostArray, b: HostArray, out: HostArray) -> None:
+def minimum(a: Array, b: Array, out: Array) -> None:
     """out (n,) = the smaller of a and b (n,), of +0 and -0 the negative; NaN if either is."""
     np.minimum(a, b, out=out)  # out is neither a nor b: both are read again
     _settle_zeros(np.bitwise_or, a, b, out)
 
 
-def _settle_zeros(ufunc: np.ufunc, a: HostArray, b: HostArray, out: HostArray) -> None:
-    """Where a equals b their bits are equal too, but for the signs of zeros, which `ufunc` combines."""
+def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+    """Sets the zeros of out: where a equals b their bits are equal, but for zeros' signs, which `ufunc` combines."""
     word = np.dtype(f"u{out.dtype.itemsize}")
     ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
 
 
-# -- Sums and tests over arrays, in an order of additions that is written down ---------------------------------------
-# Shapes: n elements or columns; m rows.
-
+# -- Sums and tests over arrays, in an order of additions that is written down -----------------------------------------
 
 # Longer rows einsum cuts into pieces of this length, begun wherever the rows before have ended.
 EINSUM_PIECE = 8192  # elements
 
 
-def sum_rows(x: HostArray, total: HostArray, widened: Callable[[HostArray], HostArray]) -> None:
+def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
     """total (n,) = ((0 + row 0) + row 1) + ... of x (m, n), in total's type; zeros where m is 0.
 
     `widened` gives some rows contiguous and in total's type, in memory that may be changed if x has another type:
@@ -187,24 +192,24 @@ def sum_rows(x: HostArray, total: HostArray, widened: Callable[[HostArray], Host
     np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
 
 
-def row_sums(x: HostArray) -> HostArray:
+def row_sums(x: Array) -> Array:
     """The sums along the last axis of x (..., n), in x's type; a row's sum depends on nothing but the row."""
-    total: HostArray = np.einsum("...n->...", x[..., :EINSUM_PIECE])
+    total: Array = np.einsum("...n->...", x[..., :EINSUM_PIECE])
     for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
         total += np.einsum("...n->...", x[..., first : first + EINSUM_PIECE])
     return total
 
 
-def row_products(x: HostArray, y: HostArray) -> HostArray:
+def row_products(x: Array, y: Array) -> Array:
     """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""
-    total: HostArray = np.einsum("...n,...n->...", x[..., :EINSUM_PIECE], y[..., :EINSUM_PIECE])
+    total: Array = np.einsum("...n,...n->...", x[..., :EINSUM_PIECE], y[..., :EINSUM_PIECE])
     for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
         piece = slice(first, first + EINSUM_PIECE)
         total += np.einsum("...n,...n->...", x[..., piece], y[..., piece])
     return total
 
 
-def row_maxima(x: HostArray) -> HostArray:
+def row_maxima(x: Array) -> Array:
     """The largest values along the last axis of x (..., n), contiguous, n >= 1; NaN where a row has one.
 
     NumPy looks for the place of the maximum with vector instructions, three times as fast as for its value.
@@ -212,11 +217,11 @@ def row_maxima(x: HostArray) -> HostArray:
     rows = x.reshape(-1, x.shape[-1])
     places = rows.argmax(axis=1)
     places += np.arange(0, rows.size, rows.shape[1])
-    maxima: HostArray = rows.reshape(-1).take(places).reshape(x.shape[:-1])
+    maxima: Array = rows.reshape(-1).take(places).reshape(x.shape[:-1])
     return maxima
 
 
-def square_sum(x: HostArray, factor: HostArray, divisor: HostArray, scratch: Scratch) -> float:
+def square_sum(x: Array, factor: Array, divisor: Array, scratch: Scratch) -> float:
     """The sum of (x·factor/divisor)² of one block x (n,): the quotient in x's type, squares and sum in float64."""
     quotient = scratch.array("quotient", x.size, x.dtype)
     square = scratch.array("square", x.size, np.float64)
@@ -230,8 +235,8 @@ def square_sum(x: HostArray, factor: HostArray, divisor: HostArray, scratch: Scr
     return float(np.add.reduce(square))
 
 
-def has_nonfinite(x: HostArray, scratch: Scratch) -> bool:
-    """Whether one block x (n,) has an infinity or a NaN: without the sign, their codes are the largest there are."""
+def has_nonfinite(x: Array, scratch: Scratch) -> bool:
+    """True if one block x (n,) has an infinity or a NaN: without the sign, their codes are the largest there are."""
     constants = nonfinite_codes(x.dtype)
     if constants is None:
         return False
@@ -242,7 +247,7 @@ def has_nonfinite(x: HostArray, scratch: Scratch) -> bool:
 
 
 @cache
-def nonfinite_codes(dtype: np.dtype[Any]) -> tuple[HostArray, int] | None:
+def nonfinite_codes(dtype: np.dtype[Any]) -> tuple[Array, int] | None:
     """The mask that takes the sign away and the smallest code of what is not finite; None for integers."""
     overflow_values = {fmt.dtype: fmt.overflow_value for fmt in FORMATS.values()} | {np.dtype(np.float64): np.inf}
     if dtype not in overflow_values:

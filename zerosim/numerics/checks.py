@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS
 
-# -- What is said of a name that there is not: the nearest that there is ---------------------------------------------
+# -- Suggestions for unknown names -------------------------------------------------------------------------------------
 
 def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
     """``; did you mean 'ring'?``, the end of an error's text: the nearest known names, or nothing where none is near.
@@ -26,18 +26,18 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-# -- What the kernels ask of their arguments, and what they answer where it is not so --------------------------------
+# -- Checks of arrays and numbers --------------------------------------------------------------------------------------
 
 FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
 _FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
+    """True if the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
     return dtype in _FLOATING
 
 
-def work_type(*arrays: HostArray) -> np.dtype[Any]:
+def work_type(*arrays: Array) -> np.dtype[Any]:
     """The type to compute in: float64 if any array is, else float32."""
     return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
 
@@ -55,15 +55,14 @@ def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
     return math.ldexp(1.0, -surplus), math.ldexp(divisor, -surplus)
 
 
-def check_shapes(call: str, **arrays: HostArray) -> None:
+def check_shapes(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming all shapes, unless all are equal."""
-    shapes = [x.shape for x in arrays.values()]
-    if shapes.count(shapes[0]) != len(shapes):
+    if len({x.shape for x in arrays.values()}) > 1:
         found = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
         raise ValueError(f"{call} needs arrays of one shape, got {found}")
 
 
-def check_floating(call: str, **arrays: HostArray) -> None:
+def check_floating(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming the first array of another type, unless all are of floating point."""
     for name, x in arrays.items():
         if x.dtype not in _FLOATING:
@@ -71,7 +70,13 @@ def check_floating(call: str, **arrays: HostArray) -> None:
             raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
 
 
-def check_same_type(call: str, a: HostArray, out: HostArray) -> None:
+def check_operands(call: str, **arrays: Array) -> None:
+    """Raises ValueError, naming what differs, unless all arrays have one shape and are of floating point."""
+    check_shapes(call, **arrays)
+    check_floating(call, **arrays)
+
+
+def check_same_type(call: str, a: Array, out: Array) -> None:
     """Raises ValueError unless the first operand has the type of the result."""
     if a.dtype != out.dtype:
         raise ValueError(
@@ -80,15 +85,7 @@ def check_same_type(call: str, a: HostArray, out: HostArray) -> None:
         )
 
 
-def check_state(call: str, **arrays: HostArray) -> None:
-    """Raises ValueError unless all arrays are rows of float32 of one length: what an optimizer's state is."""
-    check_shapes(call, **arrays)
-    for name, x in arrays.items():
-        if x.dtype != FP32 or x.ndim != 1:
-            raise ValueError(f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}")
-
-
-def check_product(a: HostArray, b: HostArray, bias: HostArray | None, out: HostArray) -> None:
+def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
     """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
     arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})
     check_floating("matmul", **arrays)

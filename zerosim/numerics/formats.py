@@ -55,7 +55,7 @@ class Format:
 
     @property
     def overflow_value(self) -> float:
-        """What a positive number too large for the format becomes: infinity, or NaN where there is none."""
+        """The value of a positive number too large for the format: infinity, or NaN where there is none."""
         return float("inf") if self.has_infinity else float("nan")
 
     def __str__(self) -> str:

@@ -1,8 +1,13 @@
-"""The loop of every optimizer's step: blocks of the arrays and scratch of the same length, in place; SGD and Adam.
+"""The arithmetic of a rank: every number rounded as the hardware rounds it, block by block.
 
-Scalars are Python floats, that is double, up to the moment when they meet an array; 1 - β and 1 - β^t are therefore
-correct to the last bit of a float32, which 1 - float32(β) is not (float32's 1 - 0.999 is 0.00099998713). Arrays are
-float32; what is done to an element depends neither on the block it lies in nor on the block's length.
+Low precision means what accelerators do: operands are widened to float32, one operation is made there, and its
+result is rounded once, to nearest even. The results depend on the operands alone: not on np.errstate, not on the
+length of a block, and not on whether `out` is one of the operands.
+
+In order: averages that optimizers keep, whole matrices, fp8 operands; `NumpyKernels`, with these and the kernels of
+layers as methods; `NullKernels`, for arrays without data.
+
+Legend: n elements; m rows, k inner, n columns in a product of matrices.
 """
 
 from __future__ import annotations
@@ -10,16 +15,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from typing import Any
+from functools import reduce, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
     BLOCK,
     SMALL,
-    HostArray,
+    Array,
     NullArray,
     NullModule,
     Scratch,
@@ -37,6 +43,7 @@ from zerosim.numerics.blockwise import (
     has_nonfinite,
     maximum,
     minimum,
+    quiet,
     run_blocks,
     square_sum,
     sum_blocks,
@@ -48,85 +55,22 @@ from zerosim.numerics.checks import (
     FP32,
     FP64,
     check_floating,
+    check_operands,
     check_product,
     check_same_type,
     check_shapes,
-    check_state,
     is_floating,
     split_divisor,
     work_type,
 )
 from zerosim.numerics.formats import Format, format_of
-from zerosim.numerics.layer_kernels import ActivationKernels, AttentionKernels, RowKernels
 from zerosim.numerics.rounding import round_to
 
-_quiet = np.errstate(all="ignore")
+# -- Averages that optimizers keep -------------------------------------------------------------------------------------
+# Scalars are Python floats, that is double, up to the moment when they meet an array; 1 - β and 1 - β^t are therefore
+# correct to the last bit of a float32, which 1 - float32(β) is not (float32's 1 - 0.999 is 0.00099998713).
 
-
-class StepKernels:
-    """The part of the kernels that takes optimizers' steps."""
-
-    _scratch: Scratch
-
-    @_quiet
-    def step_blocks(self, function: Callable[..., object], *arrays: HostArray, scratch: int = 1) -> None:
-        """Calls ``function(*blocks, *scratch)`` for each block of the arrays, which it may write to.
-
-        All in float32, of one shape and without gaps; the function sees rows (b,), and scratch that holds whatever was
-        in it. Raises ValueError for other arrays.
-        """
-        check_shapes("step_blocks", **{f"array {i}": x for i, x in enumerate(arrays)})
-        for i, x in enumerate(arrays):
-            if x.dtype != FP32 or not x.flags.c_contiguous:
-                gaps = "" if x.flags.c_contiguous else ", with gaps or in another order"
-                raise ValueError(f"step_blocks needs arrays of float32 in C order, got array {i} {x.shape} of type "
-                                 f"{x.dtype.name}{gaps}")
-        self._step([x.reshape(-1) for x in arrays], function, scratch)
-
-    def _step(self, rows: list[HostArray], function: Callable[..., object], scratch: int) -> None:
-        names = [f"step {i}" for i in range(scratch)]
-        for span in spans(rows[0].size):
-            blocks = [row[span] for row in rows]
-            function(*blocks, *[self._scratch.array(name, blocks[0].size, FP32) for name in names])
-
-    @_quiet
-    def sgd_step(self, w: HostArray, g: HostArray, *, lr: float) -> None:
-        """w -= lr·g, in place; w, g (n,) in float32."""
-        check_state("sgd_step", w=w, g=g)
-
-        def block(w: HostArray, g: HostArray, update: HostArray) -> None:
-            np.multiply(g, lr, out=update)
-            np.subtract(w, update, out=w)
-
-        self._step([w, g], block, 1)
-
-    @_quiet
-    def adam_step(self, w: HostArray, m: HostArray, v: HostArray, g: HostArray, *, lr: float, beta1: float, beta2: float,
-                  epsilon: float, step: int, weight_decay: float = 0.0) -> None:  # fmt: skip
-        """One step of Adam (Kingma and Ba 2015, algorithm 1), or of AdamW (Loshchilov and Hutter 2019, algorithm 2)
-        where there is weight decay; w, m, v in place; w, m, v, g (n,) in float32; `step` counts from 1."""
-        check_state("adam_step", w=w, m=m, v=v, g=g)
-        if step < 1:
-            raise ValueError(f"adam_step counts steps from 1, got step {step}")
-        correction1, correction2, decay = 1.0 - beta1**step, 1.0 - beta2**step, 1.0 - lr * weight_decay
-
-        def block(w: HostArray, m: HostArray, v: HostArray, g: HostArray, update: HostArray, root: HostArray) -> None:
-            move_average(m, g, beta1, update)
-            move_square_average(v, g, beta2, update)
-            np.divide(v, correction2, out=root)
-            np.sqrt(root, out=root)
-            np.add(root, epsilon, out=root)
-            np.divide(m, correction1, out=update)
-            np.multiply(update, lr, out=update)
-            np.divide(update, root, out=update)
-            if decay != 1.0:
-                np.multiply(w, decay, out=w)
-            np.subtract(w, update, out=w)
-
-        self._step([w, m, v, g], block, 2)
-
-
-def move_average(average: HostArray, x: HostArray, beta: float, scratch: HostArray) -> None:
+def move_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
     """average = β·average + (1-β)·x; x is left as it is, unless it is the scratch. Every operation rounds, in the order
     in which the line is read."""
     np.multiply(average, beta, out=average)
@@ -134,7 +78,7 @@ def move_average(average: HostArray, x: HostArray, beta: float, scratch: HostArr
     np.add(average, scratch, out=average)
 
 
-def move_square_average(average: HostArray, x: HostArray, beta: float, scratch: HostArray) -> None:
+def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
     """average = β·average + (1-β)·(x·x); x is left as it is, unless it is the scratch."""
     np.multiply(average, beta, out=average)
     np.multiply(x, x, out=scratch)
@@ -142,105 +86,101 @@ def move_square_average(average: HostArray, x: HostArray, beta: float, scratch: 
     np.add(average, scratch, out=average)
 
 
-# -- Kernels for whole matrices: functions of symmetric ones, orthogonal factors, means over rows and columns --------
-# Legend: a symmetric matrix A (m, m); a matrix X (r, c). Decompositions are LAPACK's, in float64, and rounded to float32
-# once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too.
+# -- Whole matrices ----------------------------------------------------------------------------------------------------
+# A symmetric matrix A (m, m); a matrix X (r, c); all float32. Decompositions are LAPACK's, in float64, and rounded to
+# float32 once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too.
+
+def trace(a: Array) -> float:
+    """The sum of the diagonal of a (m, m), in float64."""
+    check_square("trace", a)
+    return float(np.trace(a, dtype=FP64))
 
 
-class MatrixKernels:
-    """The part of the kernels that works on whole matrices. All arrays are float32."""
+def symmetric_power(scratch: Scratch, a: Array, exponent: float, damping: float, out: Array) -> None:
+    """out = (a + damping·I)^exponent for a symmetric a (m, m) without negative eigenvalues.
 
-    _scratch: Scratch
-
-    def trace(self, a: HostArray) -> float:
-        """The sum of the diagonal of a (m, m), in float64."""
-        check_square("trace", a)
-        return float(np.trace(a, dtype=FP64))
-
-    @_quiet
-    def symmetric_power(self, a: HostArray, exponent: float, damping: float, out: HostArray) -> None:
-        """out = (a + damping·I)^exponent for a symmetric a (m, m) without negative eigenvalues.
-
-        Eigenvalues that rounding has made negative count as 0. Raises ValueError for what is not square or not finite.
-        """
-        values, vectors = self._eigen("symmetric_power", a)
-        powers = (np.maximum(values, 0.0) + damping) ** exponent
-        np.copyto(out, (vectors * powers) @ vectors.T, casting="same_kind")
-
-    @_quiet
-    def eigenvectors(self, a: HostArray, out: HostArray) -> None:
-        """out (m, m) = the eigenvectors of a symmetric a (m, m) as columns, that of the largest eigenvalue first.
-
-        Raises ValueError for what is not square or not finite.
-        """
-        np.copyto(out, self._eigen("eigenvectors", a)[1][:, ::-1], casting="same_kind")
-
-    @_quiet
-    def orthogonal_factor(self, a: HostArray, out: HostArray) -> None:
-        """out (m, m) = Q, where a (m, m) = Q·R and R is upper triangular.
-
-        Raises ValueError for what is not square or not finite.
-        """
-        np.copyto(out, np.linalg.qr(self._checked("orthogonal_factor", a))[0], casting="same_kind")
-
-    def _eigen(self, call: str, a: HostArray) -> tuple[HostArray, HostArray]:
-        values, vectors = np.linalg.eigh(self._checked(call, a))
-        return values, vectors
-
-    def _checked(self, call: str, a: HostArray) -> HostArray:
-        check_square(call, a)
-        row = a.reshape(-1)
-        if any(has_nonfinite(row[span], self._scratch) for span in spans(row.size)):
-            raise ValueError(f"{call} found inf or NaN in a matrix {a.shape}: sums of squares of gradients have left "
-                             "float32's range; clip the gradients, or scale the loss less")
-        return a.astype(FP64)
-
-    @_quiet
-    def mean_squares(self, x: HostArray, rows: HostArray, columns: HostArray) -> None:
-        """rows (r,) and columns (c,) become the means of the squares of x (r, c) along the other side."""
-        if x.ndim != 2 or rows.shape != x.shape[:1] or columns.shape != x.shape[1:]:
-            raise ValueError(f"mean_squares takes x (r, c), rows (r,) and columns (c,), got {x.shape}, {rows.shape}, "
-                             f"{columns.shape}")
-        total = np.zeros(x.shape[1], FP64)
-        for here, square in self._matrix_blocks(x):
-            np.multiply(x[here], x[here], out=square)
-            rows[here] = np.add.reduce(square, axis=1, dtype=FP64) / max(1, x.shape[1])
-            total += np.add.reduce(square, axis=0, dtype=FP64)
-        columns[...] = total / max(1, x.shape[0])
-
-    @_quiet
-    def divide_by_roots(self, x: HostArray, rows: HostArray, columns: HostArray, out: HostArray) -> None:
-        """out = x/√V, where V = rows·columns/mean(rows) is the matrix (r, c) whose means along its sides those are."""
-        mean = np.add.reduce(rows, dtype=FP64) / max(1, rows.size)
-        shares = (rows / mean).astype(FP32)  # before the product, which would leave float32's range from below
-        for here, root in self._matrix_blocks(x):
-            np.multiply(shares[here, None], columns, out=root)
-            np.sqrt(root, out=root)
-            np.divide(x[here], root, out=out[here])
-
-    def _matrix_blocks(self, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
-        """Some rows at a time, with scratch in their shape: at most BLOCK elements, but at least one row."""
-        step = max(1, BLOCK // max(1, x.shape[1]))
-        for start in range(0, x.shape[0], step):
-            here = slice(start, min(start + step, x.shape[0]))
-            shape = (here.stop - here.start, x.shape[1])
-            yield here, self._scratch.array("matrix block", shape[0] * shape[1], FP32).reshape(shape)
+    Eigenvalues that rounding has made negative count as 0. Raises ValueError for what is not square or not finite.
+    """
+    values, vectors = _eigen(scratch, "symmetric_power", a)
+    powers = (np.maximum(values, 0.0) + damping) ** exponent
+    np.copyto(out, (vectors * powers) @ vectors.T, casting="same_kind")
 
 
-def check_square(call: str, a: HostArray) -> None:
+def eigenvectors(scratch: Scratch, a: Array, out: Array) -> None:
+    """out (m, m) = the eigenvectors of a symmetric a (m, m) as columns, that of the largest eigenvalue first.
+
+    Raises ValueError for what is not square or not finite.
+    """
+    np.copyto(out, _eigen(scratch, "eigenvectors", a)[1][:, ::-1], casting="same_kind")
+
+
+def orthogonal_factor(scratch: Scratch, a: Array, out: Array) -> None:
+    """out (m, m) = Q, where a (m, m) = Q·R and R is upper triangular.
+
+    Raises ValueError for what is not square or not finite.
+    """
+    np.copyto(out, np.linalg.qr(_checked(scratch, "orthogonal_factor", a))[0], casting="same_kind")
+
+
+def _eigen(scratch: Scratch, call: str, a: Array) -> tuple[Array, Array]:
+    values, vectors = np.linalg.eigh(_checked(scratch, call, a))
+    return values, vectors
+
+
+def _checked(scratch: Scratch, call: str, a: Array) -> Array:
+    check_square(call, a)
+    row = a.reshape(-1)
+    if any(has_nonfinite(row[span], scratch) for span in spans(row.size)):
+        raise ValueError(f"{call} found inf or NaN in a matrix {a.shape}: sums of squares of gradients have left "
+                         "float32's range; clip the gradients, or scale the loss less")
+    return a.astype(FP64)
+
+
+def mean_squares(scratch: Scratch, x: Array, rows: Array, columns: Array) -> None:
+    """rows (r,) and columns (c,) become the means of the squares of x (r, c) along the other side."""
+    if x.ndim != 2 or rows.shape != x.shape[:1] or columns.shape != x.shape[1:]:
+        raise ValueError(f"mean_squares takes x (r, c), rows (r,) and columns (c,), got {x.shape}, {rows.shape}, "
+                         f"{columns.shape}")
+    total = np.zeros(x.shape[1], FP64)
+    for here, square in _matrix_blocks(scratch, x):
+        np.multiply(x[here], x[here], out=square)
+        rows[here] = np.add.reduce(square, axis=1, dtype=FP64) / max(1, x.shape[1])
+        total += np.add.reduce(square, axis=0, dtype=FP64)
+    columns[...] = total / max(1, x.shape[0])
+
+
+def divide_by_roots(scratch: Scratch, x: Array, rows: Array, columns: Array, out: Array) -> None:
+    """out = x/√V, where V = rows·columns/mean(rows) is the matrix (r, c) whose means along its sides those are."""
+    mean = np.add.reduce(rows, dtype=FP64) / max(1, rows.size)
+    shares = (rows / mean).astype(FP32)  # before the product, which would leave float32's range from below
+    for here, root in _matrix_blocks(scratch, x):
+        np.multiply(shares[here, None], columns, out=root)
+        np.sqrt(root, out=root)
+        np.divide(x[here], root, out=out[here])
+
+
+def _matrix_blocks(scratch: Scratch, x: Array) -> Iterator[tuple[slice, Array]]:
+    """Some rows at a time, with scratch in their shape: at most BLOCK elements, but at least one row."""
+    step = max(1, BLOCK // max(1, x.shape[1]))
+    for start in range(0, x.shape[0], step):
+        here = slice(start, min(start + step, x.shape[0]))
+        shape = (here.stop - here.start, x.shape[1])
+        yield here, scratch.array("matrix block", shape[0] * shape[1], FP32).reshape(shape)
+
+
+def check_square(call: str, a: Array) -> None:
     """Raises ValueError for what is no square matrix."""
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(f"{call} takes a square matrix, got shape {a.shape}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Matrix products of fp8 operands, an experiment: each operand is scaled as a whole, so that its largest value fits
+# -- fp8 operands of matrix products, an experiment --------------------------------------------------------------------
+# Each operand is scaled as a whole, so that its largest value fits.
 # Source: Micikevicius et al. 2022, "FP8 formats for deep learning" (arXiv:2209.05433), section 4: e4m3 for weights and
 # activations, e5m2 for gradients, per-tensor scales. Real recipes take the scale from earlier steps (delayed scaling);
 # here it is that of the tensor itself.
 
-
-def scale_to(x: HostArray, fmt: Format | str) -> float:
+def scale_to(x: Array, fmt: Format | str) -> float:
     """The power of two by which x is multiplied: the largest that keeps every finite value in the format; 1 for zeros.
 
     A power of two moves exponents alone, so that what is rounded is the format's mantissa and nothing else. Infinities
@@ -259,7 +199,7 @@ def scale_for(top: float, fmt: Format) -> float:
     return math.ldexp(1.0, min(max(exponent - 1, -126), 126))
 
 
-def quantized(x: HostArray, fmt: Format | str) -> npt.NDArray[np.float32]:
+def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
     """x as the matrix unit sees it: fp32 values that are the format's numbers divided by the scale; any shape.
 
     NaN stays NaN; an infinity stays one in e5m2 and becomes NaN in e4m3, which has none. Nothing finite overflows. What
@@ -271,25 +211,48 @@ def quantized(x: HostArray, fmt: Format | str) -> npt.NDArray[np.float32]:
         return np.divide(round_to(scaled, fmt), scale)
 
 
-# -- The arithmetic of a rank: every number rounded as the hardware rounds it, block by block ------------------------
-# Low precision means what accelerators do: operands are widened to float32, one operation is made there, and its
-# result is rounded once, to nearest even. The results depend on the operands alone: not on np.errstate, not on the
-# length of a block, and not on whether `out` is one of the operands.
-#
-# Shapes: n elements; m rows, k inner, n columns in a product of matrices.
-
+# -- The kernels of NumPy ----------------------------------------------------------------------------------------------
 
 # Up to here the array types' own addition costs less than a block's two dozen calls.
 SMALL_SUM = 4096  # elements
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
 
-# A user's errstate decides about warnings of the user's own arithmetic. In here infinities and NaN are results.
+
+def _kernel(function: Callable[Concatenate[Scratch, Rest], Result]) -> Callable[Concatenate[Any, Rest], Result]:
+    """The method that calls a function with its kernels' own scratch."""
+
+    @wraps(function)
+    @quiet
+    def method(kernels: Any, /, *arguments: Rest.args, **options: Rest.kwargs) -> Result:
+        return function(kernels._scratch, *arguments, **options)
+
+    return method
 
 
-class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels, MatrixKernels):
+class NumpyKernels:
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     BLOCK = BLOCK
     xp: Any = np
+
+    # --- of layers and of whole matrices ----------------------------------------------------------------------
+
+    relu, relu_gradient = _kernel(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
+    gelu, gelu_gradient = _kernel(layer_kernels.gelu), _kernel(layer_kernels.gelu_gradient)
+    drop = _kernel(layer_kernels.drop)
+    attend, attend_gradient = _kernel(layer_kernels.attend), _kernel(layer_kernels.attend_gradient)
+    attend_tiled = _kernel(layer_kernels.attend_tiled)
+    attend_tiled_gradient = _kernel(layer_kernels.attend_tiled_gradient)
+    normalize_rows, scale_rows = _kernel(layer_kernels.normalize_rows), _kernel(layer_kernels.scale_rows)
+    normalize_rows_gradient = _kernel(layer_kernels.normalize_rows_gradient)
+    take_rows, add_rows = staticmethod(layer_kernels.take_rows), _kernel(layer_kernels.add_rows)
+    index_range, count_targets = staticmethod(layer_kernels.index_range), staticmethod(layer_kernels.count_targets)
+    softmax_loss = _kernel(layer_kernels.softmax_loss)
+    softmax_loss_gradient = _kernel(layer_kernels.softmax_loss_gradient)
+    trace, symmetric_power, eigenvectors = staticmethod(trace), _kernel(symmetric_power), _kernel(eigenvectors)
+    orthogonal_factor, mean_squares = _kernel(orthogonal_factor), _kernel(mean_squares)
+    divide_by_roots = _kernel(divide_by_roots)
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -301,11 +264,11 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         product so far."""
         return self._scratch.nbytes
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> HostArray:
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An array that is not initialized; its data begins at a multiple of 64 bytes if there are 4096 or more."""
         return empty(shape, dtype)
 
-    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> HostArray:
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements of the kernels' own memory, (n,), not initialized, good until the next call of this name;
         it is part of `scratch_nbytes`."""
         return self._scratch.array(f"asked for: {name}", count, dtype)
@@ -314,14 +277,14 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         """The bytes that the base of an array from `empty` holds beyond the array's own nbytes."""
         return slack_nbytes(nbytes)
 
-    def serving(self, x: HostArray) -> NumpyKernels:
+    def serving(self, x: Array) -> NumpyKernels:
         """The kernels that compute with x: these."""
         return self
 
     # --- casts ----------------------------------------------------------------------------------------------
 
-    @_quiet
-    def cast_pack(self, x: HostArray, out: HostArray) -> None:
+    @quiet
+    def cast_pack(self, x: Array, out: Array) -> None:
         """out becomes x in out's type, rounded once to nearest even; equal shapes.
 
         Any pair of float64, float32 and the formats' types; other types only to themselves. Too large a number
@@ -338,15 +301,15 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
             cast_block(source[span], row[span], self._scratch)
         put_back(row, out)
 
-    def fill(self, out: HostArray, values: Callable[[slice], HostArray]) -> None:
+    def fill(self, out: Array, values: Callable[[slice], Array]) -> None:
         """out (n,) becomes what ``values`` gives for each block's slice, rounded once to out's type."""
         for span in spans(out.size):
             self.cast_pack(values(span), out[span])
 
     # --- one operation per element --------------------------------------------------------------------------
 
-    @_quiet
-    def add_rounded(self, a: HostArray, b: HostArray, out: HostArray) -> None:
+    @quiet
+    def add_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = a + b: one addition in float32, rounded once (float64 and integers: their own addition).
 
         Equal shapes; a and out of one type; b is cast to it first, which rounds if b is wider.
@@ -360,8 +323,8 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         else:
             run_blocks(np.add, (a, b), out, self._scratch, in_place=True)
 
-    @_quiet
-    def sum_rounded(self, addends: Sequence[HostArray], out: HostArray) -> None:
+    @quiet
+    def sum_rounded(self, addends: Sequence[Array], out: Array) -> None:
         """out = ((first + second) + third) + ..., each sum as `add_rounded` makes it, in half its time; at least one
         addend, all of out's type and shape, `out` among them or not."""
         if not addends:
@@ -374,17 +337,17 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         else:
             out[...] = reduce(np.add, addends)
 
-    @_quiet
-    def maximum_rounded(self, a: HostArray, b: HostArray, out: HostArray) -> None:
+    @quiet
+    def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the larger of a and b; NaN if either is; +0 is larger than -0. Types as in `add_rounded`."""
         self._extremum("maximum_rounded", np.maximum, maximum, a, b, out)
 
-    @_quiet
-    def minimum_rounded(self, a: HostArray, b: HostArray, out: HostArray) -> None:
+    @quiet
+    def minimum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the smaller of a and b; NaN if either is; -0 is smaller than +0. Types as in `add_rounded`."""
         self._extremum("minimum_rounded", np.minimum, minimum, a, b, out)
 
-    def _extremum(self, name: str, integers: np.ufunc, floats: Operation, a: HostArray, b: HostArray, out: HostArray) -> None:
+    def _extremum(self, name: str, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
         check_shapes(name, a=a, b=b, out=out)
         check_same_type(name, a, out)
         b = self._recast(b, out.dtype)
@@ -393,13 +356,13 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         else:
             integers(a, b, out=out)
 
-    @_quiet
-    def multiply_rounded(self, x: HostArray, factor: float, out: HostArray) -> None:
+    @quiet
+    def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
         self._with_scalar("multiply_rounded", np.multiply, x, factor, out)
 
-    @_quiet
-    def divide_rounded(self, x: HostArray, divisor: float, out: HostArray) -> None:
+    @quiet
+    def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
         """out = x/divisor, the divisor and the quotient in float32 (float64 if x or out is), rounded once to out.
 
         A divisor beyond float32's range is none that overflows: see `split_divisor`.
@@ -408,27 +371,24 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         if factor == 1:
             self._with_scalar("divide_rounded", np.divide, x, divisor, out)
             return
-        check_shapes("divide_rounded", x=x, out=out)
-        check_floating("divide_rounded", x=x, out=out)
+        check_operands("divide_rounded", x=x, out=out)
         first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
 
-        def divided(block: HostArray, result: HostArray) -> None:
+        def divided(block: Array, result: Array) -> None:
             np.multiply(block, first, out=result)
             np.divide(result, second, out=result)
 
         self._run(divided, (x,), out, in_place=True)
 
-    def _with_scalar(self, name: str, ufunc: np.ufunc, x: HostArray, scalar: float, out: HostArray) -> None:
-        check_shapes(name, x=x, out=out)
-        check_floating(name, x=x, out=out)
+    def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
+        check_operands(name, x=x, out=out)
         operand = np.array(scalar, work_type(x, out))
         self._run(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
-    @_quiet
-    def accumulate(self, total: HostArray, x: HostArray) -> None:
+    @quiet
+    def accumulate(self, total: Array, x: Array) -> None:
         """total += x, widened to total's type, which is float32 or float64; equal shapes."""
-        check_shapes("accumulate", total=total, x=x)
-        check_floating("accumulate", total=total, x=x)
+        check_operands("accumulate", total=total, x=x)
         if total.dtype not in (FP32, FP64):
             raise ValueError(
                 f"accumulate adds up in float32 or float64, got a total of type {total.dtype.name}; "
@@ -436,22 +396,21 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
             )
         self._run(np.add, (total, x), total, work=total.dtype, in_place=True)
 
-    @_quiet
-    def elementwise(self, function: Operation, *inputs: HostArray, out: HostArray) -> None:
+    @quiet
+    def elementwise(self, function: Operation, *inputs: Array, out: Array) -> None:
         """out = function of the inputs, element by element, in float32 (float64 if any array is), rounded once.
 
         `function(*blocks, result)` is called for each block of at most BLOCK elements, all (n,), and writes
         `result`, which shares no memory with the blocks. It must not call these kernels. Equal shapes.
         """
-        check_shapes("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
-        check_floating("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
+        check_operands("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
         self._run(function, inputs, out)
 
-    def _run(self, function: Operation, inputs: tuple[HostArray, ...], out: HostArray, **options: Any) -> None:
+    def _run(self, function: Operation, inputs: tuple[Array, ...], out: Array, **options: Any) -> None:
         """Every loop over elements goes through here."""
         run_blocks(function, inputs, out, self._scratch, **options)
 
-    def _recast(self, x: HostArray, dtype: np.dtype[Any]) -> HostArray:
+    def _recast(self, x: Array, dtype: np.dtype[Any]) -> Array:
         if x.dtype == dtype:
             return x
         cast = np.empty(x.shape, dtype)
@@ -460,8 +419,8 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
 
     # --- products, sums, tests ------------------------------------------------------------------------------
 
-    @_quiet
-    def matmul(self, a: HostArray, b: HostArray, *, bias: HostArray | None = None, out: HostArray) -> None:
+    @quiet
+    def matmul(self, a: Array, b: Array, *, bias: Array | None = None, out: Array) -> None:
         """out (m, n) = a (m, k) @ b (k, n) + bias (n,): widened, multiplied and summed in float32 by BLAS, the bias
         added in float32, rounded once to out's type; all in float64 if any array is."""
         check_product(a, b, bias, out)
@@ -480,18 +439,18 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         if not direct:
             self.cast_pack(product, out)
 
-    @_quiet
-    def widen(self, x: HostArray) -> HostArray:
+    @quiet
+    def widen(self, x: Array) -> Array:
         """x (m, n) in float32 (float64 as it is), for several products: itself, or a copy, good until the next call."""
         return widened_matrix("widened", x, work_type(x), self._scratch)
 
-    @_quiet
-    def quantized(self, x: HostArray, fmt: str) -> HostArray:
+    @quiet
+    def quantized(self, x: Array, fmt: str) -> Array:
         """x as an 8-bit matrix unit sees it, with one scale for all of it: see `fp8`."""
         return quantized(x, fmt)
 
-    @_quiet
-    def column_sum(self, x: HostArray, out: HostArray) -> None:
+    @quiet
+    def column_sum(self, x: Array, out: Array) -> None:
         """out (n,) = sum of the rows of x (m, n), added one after the other in float32 (float64 if x or out is),
         rounded once; zeros where m is 0."""
         check_floating("column_sum", x=x, out=out)
@@ -502,18 +461,18 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
         sum_rows(x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape))
         self.cast_pack(total, out)
 
-    @_quiet
-    def all_finite(self, x: HostArray) -> bool:
-        """Whether no element of x is infinite or NaN."""
+    @quiet
+    def all_finite(self, x: Array) -> bool:
+        """True if no element of x is infinite or NaN."""
         row = x.reshape(-1)
         return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
 
-    def count_nan(self, x: HostArray) -> int:
-        """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""
+    def count_nan(self, x: Array) -> int:
+        """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
         return int(np.isnan(x).sum()) if is_floating(x.dtype.newbyteorder("=")) else 0
 
-    @_quiet
-    def sum_of_squares(self, x: HostArray, divisor: float = 1.0) -> float:
+    @quiet
+    def sum_of_squares(self, x: Array, divisor: float = 1.0) -> float:
         """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64: one
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
@@ -525,86 +484,71 @@ class NumpyKernels(ActivationKernels, RowKernels, AttentionKernels, StepKernels,
             total += square_sum(block, np.array(factor, work), np.array(divisor, work), self._scratch)
         return total
 
-    # --- optimizer ------------------------------------------------------------------------------------------
+    # --- steps of optimizers --------------------------------------------------------------------------------
 
-    @_quiet
-    def gradient_block(self, x: HostArray, divisor: float, factor: float, out: HostArray) -> None:
+    @quiet
+    def step_blocks(self, function: Callable[..., object], *arrays: Array, scratch: int = 1) -> None:
+        """Calls ``function(*blocks, *scratch)`` for each block of the arrays, which it may write to.
+
+        All in float32, of one shape and without gaps; the function sees rows (b,), and scratch that holds whatever was
+        in it. Raises ValueError for other arrays.
+        """
+        check_shapes("step_blocks", **{f"array {i}": x for i, x in enumerate(arrays)})
+        for i, x in enumerate(arrays):
+            if x.dtype != FP32 or not x.flags.c_contiguous:
+                gaps = "" if x.flags.c_contiguous else ", with gaps or in another order"
+                raise ValueError(f"step_blocks needs arrays of float32 in C order, got array {i} {x.shape} of type "
+                                 f"{x.dtype.name}{gaps}")
+        self._step([x.reshape(-1) for x in arrays], function, scratch)
+
+    def _step(self, rows: list[Array], function: Callable[..., object], scratch: int) -> None:
+        names = [f"step {i}" for i in range(scratch)]
+        for span in spans(rows[0].size):
+            blocks = [row[span] for row in rows]
+            function(*blocks, *[self._scratch.array(name, blocks[0].size, FP32) for name in names])
+
+    @quiet
+    def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
         self.divide_rounded(x, divisor, out)
         if factor != 1:
             self.multiply_rounded(out, factor, out)
 
 
-def _is_small_cast(x: HostArray, out: HostArray) -> bool:
-    """Whether the array types' own cast does, which rounds float32 once to each format."""
+def _is_small_cast(x: Array, out: Array) -> bool:
+    """True if the array types' own cast will do, which rounds float32 once to each format."""
     floating = is_floating(x.dtype) and is_floating(out.dtype)
     return out.size <= SMALL and floating and FP32 in (x.dtype, out.dtype)
 
 
-# -- Kernels without data: each call is one event that computes nothing, and all is finite, by declaration -----------
+# -- The kernels of arrays without data --------------------------------------------------------------------------------
 
 class NullKernels:
-    """The kernels of a run without numbers: allocation gives null arrays, arithmetic does nothing, and everything
-    is finite, by declaration."""
+    """The kernels of a run without numbers: allocation gives null arrays, a sum is 0 and everything is finite, by
+    declaration; every other kernel of `NumpyKernels` does nothing."""
 
     BLOCK = sys.maxsize  # what is never computed is one block, however long
     scratch_nbytes = 0
     xp = NullModule()
+    slack_nbytes = staticmethod(slack_nbytes)  # as for real arrays, so that ledgers agree
 
     def __init__(self) -> None:
         self._numbers = NumpyKernels()
 
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_") or not hasattr(NumpyKernels, name):
+            raise AttributeError(f"there is no kernel {name!r}")
+        return _do_nothing
+
     def serving(self, x: Any) -> Any:
         """These for an array without data; NumPy's for one with data, as flags and counts that programs make."""
         return self if isinstance(x, NullArray) else self._numbers
-
-    def fill(self, out: Any, values: Any) -> None: ...
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NullArray:
         return NullArray(shape, dtype)
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> NullArray:
         return NullArray(count, dtype)
-
-    def slack_nbytes(self, nbytes: int) -> int:
-        """As for real arrays, so that ledgers agree."""
-        return slack_nbytes(nbytes)
-
-    def cast_pack(self, x: Any, out: Any) -> None: ...
-    def add_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def sum_rounded(self, addends: Any, out: Any) -> None: ...
-    def maximum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def minimum_rounded(self, a: Any, b: Any, out: Any) -> None: ...
-    def multiply_rounded(self, x: Any, factor: float, out: Any) -> None: ...
-    def divide_rounded(self, x: Any, divisor: float, out: Any) -> None: ...
-    def accumulate(self, total: Any, x: Any) -> None: ...
-    def matmul(self, a: Any, b: Any, *, bias: Any = None, out: Any) -> None: ...
-    def elementwise(self, function: Any, *inputs: Any, out: Any) -> None: ...
-    def column_sum(self, x: Any, out: Any) -> None: ...
-    def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None: ...
-    def normalize_rows(self, x: Any, w: Any, b: Any, epsilon: Any, mean: Any, rstd: Any, y: Any) -> None: ...
-    def scale_rows(self, x: Any, w: Any, b: Any, mean: Any, rstd: Any, y: Any) -> None: ...
-
-    def normalize_rows_gradient(self, x: Any, w: Any, mean: Any, rstd: Any, dy: Any, dx: Any, dw: Any,
-                                db: Any) -> None: ...  # fmt: skip
-
-    def take_rows(self, table: Any, rows: Any, out: Any) -> None: ...
-    def add_rows(self, x: Any, rows: Any, out: Any) -> None: ...
-    def relu(self, x: Any, out: Any, bits: Any) -> None: ...
-    def relu_gradient(self, bits: Any, dy: Any, out: Any) -> None: ...
-    def gelu(self, x: Any, out: Any, *, exact: bool = False) -> None: ...
-    def gelu_gradient(self, x: Any, dy: Any, out: Any, *, exact: bool = False) -> None: ...
-    def drop(self, x: Any, draw: Any, threshold: int, factor: float, out: Any) -> None: ...
-    def softmax_loss_gradient(self, logits: Any, targets: Any, log_sums: Any, factor: Any, out: Any) -> None: ...
-    def attend(self, qkv: Any, heads: Any, p: Any, o: Any) -> None: ...
-    def attend_gradient(self, qkv: Any, heads: Any, p: Any, do: Any, dqkv: Any, *, again: Any = False) -> None: ...
-    def attend_tiled(self, qkv: Any, heads: Any, log_sums: Any, o: Any) -> None: ...
-    def attend_tiled_gradient(self, qkv: Any, heads: Any, log_sums: Any, o: Any, do: Any, dqkv: Any) -> None: ...
-    def step_blocks(self, function: Any, *arrays: Any, scratch: int = 1) -> None: ...
-    def sgd_step(self, w: Any, g: Any, *, lr: float) -> None: ...
-
-    def adam_step(self, w: Any, m: Any, v: Any, g: Any, *, lr: float, beta1: float, beta2: float,
-                  epsilon: float, step: int, weight_decay: float = 0.0) -> None: ...  # fmt: skip
 
     def widen(self, x: Any) -> Any:
         """The same: no number becomes another."""
@@ -623,26 +567,19 @@ class NullKernels:
         return int(targets.size)
 
     def count_nan(self, x: Any) -> int:
-        """0: everything is finite, by declaration."""
         return 0
-
-    def symmetric_power(self, a: Any, exponent: float, damping: float, out: Any) -> None: ...
-    def eigenvectors(self, a: Any, out: Any) -> None: ...
-    def orthogonal_factor(self, a: Any, out: Any) -> None: ...
-    def mean_squares(self, x: Any, rows: Any, columns: Any) -> None: ...
-    def divide_by_roots(self, x: Any, rows: Any, columns: Any, out: Any) -> None: ...
-
-    def trace(self, a: Any) -> float:
-        """0: there is nothing to add."""
-        return 0.0
-
-    def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
-        """0: there is nothing to add."""
-        return 0.0
 
     def all_finite(self, x: Any) -> bool:
         return True
 
-    def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
-        """0: there is nothing to add."""
+    def trace(self, a: Any) -> float:
         return 0.0
+
+    def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
+        return 0.0
+
+    def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
+        return 0.0
+
+
+def _do_nothing(*arguments: Any, **options: Any) -> None: ...

@@ -1,7 +1,10 @@
-"""One bit per element: which elements a ReLU let through.
+"""Kernels of layers: activation functions, dropout, attention, normalization, tables of rows, losses of softmax.
 
-Both directions look at the values' bit patterns and compute nothing, so no format is widened and none is
-rounded.
+Functions of `scratch`, in which they compute, and arrays; `NumpyKernels` makes them its methods and keeps a user's
+np.errstate out. Everything is computed in float32 (float64 where an array is), block by block, and rounded once. An
+element's or a row's result depends on that element or row alone, not on the block that it is in.
+
+Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import BLOCK, HostArray, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans
 from zerosim.numerics.blockwise import (
     cast_block,
+    quiet,
     room_for,
     row_maxima,
     row_products,
@@ -27,9 +31,12 @@ from zerosim.numerics.blockwise import (
     widened,
     widened_view,
 )
-from zerosim.numerics.checks import FP32, check_floating, check_same_type, check_shapes, work_type
+from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import nearest_block
+
+# -- One bit per element -----------------------------------------------------------------------------------------------
+# Which elements a ReLU let through. Both directions look at bit patterns and compute nothing, so no format is widened.
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -39,14 +46,14 @@ def packed_nbytes(count: int) -> int:
     return -(-count // 8)
 
 
-def pack_nonzero(y: HostArray, out: HostArray) -> None:
+def pack_nonzero(y: Array, out: Array) -> None:
     """Sets bit i of ``out`` (uint8, ⌈n/8⌉) iff element i of ``y`` (n elements, any shape) is not +0."""
     words = _words(y)
     for here, packed in _blocks(words.shape[0]):
         out[packed] = np.packbits(words[here] != 0)
 
 
-def select(bits: HostArray, x: HostArray, out: HostArray) -> None:
+def select(bits: Array, x: Array, out: Array) -> None:
     """``out`` = x where its bit is set, else +0, even where x is NaN; both of n elements in one dtype."""
     words, chosen = _words(x), _words(out)
     for here, packed in _blocks(words.shape[0]):
@@ -54,7 +61,7 @@ def select(bits: HostArray, x: HostArray, out: HostArray) -> None:
         np.multiply(words[here], mask, out=chosen[here])
 
 
-def _words(x: HostArray) -> HostArray:
+def _words(x: Array) -> Array:
     return x.reshape(-1).view(WORDS[x.dtype.itemsize])
 
 
@@ -64,12 +71,11 @@ def _blocks(count: int) -> Iterator[tuple[slice, slice]]:
         yield here, slice(here.start // 8, packed_nbytes(here.stop))
 
 
-# -- The complementary error function of arrays, which NumPy has not -------------------------------------------------
+# -- The complementary error function, which NumPy has not -------------------------------------------------------------
 # erfc(z) = t·exp(-z² + P(t)) with t = 2/(2 + z), for z >= 0: P is smooth on (0, 1], so that a Chebyshev series of few
 # terms is as exact as the arithmetic, and relative to the result, however small that is. The series is stored, so that
 # the same numbers come out of every version of NumPy.
 # Source: Abramowitz & Stegun 1964, 7.1.14 (continued fraction); the substitution is common.
-
 
 SATURATED = 40.0  # beyond it exp(-z²) is 0 in float64 too
 _SMALLEST = 2 / (2 + SATURATED)  # t there
@@ -88,7 +94,7 @@ SERIES = (
 )
 
 
-def complement(z: HostArray, out: HostArray, scratch: Scratch) -> HostArray:
+def complement(z: Array, out: Array, scratch: Scratch) -> Array:
     """out = erfc(z) of one block z >= 0 (n,), float32 or float64; z is clamped to SATURATED; NaN stays NaN."""
     np.minimum(z, SATURATED, out=z)
     t = np.add(z, 2, out=out)
@@ -102,7 +108,7 @@ def complement(z: HostArray, out: HostArray, scratch: Scratch) -> HostArray:
     return np.multiply(t, power, out=t)
 
 
-def _chebyshev(u: HostArray, series: tuple[float, ...], scratch: Scratch) -> HostArray:
+def _chebyshev(u: Array, series: tuple[float, ...], scratch: Scratch) -> Array:
     """Σ series[i]·T_i(u), by Clenshaw's recurrence."""
     newer, older, spare = (scratch.array(f"erfc {name}", u.size, u.dtype) for name in ("newer", "older", "spare"))
     newer[...], older[...] = 0, 0
@@ -124,14 +130,11 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
     return SERIES[:noticed[-1] + 1]
 
 
-# -- Kernels of activation functions and of dropout: one operation per element, rounded once -------------------------
+# -- Activation functions and dropout ----------------------------------------------------------------------------------
 # A format of 16 bits has 65,536 values: a function of one of them is looked up in a table, which holds what the float32
-# formula gives for each, rounded. Looking up costs a fifth of computing, and gives the same bits.
-#
-# n elements. x is clamped where a function is saturated exactly, so that no infinity meets a zero.
+# formula gives for each, rounded. Looking up costs a fifth of computing, and gives the same bits. x is clamped where a
+# function is saturated exactly, so that no infinity meets a zero.
 
-
-_quiet = np.errstate(all="ignore")
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
 # GELU's tanh form (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
@@ -141,102 +144,96 @@ _TANH_SATURATED = 10.0  # beyond it the tanh is exactly -1 or 1, in float64 too
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 
-class ActivationKernels:
-    """The part of the kernels that works on elements of activations."""
+def relu(scratch: Scratch, x: Array, out: Array, bits: Array) -> None:
+    """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
+    check_operands("relu", x=x, out=out)
+    run_blocks(_relu, (x,), out, scratch, in_place=True)
+    pack_nonzero(out, bits)
 
-    _scratch: Scratch
 
-    @_quiet
-    def relu(self, x: HostArray, out: HostArray, bits: HostArray) -> None:
-        """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
-        check_shapes("relu", x=x, out=out)
-        check_floating("relu", x=x, out=out)
-        run_blocks(_relu, (x,), out, self._scratch, in_place=True)
-        pack_nonzero(out, bits)
+def relu_gradient(bits: Array, dy: Array, out: Array) -> None:
+    """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
+    check_shapes("relu_gradient", dy=dy, out=out)
+    check_same_type("relu_gradient", dy, out)
+    select(bits, dy, out)
 
-    @_quiet
-    def relu_gradient(self, bits: HostArray, dy: HostArray, out: HostArray) -> None:
-        """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
-        check_shapes("relu_gradient", dy=dy, out=out)
-        check_same_type("relu_gradient", dy, out)
-        select(bits, dy, out)
 
-    @_quiet
-    def gelu(self, x: HostArray, out: HostArray, *, exact: bool = False) -> None:
-        """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
-        equal shapes."""
-        check_shapes("gelu", x=x, out=out)
-        check_floating("gelu", x=x, out=out)
-        function = _gelu_exact if exact else _gelu
-        if x.dtype == out.dtype and x.dtype.itemsize <= 2:
-            self._look_up(_codes(function, x.dtype), x, out)
-        else:
-            run_blocks(partial(function, self._scratch), (x,), out, self._scratch)
+def gelu(scratch: Scratch, x: Array, out: Array, *, exact: bool = False) -> None:
+    """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
+    equal shapes."""
+    check_operands("gelu", x=x, out=out)
+    function = _gelu_exact if exact else _gelu
+    if x.dtype == out.dtype and x.dtype.itemsize <= 2:
+        _look_up(scratch, _codes(function, x.dtype), x, out)
+    else:
+        run_blocks(partial(function, scratch), (x,), out, scratch)
 
-    @_quiet
-    def gelu_gradient(self, x: HostArray, dy: HostArray, out: HostArray, *, exact: bool = False) -> None:
-        """out = dy · d gelu(x)/dx; equal shapes."""
-        check_shapes("gelu_gradient", x=x, dy=dy, out=out)
-        check_floating("gelu_gradient", x=x, dy=dy, out=out)
-        function = _gelu_exact_slope if exact else _gelu_slope
-        if x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
-            self._multiply_by(_values(function, x.dtype), x, dy, out)
-        else:
-            run_blocks(partial(times_slope, function, self._scratch), (x, dy), out, self._scratch)
 
-    @_quiet
-    def drop(self, x: HostArray, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
-             out: HostArray) -> None:  # fmt: skip
-        """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
+def gelu_gradient(scratch: Scratch, x: Array, dy: Array, out: Array, *, exact: bool = False) -> None:
+    """out = dy · d gelu(x)/dx; equal shapes."""
+    check_operands("gelu_gradient", x=x, dy=dy, out=out)
+    function = _gelu_exact_slope if exact else _gelu_slope
+    if x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
+        _multiply_by(scratch, _values(function, x.dtype), x, dy, out)
+    else:
+        run_blocks(partial(times_slope, function, scratch), (x, dy), out, scratch)
 
-        ``draw(span)`` gives the words of some elements, (n,); equal shapes, n elements of any.
-        """
-        check_shapes("drop", x=x, out=out)
-        check_floating("drop", x=x, out=out)
-        work = work_type(x, out)
-        scale, bits = np.array(factor, work), np.dtype(f"u{work.itemsize}")
-        row = row_of(out)
-        source = flat(x, row)
-        for span in spans(row.size):
-            result = self._scratch.array("result", row[span].size, work)
-            np.multiply(widened("input 0", source[span], work, self._scratch), scale, out=result)
-            through = self._scratch.array("let through", result.size, np.bool_)
-            np.greater_equal(draw(span), threshold, out=through)
-            word = result.view(bits)  # an integer times 0 is +0, a NaN times 0 is not
-            np.multiply(word, through, out=word)
-            cast_block(result, row[span], self._scratch)
-        put_back(row, out)
 
-    # --- tables ---------------------------------------------------------------------------------------------
+def drop(scratch: Scratch, x: Array, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
+         out: Array) -> None:
+    """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
 
-    def _look_up(self, table: HostArray, x: HostArray, out: HostArray) -> None:
-        """out = table[code of x], in the table's type, which is as wide as out's."""
-        row = row_of(out)
-        codes, results = flat(x, row).view(f"u{x.itemsize}"), row.view(table.dtype)
-        for span in spans(row.size):
-            table.take(self._index(codes[span]), out=results[span], mode="clip")
-        put_back(row, out)
+    ``draw(span)`` gives the words of some elements, (n,); equal shapes, n elements of any.
+    """
+    check_operands("drop", x=x, out=out)
+    work = work_type(x, out)
+    scale, bits = np.array(factor, work), np.dtype(f"u{work.itemsize}")
+    row = row_of(out)
+    source = flat(x, row)
+    for span in spans(row.size):
+        result = scratch.array("result", row[span].size, work)
+        np.multiply(widened("input 0", source[span], work, scratch), scale, out=result)
+        through = scratch.array("let through", result.size, np.bool_)
+        np.greater_equal(draw(span), threshold, out=through)
+        word = result.view(bits)  # an integer times 0 is +0, a NaN times 0 is not
+        np.multiply(word, through, out=word)
+        cast_block(result, row[span], scratch)
+    put_back(row, out)
 
-    def _multiply_by(self, table: HostArray, x: HostArray, dy: HostArray, out: HostArray) -> None:
-        """out = dy·table[code of x] in float32, rounded once."""
-        row = row_of(out)
-        codes, wide = flat(x, row).view(f"u{x.itemsize}"), flat(dy, row)
-        for span in spans(row.size):
-            result = self._scratch.array("result", row[span].size, FP32)
-            table.take(self._index(codes[span]), out=result, mode="clip")
-            np.multiply(result, widened("input 0", wide[span], FP32, self._scratch), out=result)
-            cast_block(result, row[span], self._scratch)
-        put_back(row, out)
 
-    def _index(self, codes: HostArray) -> HostArray:
-        # NumPy would make these indices itself, in memory that nobody counts.
-        index = self._scratch.array("table index", codes.size, np.intp)
-        np.copyto(index, codes)
-        return index
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def _look_up(scratch: Scratch, table: Array, x: Array, out: Array) -> None:
+    """out = table[code of x], in the table's type, which is as wide as out's."""
+    row = row_of(out)
+    codes, results = flat(x, row).view(f"u{x.itemsize}"), row.view(table.dtype)
+    for span in spans(row.size):
+        table.take(_index(scratch, codes[span]), out=results[span], mode="clip")
+    put_back(row, out)
+
+
+def _multiply_by(scratch: Scratch, table: Array, x: Array, dy: Array, out: Array) -> None:
+    """out = dy·table[code of x] in float32, rounded once."""
+    row = row_of(out)
+    codes, wide = flat(x, row).view(f"u{x.itemsize}"), flat(dy, row)
+    for span in spans(row.size):
+        result = scratch.array("result", row[span].size, FP32)
+        table.take(_index(scratch, codes[span]), out=result, mode="clip")
+        np.multiply(result, widened("input 0", wide[span], FP32, scratch), out=result)
+        cast_block(result, row[span], scratch)
+    put_back(row, out)
+
+
+def _index(scratch: Scratch, codes: Array) -> Array:
+    # NumPy would make these indices itself, in memory that nobody counts.
+    index = scratch.array("table index", codes.size, np.intp)
+    np.copyto(index, codes)
+    return index
 
 
 @cache
-@_quiet
+@quiet
 def _values(function: _Function, dtype: np.dtype[Any]) -> npt.NDArray[np.float32]:
     """A function's float32 results for all values of a narrow format, in the order of its codes."""
     codes = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
@@ -248,8 +245,8 @@ def _values(function: _Function, dtype: np.dtype[Any]) -> npt.NDArray[np.float32
 
 
 @cache
-@_quiet
-def _codes(function: _Function, dtype: np.dtype[Any]) -> HostArray:
+@quiet
+def _codes(function: _Function, dtype: np.dtype[Any]) -> Array:
     """The same, rounded to the format, as its codes."""
     results = np.empty(2 ** (8 * dtype.itemsize), format_of(dtype).dtype)
     cast_block(_values(function, dtype), results, Scratch())
@@ -259,20 +256,20 @@ def _codes(function: _Function, dtype: np.dtype[Any]) -> HostArray:
 # --- formulas ---------------------------------------------------------------------------------------------------
 
 
-def times_slope(slope: _Function, scratch: Scratch, x: HostArray, dy: HostArray, dx: HostArray) -> None:
+def times_slope(slope: _Function, scratch: Scratch, x: Array, dy: Array, dx: Array) -> None:
     """dx = dy·slope(x)."""
     slope(scratch, x, dx)
     np.multiply(dx, dy, out=dx)
 
 
-def _relu(x: HostArray, y: HostArray) -> None:
+def _relu(x: Array, y: Array) -> None:
     np.maximum(x, 0, out=y)
     # Which of -0 and +0 is the maximum, the processor decides (x86: the second operand). Adding +0 makes it +0 on all
     # of them, so that "not the pattern of +0" means "let through".
     np.add(y, 0, out=y)
 
 
-def _gelu(scratch: Scratch, x: HostArray, y: HostArray) -> None:
+def _gelu(scratch: Scratch, x: Array, y: Array) -> None:
     tanh = _tanh_term(x, scratch.array("gelu tanh", x.size, x.dtype))
     np.add(tanh, 1, out=tanh)
     np.maximum(x, -_TANH_SATURATED, out=y)  # from below only: there the factor is exactly 0, and -inf·0 would be NaN
@@ -280,7 +277,7 @@ def _gelu(scratch: Scratch, x: HostArray, y: HostArray) -> None:
     np.multiply(y, tanh, out=y)
 
 
-def _gelu_slope(scratch: Scratch, x: HostArray, slope: HostArray) -> None:
+def _gelu_slope(scratch: Scratch, x: Array, slope: Array) -> None:
     """(1 + t)/2 + x/2·(1 - t²)·√(2/π)·(1 + 3·0.044715x²), with t the tanh."""
     clamped = np.clip(x, -_TANH_SATURATED, _TANH_SATURATED, out=scratch.array("gelu clamped", x.size, x.dtype))
     tanh = _tanh_term(clamped, scratch.array("gelu tanh", x.size, x.dtype))
@@ -296,7 +293,7 @@ def _gelu_slope(scratch: Scratch, x: HostArray, slope: HostArray) -> None:
     np.multiply(slope, 0.5, out=slope)
 
 
-def _tanh_term(x: HostArray, out: HostArray) -> HostArray:
+def _tanh_term(x: Array, out: Array) -> Array:
     """tanh(√(2/π)·(x + 0.044715x³))."""
     np.multiply(x, x, out=out)
     np.multiply(out, _SLOPE * _CUBIC, out=out)
@@ -305,13 +302,13 @@ def _tanh_term(x: HostArray, out: HostArray) -> HostArray:
     return np.tanh(out, out=out)
 
 
-def _gelu_exact(scratch: Scratch, x: HostArray, y: HostArray) -> None:
+def _gelu_exact(scratch: Scratch, x: Array, y: Array) -> None:
     distribution = _normal_distribution(scratch, x, y)
     np.maximum(x, -SATURATED, out=y)
     np.multiply(y, distribution, out=y)
 
 
-def _gelu_exact_slope(scratch: Scratch, x: HostArray, slope: HostArray) -> None:
+def _gelu_exact_slope(scratch: Scratch, x: Array, slope: Array) -> None:
     """Φ(x) + x·φ(x), φ the normal density."""
     distribution = _normal_distribution(scratch, x, slope)
     clamped = np.clip(x, -SATURATED, SATURATED, out=scratch.array("gelu clamped", x.size, x.dtype))
@@ -323,7 +320,7 @@ def _gelu_exact_slope(scratch: Scratch, x: HostArray, slope: HostArray) -> None:
     np.add(slope, distribution, out=slope)
 
 
-def _normal_distribution(scratch: Scratch, x: HostArray, spare: HostArray) -> HostArray:
+def _normal_distribution(scratch: Scratch, x: Array, spare: Array) -> Array:
     """Φ(x) = erfc(-x/√2)/2, by erfc of |x|/√2 and 1 minus that for positive x; ``spare`` is written over."""
     z = np.abs(x, out=scratch.array("gelu magnitude", x.size, x.dtype))
     np.multiply(z, math.sqrt(0.5), out=z)
@@ -341,15 +338,15 @@ FORMULAS: dict[tuple[str, bool], _Function] = {
 }  # fmt: skip
 
 
-# -- Causal attention: P = softmax of QKᵀ/√D over the past, O = P V, and their gradients -----------------------------
-# Legend: B batch, T tokens, H heads, D channels of a head, C = H·D; R rows and S columns of a part of P. qkv (B, T, 3C)
-# has the queries, keys and values of all heads side by side. Scores and softmax are float32 and never rest; P is rounded
-# to the type that it rests in before it is multiplied by V, and so is dS before it is multiplied by Q and K, as matrix
-# units take them. Rows are taken in strips, so that little of what lies above the diagonal is computed; sequences and
-# heads are taken in groups, so that a strip of them lies in the cache. A head's results do not depend on its group.
+# -- Causal attention --------------------------------------------------------------------------------------------------
+# P = softmax of QKᵀ/√D over the past, O = P V, and their gradients. R rows and S columns of a part of P. qkv (B, T, 3C)
+# has the queries, keys and values of all heads side by side. Scores and softmax are float32 and never rest; P is
+# rounded to the type that it rests in before it is multiplied by V, and so is dS before it is multiplied by Q and K, as
+# matrix units take them. Rows are taken in strips, so that little of what lies above the diagonal is computed;
+# sequences and heads are taken in groups, so that a strip of them lies in the cache. A head's results do not depend on
+# its group.
 # Sources: Vaswani et al. 2017, section 3.2.1; Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022
 # (FlashAttention), section 3.1 and appendix B, for the tiled form.
-
 
 STRIP = 64  # rows of P at a time
 TILE = 128  # rows and columns at a time, in the tiled form
@@ -357,157 +354,164 @@ GROUP = 131072  # elements of a strip of all heads that are taken together
 Part = tuple[slice, slice]  # of the sequences, and of the heads
 
 
-class AttentionKernels:
-    """The part of the kernels that attends."""
+def attend(scratch: Scratch, qkv: Array, heads: int, p: Array | None, o: Array) -> None:
+    """o (B, T, C) from qkv (B, T, 3C); where it is to be saved, P (B, H, T, T) too, zeros above the diagonal."""
+    for part in groups(qkv, heads, STRIP):
+        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+        target = by_head(o, heads, 1)[0, *part]
+        wide = room_for("o", target, q.dtype, scratch)
+        for rows in strips(qkv.shape[1], STRIP):
+            s = _probabilities(scratch, q, k, rows, None if p is None else p[part], qkv.dtype)
+            np.matmul(s, v[:, :, : rows.stop], out=wide[:, :, rows])
+        settle(wide, target, scratch)
 
-    _scratch: Scratch
 
-    @_quiet
-    def attend(self, qkv: HostArray, heads: int, p: HostArray | None, o: HostArray) -> None:
-        """o (B, T, C) from qkv (B, T, 3C); where it is to be kept, P (B, H, T, T) too, zeros above the diagonal."""
-        for part in groups(qkv, heads, STRIP):
-            q, k, v = self._wide(qkv, heads, part, "qkv", 3)
-            target = by_head(o, heads, 1)[0, *part]
-            wide = room_for("o", target, q.dtype, self._scratch)
-            for rows in strips(qkv.shape[1], STRIP):
-                s = self._probabilities(q, k, rows, None if p is None else p[part], qkv.dtype)
-                np.matmul(s, v[:, :, : rows.stop], out=wide[:, :, rows])
-            settle(wide, target, self._scratch)
+def attend_gradient(scratch: Scratch, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *,
+                    again: bool = False) -> None:
+    """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
+    for part in groups(qkv, heads, STRIP):
+        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+        (g,) = _wide(scratch, do, heads, part, "do", 1)
+        target = by_head(dqkv, heads, 3)[:, *part]
+        dq, dk, dv = wide = room_for("dqkv", target, q.dtype, scratch)
+        for rows in reversed(strips(qkv.shape[1], STRIP)):  # the last strip has all columns: others add to it
+            past, last = slice(0, rows.stop), rows.stop == qkv.shape[1]
+            if again:
+                s = _probabilities(scratch, q, k, rows, p[part], qkv.dtype)
+            else:
+                s = widened_view("saved p", p[part][:, :, rows, past], q.dtype, scratch)
+            ds = _score_gradients(scratch, s, g[:, :, rows], v[:, :, past], qkv.dtype)
+            np.matmul(ds, k[:, :, past], out=dq[:, :, rows])
+            _add_product(scratch, ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, past], anew=last)
+            _add_product(scratch, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
+        settle(wide, target, scratch)
 
-    @_quiet
-    def attend_gradient(self, qkv: HostArray, heads: int, p: HostArray, do: HostArray, dqkv: HostArray, *, again: bool = False) -> None:
-        """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
-        for part in groups(qkv, heads, STRIP):
-            q, k, v = self._wide(qkv, heads, part, "qkv", 3)
-            (g,) = self._wide(do, heads, part, "do", 1)
-            target = by_head(dqkv, heads, 3)[:, *part]
-            dq, dk, dv = wide = room_for("dqkv", target, q.dtype, self._scratch)
-            for rows in reversed(strips(qkv.shape[1], STRIP)):  # the last strip has all columns: others add to it
-                past, last = slice(0, rows.stop), rows.stop == qkv.shape[1]
-                if again:
-                    s = self._probabilities(q, k, rows, p[part], qkv.dtype)
-                else:
-                    s = widened_view("kept p", p[part][:, :, rows, past], q.dtype, self._scratch)
-                ds = self._score_gradients(s, g[:, :, rows], v[:, :, past], qkv.dtype)
-                np.matmul(ds, k[:, :, past], out=dq[:, :, rows])
-                self._add_product(ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, past], anew=last)
-                self._add_product(s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
-            settle(wide, target, self._scratch)
 
-    def _probabilities(self, q: HostArray, k: HostArray, rows: slice, p: HostArray | None, dtype: np.dtype[np.generic]) -> HostArray:
-        """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
-        s = self._scores(q, k, rows, slice(0, rows.stop))
-        s -= row_maxima(s)[..., None]
+def _probabilities(scratch: Scratch, q: Array, k: Array, rows: slice, p: Array | None,
+                   dtype: np.dtype[np.generic]) -> Array:
+    """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
+    s = _scores(scratch, q, k, rows, slice(0, rows.stop))
+    s -= row_maxima(s)[..., None]
+    np.exp(s, out=s)
+    saved = None if p is None else p[:, :, rows, : rows.stop]
+    result = s if saved is None or saved.dtype != s.dtype else saved
+    np.divide(s, row_sums(s)[..., None], out=result)
+    _round(scratch, result, dtype)
+    if p is not None and saved is not None:
+        settle(result, saved, scratch)
+        p[:, :, rows, rows.stop :] = 0
+    return result
+
+
+def _score_gradients(scratch: Scratch, p: Array, g: Array, v: Array, dtype: np.dtype[np.generic]) -> Array:
+    """One strip of P·(dP - Σ P·dP)/√D with dP = dO Vᵀ, wide and on the grid of its type; p (b, h, R, S)."""
+    ds = _array(scratch, "score gradients", p.shape, p.dtype)
+    np.matmul(g, v.swapaxes(2, 3), out=ds)
+    ds -= row_products(p, ds)[..., None]
+    ds *= p
+    ds *= scale_of(g)
+    return _round(scratch, ds, dtype)
+
+
+# --- tiled: no T·T array at any moment ------------------------------------------------------------------
+
+
+def attend_tiled(scratch: Scratch, qkv: Array, heads: int, log_sums: Array, o: Array) -> None:
+    """o (B, T, C) and the logs of the sums of each row's exponentials (B, H, T), tile by tile."""
+    for part in groups(qkv, heads, TILE):
+        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+        target = by_head(o, heads, 1)[0, *part]
+        wide = room_for("o", target, q.dtype, scratch)
+        for rows in strips(qkv.shape[1], TILE):
+            _attend_row_of_tiles(scratch, q, k, v, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
+        settle(wide, target, scratch)
+
+
+def _attend_row_of_tiles(scratch: Scratch, q: Array, k: Array, v: Array, rows: slice, log_sums: Array, o: Array,
+                         dtype: np.dtype[np.generic]) -> None:
+    sums = _array(scratch, "tile sums", o.shape, q.dtype)
+    total, top = np.zeros(log_sums.shape, q.dtype), np.full(log_sums.shape, -np.inf, q.dtype)
+    sums.fill(0)
+    for columns in strips(rows.stop, TILE):
+        s = _scores(scratch, q, k, rows, columns)
+        higher = np.maximum(top, row_maxima(s))
+        shrink = np.exp(top - higher)
+        s -= higher[..., None]
         np.exp(s, out=s)
-        kept = None if p is None else p[:, :, rows, : rows.stop]
-        result = s if kept is None or kept.dtype != s.dtype else kept
-        np.divide(s, row_sums(s)[..., None], out=result)
-        self._round(result, dtype)
-        if p is not None and kept is not None:
-            settle(result, kept, self._scratch)
-            p[:, :, rows, rows.stop :] = 0
-        return result
+        total *= shrink
+        total += row_sums(s)
+        sums *= shrink[..., None]
+        _add_product(scratch, _round(scratch, s, dtype), v[:, :, columns], sums)
+        top = higher
+    np.divide(sums, total[..., None], out=o)
+    np.add(top, np.log(total), out=log_sums)
 
-    def _score_gradients(self, p: HostArray, g: HostArray, v: HostArray, dtype: np.dtype[np.generic]) -> HostArray:
-        """One strip of P·(dP - Σ P·dP)/√D with dP = dO Vᵀ, wide and on the grid of its type; p (b, h, R, S)."""
-        ds = self._array("score gradients", p.shape, p.dtype)
-        np.matmul(g, v.swapaxes(2, 3), out=ds)
-        ds -= row_products(p, ds)[..., None]
-        ds *= p
-        ds *= scale_of(g)
-        return self._round(ds, dtype)
 
-    # --- tiled: no T·T array at any moment ------------------------------------------------------------------
+def attend_tiled_gradient(scratch: Scratch, qkv: Array, heads: int, log_sums: Array, o: Array, do: Array,
+                          dqkv: Array) -> None:
+    """dqkv (B, T, 3C), every tile of P computed again from the row's log-sum-exp; Σ dO·O stands for Σ P·dP."""
+    for part in groups(qkv, heads, TILE):
+        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+        (g,), (wide_o,) = _wide(scratch, do, heads, part, "do", 1), _wide(scratch, o, heads, part, "saved o", 1)
+        target = by_head(dqkv, heads, 3)[:, *part]
+        dq, dk, dv = wide = room_for("dqkv", target, q.dtype, scratch)
+        wide.fill(0)
+        for rows in strips(qkv.shape[1], TILE):
+            dots = row_products(g[:, :, rows], wide_o[:, :, rows])[..., None]
+            for columns in strips(rows.stop, TILE):
+                s = _scores(scratch, q, k, rows, columns)
+                s -= log_sums[part][:, :, rows, None]
+                p = _round(scratch, np.exp(s, out=s), qkv.dtype)
+                _add_product(scratch, p.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
+                ds = _array(scratch, "score gradients", p.shape, p.dtype)
+                np.matmul(g[:, :, rows], v[:, :, columns].swapaxes(2, 3), out=ds)
+                ds -= dots
+                ds *= p
+                ds *= scale_of(q)
+                _round(scratch, ds, qkv.dtype)
+                _add_product(scratch, ds, k[:, :, columns], dq[:, :, rows])
+                _add_product(scratch, ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, columns])
+        settle(wide, target, scratch)
 
-    @_quiet
-    def attend_tiled(self, qkv: HostArray, heads: int, log_sums: HostArray, o: HostArray) -> None:
-        """o (B, T, C) and the logs of the sums of each row's exponentials (B, H, T), tile by tile."""
-        for part in groups(qkv, heads, TILE):
-            q, k, v = self._wide(qkv, heads, part, "qkv", 3)
-            target = by_head(o, heads, 1)[0, *part]
-            wide = room_for("o", target, q.dtype, self._scratch)
-            for rows in strips(qkv.shape[1], TILE):
-                self._attend_row_of_tiles(q, k, v, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
-            settle(wide, target, self._scratch)
 
-    def _attend_row_of_tiles(self, q: HostArray, k: HostArray, v: HostArray, rows: slice, log_sums: HostArray, o: HostArray,
-                             dtype: np.dtype[np.generic]) -> None:  # fmt: skip
-        sums = self._array("tile sums", o.shape, q.dtype)
-        total, top = np.zeros(log_sums.shape, q.dtype), np.full(log_sums.shape, -np.inf, q.dtype)
-        sums.fill(0)
-        for columns in strips(rows.stop, TILE):
-            s = self._scores(q, k, rows, columns)
-            higher = np.maximum(top, row_maxima(s))
-            shrink = np.exp(top - higher)
-            s -= higher[..., None]
-            np.exp(s, out=s)
-            total *= shrink
-            total += row_sums(s)
-            sums *= shrink[..., None]
-            self._add_product(self._round(s, dtype), v[:, :, columns], sums)
-            top = higher
-        np.divide(sums, total[..., None], out=o)
-        np.add(top, np.log(total), out=log_sums)
+# --- parts ----------------------------------------------------------------------------------------------
 
-    @_quiet
-    def attend_tiled_gradient(self, qkv: HostArray, heads: int, log_sums: HostArray, o: HostArray, do: HostArray, dqkv: HostArray) -> None:
-        """dqkv (B, T, 3C), every tile of P computed again from the row's log-sum-exp; Σ dO·O stands for Σ P·dP."""
-        for part in groups(qkv, heads, TILE):
-            q, k, v = self._wide(qkv, heads, part, "qkv", 3)
-            (g,), (wide_o,) = self._wide(do, heads, part, "do", 1), self._wide(o, heads, part, "kept o", 1)
-            target = by_head(dqkv, heads, 3)[:, *part]
-            dq, dk, dv = wide = room_for("dqkv", target, q.dtype, self._scratch)
-            wide.fill(0)
-            for rows in strips(qkv.shape[1], TILE):
-                dots = row_products(g[:, :, rows], wide_o[:, :, rows])[..., None]
-                for columns in strips(rows.stop, TILE):
-                    s = self._scores(q, k, rows, columns)
-                    s -= log_sums[part][:, :, rows, None]
-                    p = self._round(np.exp(s, out=s), qkv.dtype)
-                    self._add_product(p.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
-                    ds = self._array("score gradients", p.shape, p.dtype)
-                    np.matmul(g[:, :, rows], v[:, :, columns].swapaxes(2, 3), out=ds)
-                    ds -= dots
-                    ds *= p
-                    ds *= scale_of(q)
-                    self._round(ds, qkv.dtype)
-                    self._add_product(ds, k[:, :, columns], dq[:, :, rows])
-                    self._add_product(ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, columns])
-            settle(wide, target, self._scratch)
 
-    # --- parts ----------------------------------------------------------------------------------------------
+def _scores(scratch: Scratch, q: Array, k: Array, rows: slice, columns: slice) -> Array:
+    """QKᵀ/√D of some rows and columns (b, h, R, S), -inf above the diagonal."""
+    ahead = rows.start - columns.start
+    s = _array(scratch, "scores", (*q.shape[:2], rows.stop - rows.start, columns.stop - columns.start), q.dtype)
+    np.matmul(q[:, :, rows], k[:, :, columns].swapaxes(2, 3), out=s)
+    s *= scale_of(q)
+    if columns.stop == rows.stop:
+        np.copyto(s[..., ahead:], -np.inf, where=future(rows.stop - rows.start))
+    return s
 
-    def _scores(self, q: HostArray, k: HostArray, rows: slice, columns: slice) -> HostArray:
-        """QKᵀ/√D of some rows and columns (b, h, R, S), -inf above the diagonal."""
-        ahead = rows.start - columns.start
-        s = self._array("scores", (*q.shape[:2], rows.stop - rows.start, columns.stop - columns.start), q.dtype)
-        np.matmul(q[:, :, rows], k[:, :, columns].swapaxes(2, 3), out=s)
-        s *= scale_of(q)
-        if columns.stop == rows.stop:
-            np.copyto(s[..., ahead:], -np.inf, where=future(rows.stop - rows.start))
-        return s
 
-    def _round(self, x: HostArray, dtype: np.dtype[np.generic]) -> HostArray:
-        """Rounds wide values to the grid of a narrower type, in place."""
-        if dtype != x.dtype:
-            row, fmt = x.reshape(-1), format_of(dtype)
-            for span in spans(row.size):
-                nearest_block(row[span], row[span], fmt, self._scratch)
-        return x
+def _round(scratch: Scratch, x: Array, dtype: np.dtype[np.generic]) -> Array:
+    """Rounds wide values to the grid of a narrower type, in place."""
+    if dtype != x.dtype:
+        row, fmt = x.reshape(-1), format_of(dtype)
+        for span in spans(row.size):
+            nearest_block(row[span], row[span], fmt, scratch)
+    return x
 
-    def _add_product(self, a: HostArray, b: HostArray, total: HostArray, *, anew: bool = False) -> None:
-        """total += a @ b, all wide, in stacks (b, h); ``anew``: total = a @ b."""
-        if anew:
-            np.matmul(a, b, out=total)
-        else:
-            total += np.matmul(a, b, out=self._array("product", total.shape, total.dtype))
 
-    def _wide(self, x: HostArray, heads: int, part: Part, name: str, parts: int) -> HostArray:
-        """Some sequences and heads of x (B, T, parts·C), wide, by head: (parts, b, h, T, D)."""
-        return widened_view(name, by_head(x, heads, parts)[:, *part], work_type(x), self._scratch)
+def _add_product(scratch: Scratch, a: Array, b: Array, total: Array, *, anew: bool = False) -> None:
+    """total += a @ b, all wide, in stacks (b, h); ``anew``: total = a @ b."""
+    if anew:
+        np.matmul(a, b, out=total)
+    else:
+        total += np.matmul(a, b, out=_array(scratch, "product", total.shape, total.dtype))
 
-    def _array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> HostArray:
-        return self._scratch.array(name, prod(shape), dtype).reshape(shape)
+
+def _wide(scratch: Scratch, x: Array, heads: int, part: Part, name: str, parts: int) -> Array:
+    """Some sequences and heads of x (B, T, parts·C), wide, by head: (parts, b, h, T, D)."""
+    return widened_view(name, by_head(x, heads, parts)[:, *part], work_type(x), scratch)
+
+
+def _array(scratch: Scratch, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    return scratch.array(name, prod(shape), dtype).reshape(shape)
 
 
 def strips(count: int, step: int) -> list[slice]:
@@ -515,7 +519,7 @@ def strips(count: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def groups(qkv: HostArray, heads: int, rows: int, elements: int = GROUP) -> Iterator[Part]:
+def groups(qkv: Array, heads: int, rows: int, elements: int = GROUP) -> Iterator[Part]:
     """The sequences and heads of qkv (B, T, 3C) that are taken together: whole sequences where they fit."""
     batch, tokens, channels = qkv.shape
     per_head = tokens * max(min(rows, tokens), channels // (3 * heads), 1)
@@ -525,183 +529,184 @@ def groups(qkv: HostArray, heads: int, rows: int, elements: int = GROUP) -> Iter
             yield sequences, some
 
 
-def by_head(x: HostArray, heads: int, parts: int) -> HostArray:
+def by_head(x: Array, heads: int, parts: int) -> Array:
     """x (B, T, parts·C) as (parts, B, H, T, D), a view where x is contiguous."""
     return x.reshape(*x.shape[:2], parts, heads, -1).transpose(2, 0, 3, 1, 4)
 
 
-def scale_of(q: HostArray) -> HostArray:
+def scale_of(q: Array) -> Array:
     """1/√D, in the type of the arithmetic."""
     return np.array(q.shape[-1] ** -0.5, q.dtype)
 
 
 @cache
-def future(count: int) -> HostArray:
+def future(count: int) -> Array:
     """True above the diagonal (count, count)."""
     return np.triu(np.ones((count, count), np.bool_), 1)
 
 
-# -- Kernels that work on rows: normalization, tables of rows, losses of softmax -------------------------------------
-# Legend: M rows, C columns, V classes. Everything is computed in float32 (float64 where an array is), block of rows by
-# block of rows, and rounded once. A row's results depend on that row alone, not on the block that it is in; sums over
-# rows are added block by block, from the first row on.
-
+# -- Rows: normalization, tables, losses of softmax --------------------------------------------------------------------
+# Sums over rows are added block by block, from the first row on.
 
 Tokens = npt.NDArray[np.integer]
 
 
-class RowKernels:
-    """The part of the kernels that works on rows."""
+def normalize_rows(scratch: Scratch, x: Array, w: Array, b: Array, epsilon: float, mean: Array, rstd: Array,
+                   y: Array) -> None:
+    """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
+    columns = x.shape[1]
+    for rows, wide in _row_blocks(scratch, x, "rows"):
+        np.divide(row_sums(wide), columns, out=mean[rows])
+        centered = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
+        variance = row_products(centered, centered)
+        variance /= columns
+        variance += epsilon
+        np.divide(1, np.sqrt(variance, out=variance), out=rstd[rows])
+        _scale(scratch, centered, w, b, rstd[rows], y[rows])
 
-    _scratch: Scratch
 
-    # --- normalization --------------------------------------------------------------------------------------
+def scale_rows(scratch: Scratch, x: Array, w: Array, b: Array, mean: Array, rstd: Array, y: Array) -> None:
+    """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
+    for rows, wide in _row_blocks(scratch, x, "rows"):
+        centered = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
+        _scale(scratch, centered, w, b, rstd[rows], y[rows])
 
-    @_quiet
-    def normalize_rows(self, x: HostArray, w: HostArray, b: HostArray, epsilon: float, mean: HostArray, rstd: HostArray, y: HostArray) -> None:
-        """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
-        columns = x.shape[1]
-        for rows, wide in self._row_blocks(x, "rows"):
-            np.divide(row_sums(wide), columns, out=mean[rows])
-            centered = np.subtract(wide, mean[rows, None], out=self._like(wide, "centered"))
-            variance = row_products(centered, centered)
-            variance /= columns
-            variance += epsilon
-            np.divide(1, np.sqrt(variance, out=variance), out=rstd[rows])
-            self._scale(centered, w, b, rstd[rows], y[rows])
 
-    @_quiet
-    def scale_rows(self, x: HostArray, w: HostArray, b: HostArray, mean: HostArray, rstd: HostArray, y: HostArray) -> None:
-        """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
-        for rows, wide in self._row_blocks(x, "rows"):
-            centered = np.subtract(wide, mean[rows, None], out=self._like(wide, "centered"))
-            self._scale(centered, w, b, rstd[rows], y[rows])
+def _scale(scratch: Scratch, centered: Array, w: Array, b: Array, rstd: Array, y: Array) -> None:
+    work = centered.dtype
+    centered *= rstd[:, None]
+    centered *= widened("row w", w, work, scratch)
+    result = y if y.dtype == work else centered
+    np.add(centered, widened("row b", b, work, scratch), out=result)
+    settle(result, y, scratch)
 
-    def _scale(self, centered: HostArray, w: HostArray, b: HostArray, rstd: HostArray, y: HostArray) -> None:
-        work = centered.dtype
-        centered *= rstd[:, None]
-        centered *= widened("row w", w, work, self._scratch)
-        result = y if y.dtype == work else centered
-        np.add(centered, widened("row b", b, work, self._scratch), out=result)
-        settle(result, y, self._scratch)
 
-    @_quiet
-    def normalize_rows_gradient(self, x: HostArray, w: HostArray, mean: HostArray, rstd: HostArray, dy: HostArray, dx: HostArray, dw: HostArray,
-                                db: HostArray) -> None:  # fmt: skip
-        """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy."""
-        work, columns = work_type(x, dy), x.shape[1]
-        sums = self._scratch.array("row sums", 2 * columns, work).reshape(2, columns)
-        sums[...] = 0
-        weight = widened("row w", w, work, self._scratch)
-        for rows, wide in self._row_blocks(x, "rows"):
-            normal = np.subtract(wide, mean[rows, None], out=self._like(wide, "centered"))
-            normal *= rstd[rows, None]
-            wide_dy = widened_view("dy", dy[rows], work, self._scratch)
-            gradient = np.multiply(wide_dy, normal, out=self._like(wide, "gradient"))
-            sums[0] += np.add.reduce(gradient, axis=0)
-            sums[1] += np.add.reduce(wide_dy, axis=0)
-            np.multiply(wide_dy, weight, out=gradient)
-            along, shift = row_products(gradient, normal), row_sums(gradient)
-            along /= columns
-            shift /= columns
-            normal *= along[:, None]
-            gradient -= normal
-            gradient -= shift[:, None]
-            target = dx[rows]
-            result = target if target.dtype == work else gradient
-            np.multiply(gradient, rstd[rows, None], out=result)
-            settle(result, target, self._scratch)
-        settle(sums[0], dw, self._scratch)
-        settle(sums[1], db, self._scratch)
+def normalize_rows_gradient(scratch: Scratch, x: Array, w: Array, mean: Array, rstd: Array, dy: Array, dx: Array,
+                            dw: Array, db: Array) -> None:
+    """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy."""
+    work, columns = work_type(x, dy), x.shape[1]
+    sums = scratch.array("row sums", 2 * columns, work).reshape(2, columns)
+    sums[...] = 0
+    weight = widened("row w", w, work, scratch)
+    for rows, wide in _row_blocks(scratch, x, "rows"):
+        normal = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
+        normal *= rstd[rows, None]
+        wide_dy = widened_view("dy", dy[rows], work, scratch)
+        gradient = np.multiply(wide_dy, normal, out=_like(scratch, wide, "gradient"))
+        sums[0] += np.add.reduce(gradient, axis=0)
+        sums[1] += np.add.reduce(wide_dy, axis=0)
+        np.multiply(wide_dy, weight, out=gradient)
+        along, shift = row_products(gradient, normal), row_sums(gradient)
+        along /= columns
+        shift /= columns
+        normal *= along[:, None]
+        gradient -= normal
+        gradient -= shift[:, None]
+        target = dx[rows]
+        result = target if target.dtype == work else gradient
+        np.multiply(gradient, rstd[rows, None], out=result)
+        settle(result, target, scratch)
+    settle(sums[0], dw, scratch)
+    settle(sums[1], db, scratch)
 
-    # --- tables of rows -------------------------------------------------------------------------------------
 
-    def index_range(self, x: Tokens) -> tuple[int, int]:
-        """The smallest and the largest of some whole numbers; 0 and -1 where there are none."""
-        return (int(x.min()), int(x.max())) if x.size else (0, -1)
+# --- tables of rows -------------------------------------------------------------------------------------
 
-    def take_rows(self, table: HostArray, rows: Tokens, out: HostArray) -> None:
-        """out (M, C) = table[rows]: rows (M,) of whole numbers that the table (V, C), of out's type, has."""
-        np.take(table, rows, axis=0, out=out, mode="clip")  # nothing to check, and so no buffer
 
-    @_quiet
-    def add_rows(self, x: HostArray, rows: Tokens, out: HostArray) -> None:
-        """out (V, C): for each v the sum of the x[i] with rows[i] == v, 0 where there is none; x (M, C), rows (M,).
+def index_range(x: Tokens) -> tuple[int, int]:
+    """The smallest and the largest of some whole numbers; 0 and -1 where there are none."""
+    return (int(x.min()), int(x.max())) if x.size else (0, -1)
 
-        The rows of x are sorted by v, in their order, and cut into blocks; within a block NumPy adds those of one v,
-        and what a block begins with is added to what the one before has left of it.
-        """
-        work, columns = work_type(x, out), x.shape[1]
-        out.fill(0)
-        order = np.argsort(rows, kind="stable")
-        step = max(1, BLOCK // max(1, columns))
-        left, left_of = np.zeros(columns, work), -1  # the last v of a block may go on in the next
-        for start in range(0, len(order), step):
-            here = order[start : start + step]
-            owners = rows[here]
-            starts = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1])))
-            present = owners[starts]
-            sums = self._scratch.array("row sums", len(starts) * columns, work).reshape(len(starts), columns)
-            np.add.reduceat(self._taken(x, here, work), starts, axis=0, out=sums)
-            if present[0] == left_of:
-                np.add(left, sums[0], out=sums[0])
-            left[...], left_of = sums[-1], present[-1]
-            rounded = room_for("rounded sums", sums, out.dtype, self._scratch)
-            settle(sums, rounded, self._scratch)
-            out[present] = rounded
 
-    def _taken(self, x: HostArray, rows: Tokens, work: np.dtype[np.generic]) -> HostArray:
-        """x[rows] in the type ``work``."""
-        taken = self._scratch.array("taken", len(rows) * x.shape[1], x.dtype).reshape(len(rows), x.shape[1])
-        np.take(x, rows, axis=0, out=taken, mode="clip")
-        return widened_view("rows", taken, work, self._scratch)
+def take_rows(table: Array, rows: Tokens, out: Array) -> None:
+    """out (M, C) = table[rows]: rows (M,) of whole numbers that the table (V, C), of out's type, has."""
+    np.take(table, rows, axis=0, out=out, mode="clip")  # nothing to check, and so no buffer
 
-    # --- losses of softmax ----------------------------------------------------------------------------------
 
-    def count_targets(self, targets: Tokens) -> int:
-        """How many are classes: 0 or more."""
-        return int(np.count_nonzero(targets >= 0))
+def add_rows(scratch: Scratch, x: Array, rows: Tokens, out: Array) -> None:
+    """out (V, C): for each v the sum of the x[i] with rows[i] == v, 0 where there is none; x (M, C), rows (M,).
 
-    @_quiet
-    def softmax_loss(self, logits: HostArray, targets: Tokens, log_sums: HostArray) -> float:
-        """Σ over rows with a target of log Σ_v exp(logit_v) - logit_target, in float64; targets (M,), below 0 for none.
+    The rows of x are sorted by v, in their order, and cut into blocks; within a block NumPy adds those of one v,
+    and what a block begins with is added to what the one before has left of it.
+    """
+    work, columns = work_type(x, out), x.shape[1]
+    out.fill(0)
+    order = np.argsort(rows, kind="stable")
+    step = max(1, BLOCK // max(1, columns))
+    left, left_of = np.zeros(columns, work), -1  # the last v of a block may go on in the next
+    for start in range(0, len(order), step):
+        here = order[start : start + step]
+        owners = rows[here]
+        starts = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1])))
+        present = owners[starts]
+        sums = scratch.array("row sums", len(starts) * columns, work).reshape(len(starts), columns)
+        np.add.reduceat(_taken(scratch, x, here, work), starts, axis=0, out=sums)
+        if present[0] == left_of:
+            np.add(left, sums[0], out=sums[0])
+        left[...], left_of = sums[-1], present[-1]
+        rounded = room_for("rounded sums", sums, out.dtype, scratch)
+        settle(sums, rounded, scratch)
+        out[present] = rounded
 
-        The log of each row's sum is written to log_sums (M,), in its own type.
-        """
-        total = 0.0
-        for rows, wide in self._row_blocks(logits, "rows"):
-            top = row_maxima(wide)
-            shifted = np.subtract(wide, top[:, None], out=self._like(wide, "centered"))
-            here = np.flatnonzero(targets[rows] >= 0)
-            picked = shifted[here, targets[rows][here]]
-            np.exp(shifted, out=shifted)
-            log_sum = np.log(row_sums(shifted))
-            np.add(log_sum, top, out=log_sums[rows])
-            total += float(np.add.reduce(np.subtract(log_sum[here], picked, dtype=np.float64)))
-        return total
 
-    @_quiet
-    def softmax_loss_gradient(self, logits: HostArray, targets: Tokens, log_sums: HostArray, factor: float, out: HostArray) -> None:
-        """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
-        for rows, wide in self._row_blocks(logits, "rows"):
-            target = out[rows]
-            p = room_for("centered", target, wide.dtype, self._scratch)
-            np.subtract(wide, log_sums[rows, None], out=p)
-            np.exp(p, out=p)
-            here = np.flatnonzero(targets[rows] >= 0)
-            p[here, targets[rows][here]] -= 1
-            p *= p.dtype.type(factor)
-            p[targets[rows] < 0] = 0
-            settle(p, target, self._scratch)
+def _taken(scratch: Scratch, x: Array, rows: Tokens, work: np.dtype[np.generic]) -> Array:
+    """x[rows] in the type ``work``."""
+    taken = scratch.array("taken", len(rows) * x.shape[1], x.dtype).reshape(len(rows), x.shape[1])
+    np.take(x, rows, axis=0, out=taken, mode="clip")
+    return widened_view("rows", taken, work, scratch)
 
-    # --- blocks ---------------------------------------------------------------------------------------------
 
-    def _row_blocks(self, x: HostArray, name: str) -> Iterator[tuple[slice, HostArray]]:
-        """(rows, those rows of x (M, C), wide): at most BLOCK elements at a time, but at least one row."""
-        work, step = work_type(x), max(1, BLOCK // max(1, x.shape[1]))
-        for start in range(0, len(x), step):
-            rows = slice(start, min(start + step, len(x)))
-            yield rows, widened_view(name, x[rows], work, self._scratch)
+# --- losses of softmax ----------------------------------------------------------------------------------
 
-    def _like(self, x: HostArray, name: str) -> HostArray:
-        return self._scratch.array(name, x.size, x.dtype).reshape(x.shape)
+
+def count_targets(targets: Tokens) -> int:
+    """The number of targets that are classes: 0 or more."""
+    return int(np.count_nonzero(targets >= 0))
+
+
+def softmax_loss(scratch: Scratch, logits: Array, targets: Tokens, log_sums: Array) -> float:
+    """Σ over rows with a target of log Σ_v exp(logit_v) - logit_target, in float64; targets (M,), below 0 for none.
+
+    The log of each row's sum is written to log_sums (M,), in its own type.
+    """
+    total = 0.0
+    for rows, wide in _row_blocks(scratch, logits, "rows"):
+        top = row_maxima(wide)
+        shifted = np.subtract(wide, top[:, None], out=_like(scratch, wide, "centered"))
+        here = np.flatnonzero(targets[rows] >= 0)
+        picked = shifted[here, targets[rows][here]]
+        np.exp(shifted, out=shifted)
+        log_sum = np.log(row_sums(shifted))
+        np.add(log_sum, top, out=log_sums[rows])
+        total += float(np.add.reduce(np.subtract(log_sum[here], picked, dtype=np.float64)))
+    return total
+
+
+def softmax_loss_gradient(scratch: Scratch, logits: Array, targets: Tokens, log_sums: Array, factor: float,
+                          out: Array) -> None:
+    """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
+    for rows, wide in _row_blocks(scratch, logits, "rows"):
+        target = out[rows]
+        p = room_for("centered", target, wide.dtype, scratch)
+        np.subtract(wide, log_sums[rows, None], out=p)
+        np.exp(p, out=p)
+        here = np.flatnonzero(targets[rows] >= 0)
+        p[here, targets[rows][here]] -= 1
+        p *= p.dtype.type(factor)
+        p[targets[rows] < 0] = 0
+        settle(p, target, scratch)
+
+
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
+def _row_blocks(scratch: Scratch, x: Array, name: str) -> Iterator[tuple[slice, Array]]:
+    """(rows, those rows of x (M, C), wide): at most BLOCK elements at a time, but at least one row."""
+    work, step = work_type(x), max(1, BLOCK // max(1, x.shape[1]))
+    for start in range(0, len(x), step):
+        rows = slice(start, min(start + step, len(x)))
+        yield rows, widened_view(name, x[rows], work, scratch)
+
+
+def _like(scratch: Scratch, x: Array, name: str) -> Array:
+    return scratch.array(name, x.size, x.dtype).reshape(x.shape)

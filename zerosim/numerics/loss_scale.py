@@ -42,7 +42,7 @@ class LossScaler(Protocol):
         """Hears whether the step overflowed on any rank."""
 
     def state(self) -> dict[str, Any]:
-        """What a later run needs to go on from here, as plain numbers."""
+        """The state with which a later run goes on from here, as plain numbers."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` said; ValueError for what no scaler of this kind has said."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import SMALL, HostArray, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import SMALL, Array, Scratch, flat, put_back, row_of, spans
 from zerosim.numerics.checks import check_array
 from zerosim.numerics.formats import FORMATS, Format, format_of
 
@@ -31,8 +31,8 @@ def round_to(
     *,
     bits: npt.NDArray[np.uint32] | None = None,
     saturate: bool = False,
-    out: HostArray | None = None,
-) -> HostArray:
+    out: Array | None = None,
+) -> Array:
     """Every element of x becomes a number of the format, rounded once.
 
     x: any shape; float64 (or a Python float), float32, or a format's own array type, which is widened first.
@@ -63,7 +63,7 @@ def round_to(
 
 
 def _round_row(
-    x: HostArray, y: HostArray, fmt: Format, mode: Mode, bits: npt.NDArray[np.uint32] | None, saturate: bool
+    x: Array, y: Array, fmt: Format, mode: Mode, bits: npt.NDArray[np.uint32] | None, saturate: bool
 ) -> None:
     scratch = Scratch()
     for span in spans(x.size):
@@ -73,7 +73,7 @@ def _round_row(
             _directed_block(x[span], y[span], fmt, None if bits is None else bits[span], saturate)
 
 
-def nearest_block(x: HostArray, y: HostArray, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
+def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
     """Rounds one block x (n,) to nearest even into y (n,), of x's type; y may be x.
 
     With c = 1.5·2^t·q the sum x + c lies where the container's own spacing is q, so the processor rounds x just as
@@ -102,7 +102,7 @@ def nearest_block(x: HostArray, y: HostArray, fmt: Format, scratch: Scratch, sat
         y[beyond] = instead
 
 
-def _cast_block(x: HostArray, y: HostArray, fmt: Format, scratch: Scratch, saturate: bool) -> None:
+def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool) -> None:
     """Nearest even for a float32 block by the array type's own cast: fast where the format has float32's exponents,
     for which c would overflow, and where there are few elements."""
     beyond = _beyond(x, fmt) if saturate else None
@@ -117,7 +117,7 @@ def _cast_block(x: HostArray, y: HostArray, fmt: Format, scratch: Scratch, satur
         y[beyond] = instead
 
 
-def _directed_block(x: HostArray, y: HostArray, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool) -> None:
+def _directed_block(x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool) -> None:
     """Rounds one block toward zero, or stochastically where there are bits. In float64 all of this is exact: x/q
     has at most 53 bits whatever x, and its fraction and (bits + 1/2)/2^32 are compared as they are."""
     wide = x.astype(np.float64)
@@ -137,7 +137,7 @@ def _directed_block(x: HostArray, y: HostArray, fmt: Format, bits: npt.NDArray[n
     y[...] = np.copysign(rounded, wide)
 
 
-def _beyond(x: HostArray, fmt: Format) -> npt.NDArray[np.intp] | None:
+def _beyond(x: Array, fmt: Format) -> npt.NDArray[np.intp] | None:
     """The places of NaN, infinities and numbers that overflow; None where there are none."""
     magnitude = np.abs(x)
     limit = magnitude.dtype.type(fmt.overflow_from)  # exact: 24 bits are enough for every format's midpoint
@@ -145,8 +145,8 @@ def _beyond(x: HostArray, fmt: Format) -> npt.NDArray[np.intp] | None:
     return None if inside.all() else np.flatnonzero(~inside)
 
 
-def _overflowed(x: HostArray, fmt: Format, saturate: bool) -> HostArray:
-    """What each x, none of which the format holds, becomes: NaN stays, the others keep their sign."""
+def _overflowed(x: Array, fmt: Format, saturate: bool) -> Array:
+    """The results for x that the format does not hold: NaN stays, the others keep their sign."""
     instead = x.dtype.type(fmt.largest if saturate else fmt.overflow_value)
     return np.where(np.isnan(x), x, np.copysign(instead, x))
 
@@ -157,11 +157,11 @@ class _Rounder:
     these twice as fast as Python's numbers."""
 
     word: np.dtype[Any]
-    exponent_mask: HostArray
-    sign_mask: HostArray
-    smallest_normal: HostArray
+    exponent_mask: Array
+    sign_mask: Array
+    smallest_normal: Array
     largest_power: float
-    constant: HostArray
+    constant: Array
 
 
 @cache
@@ -180,7 +180,7 @@ def _rounder(fmt: Format, container: np.dtype[Any]) -> _Rounder:
     )
 
 
-def _container(x: npt.ArrayLike) -> HostArray:
+def _container(x: npt.ArrayLike) -> Array:
     values = np.asarray(x)
     if values.dtype in (np.float32, np.float64):
         return values
@@ -192,7 +192,7 @@ def _container(x: npt.ArrayLike) -> HostArray:
     )
 
 
-def _result(values: HostArray, out: HostArray | None) -> HostArray:
+def _result(values: Array, out: Array | None) -> Array:
     if out is None:
         return np.empty(values.shape, values.dtype)
     check_array("round_to", "out", out)
@@ -204,7 +204,7 @@ def _result(values: HostArray, out: HostArray | None) -> HostArray:
     return out
 
 
-def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: HostArray) -> None:
+def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: Array) -> None:
     if mode != "stochastic":
         if bits is not None:
             raise ValueError(f"mode {mode!r} takes no bits; only 'stochastic' does")
@@ -222,7 +222,7 @@ def _check_bits(bits: npt.NDArray[np.uint32] | None, mode: Mode, values: HostArr
         )
 
 
-def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> HostArray:
+def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
     """The gap from |x|, rounded to the format, to the next larger magnitude of the grid.
 
     Any shape; float32, or float64 where x is float64 (a Python float is). Below the smallest normal number the
@@ -237,17 +237,14 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> HostArray:
     magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
     _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
     gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)
-    result: HostArray = np.where(np.isfinite(y), gap, y.dtype.type(np.nan))
+    result: Array = np.where(np.isfinite(y), gap, y.dtype.type(np.nan))
     return result
 
 
-# -- Packing: float32 numbers to 16- and 8-bit codes, rounded to nearest even, and back ------------------------------
+# -- Packing: float32 numbers to 16- and 8-bit codes, rounded to nearest even, and back --------------------------------
 # NumPy's own casts to and from float16 take 2 ns for a normal number and 50 ns for a subnormal one, and gradients
 # are full of those; ml_dtypes' 8-bit casts take 6 ns. Packing here takes 1.5 ns whatever the numbers. It never makes
 # a float32 subnormal, which many processors handle in microcode, a hundred times slower.
-#
-# p mantissa bits, emin the smallest normal exponent, as in `formats`.
-
 
 # Formats whose array type's own cast is as fast as the memory: bf16 is the upper half of an fp32.
 CAST_FORMATS = ("fp32", "bf16")
@@ -255,7 +252,7 @@ _EXPONENT_MASK = np.array(0x7F80_0000, np.uint32)
 _MAGNITUDE_MASK = np.array(0x7FFF_FFFF, np.uint32)
 
 
-def pack_block(x: npt.NDArray[np.float32], out: HostArray, scratch: Scratch) -> None:
+def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None:
     """out (n,), of a format's array type, becomes x (n,) rounded to nearest even; n <= BLOCK.
 
     With c = 2^(23-p)·2^max(e, emin), e the exponent of x, the sum |x| + c has the format's spacing, so the addition
@@ -293,7 +290,7 @@ def pack_block(x: npt.NDArray[np.float32], out: HostArray, scratch: Scratch) -> 
         out[beyond] = x[beyond].astype(out.dtype)
 
 
-def unpack_block(x: HostArray, out: npt.NDArray[np.float32], scratch: Scratch) -> None:
+def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> None:
     """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included.
 
     A format of 16 bits has 65,536 values: looking them up is faster than computing them.
@@ -321,12 +318,12 @@ class _Packer:
     as Python's numbers."""
 
     code: np.dtype[Any]
-    smallest_normal: HostArray
-    scale: HostArray
-    exponent_shift: HostArray
-    sign_shift: HostArray
-    sign_mask: HostArray
-    bias: HostArray
+    smallest_normal: Array
+    scale: Array
+    exponent_shift: Array
+    sign_shift: Array
+    sign_mask: Array
+    bias: Array
     overflow_word: int
 
 

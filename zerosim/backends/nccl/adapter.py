@@ -13,8 +13,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import start, to_host
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import BackendError, guarded
-from zerosim.ranks.hub import ranks_text
+from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.process import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
 TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32",
@@ -199,7 +199,7 @@ def devices_for(ranks: int, count: int, devices: Sequence[int] | None, *, share:
     return chosen
 
 
-class Lane:
+class DeviceStreams:
     """One rank's device: the stream that communicates, the kernels that add on it, and how the streams wait.
 
     The kernels are not the rank's own, since theirs is scratch memory that the stream that computes may be using.
@@ -284,6 +284,6 @@ class Lane:
                 time.sleep(NAP_SECONDS)
 
     def synchronize(self) -> None:
-        """Waits until the lane is idle, so that Ctrl-C is heard meanwhile."""
+        """Waits until both streams are idle, so that Ctrl-C is heard meanwhile."""
         while not self.idle():
             time.sleep(NAP_SECONDS)

@@ -14,7 +14,7 @@ import numpy as np
 
 from zerosim.course.lost_updates.one_addition import neighbor_of, shortest, stored
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
@@ -87,7 +87,7 @@ def plain(kernels: NumpyKernels, task: Task, fmt: str, method: Method = "nothing
     yield from _outcomes(method, fmt, task, start, w, moves)
 
 
-def path(kernels: NumpyKernels, task: Task, fmt: str) -> HostArray:
+def path(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
     """w before the first step and after each of them, in the format and with no cure: (steps + 1, n), of its dtype."""
     w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, fmt)
     found = np.empty((task.steps + 1, len(w)), w.dtype)
@@ -165,11 +165,11 @@ def _words(task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[np.ndarray]:
                         for update in task.updates]).transpose(2, 0, 1)  # fmt: skip
 
 
-def _start(kernels: NumpyKernels, task: Task, fmt: str) -> HostArray:
+def _start(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
     return stored(kernels, [task.weight] * len(task.updates), fmt)
 
 
-def _add(kernels: NumpyKernels, a: HostArray, b: HostArray, out: HostArray) -> None:
+def _add(kernels: NumpyKernels, a: Array, b: Array, out: Array) -> None:
     """out = a + b, added in fp32 and rounded once to out's type."""
     if a.dtype == b.dtype == out.dtype:
         kernels.add_rounded(a, b, out)  # the same bits, in a tenth of the time
@@ -177,7 +177,7 @@ def _add(kernels: NumpyKernels, a: HostArray, b: HostArray, out: HostArray) -> N
         kernels.elementwise(np.add, a, b, out=out)
 
 
-def _repeat(steps: int, w: HostArray, step: Callable[[], None]) -> np.ndarray:
+def _repeat(steps: int, w: Array, step: Callable[[], None]) -> np.ndarray:
     """Makes all steps; how many of them changed w, (n,)."""
     moves, before = np.zeros(len(w), np.int64), w.copy()
     for _ in range(steps):
@@ -187,8 +187,8 @@ def _repeat(steps: int, w: HostArray, step: Callable[[], None]) -> np.ndarray:
     return moves
 
 
-def _outcomes(method: Method, fmt: str, task: Task, start: HostArray, w: HostArray, moves: np.ndarray,
-              remainders: HostArray | None = None) -> Iterator[Outcome]:  # fmt: skip
+def _outcomes(method: Method, fmt: str, task: Task, start: Array, w: Array, moves: np.ndarray,
+              remainders: Array | None = None) -> Iterator[Outcome]:  # fmt: skip
     for j, update in enumerate(task.updates):
         result = shortest(w[j])
         share = task.share(float(start[j]), float(w[j]), update)

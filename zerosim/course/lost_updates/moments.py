@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerosim.course.lost_updates.one_addition import shortest, stored
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import Adam
 
@@ -49,22 +49,22 @@ def moments(kernels: NumpyKernels, fmt: str, adam: Adam, gradient: float, steps:
                           unit_update(kernels, both, adam, corrections))  # fmt: skip
 
 
-def average(kernels: NumpyKernels, means: HostArray, x: HostArray, betas: tuple[float, ...]) -> None:
+def average(kernels: NumpyKernels, means: Array, x: Array, betas: tuple[float, ...]) -> None:
     """means (n,) = β·means + (1-β)·x, in place, each with its own β: the operations of the package's Adam in its
     order, made in fp32, and one rounding to the format."""
     keep, take = np.array(betas, np.float32), np.array([1.0 - beta for beta in betas], np.float32)
 
-    def block(old: HostArray, new: HostArray, out: HostArray) -> None:
+    def block(old: Array, new: Array, out: Array) -> None:
         np.add(old * keep, new * take, out=out)
 
     kernels.elementwise(block, means, x, out=means)
 
 
-def unit_update(kernels: NumpyKernels, both: HostArray, adam: Adam, corrections: tuple[float, float]) -> float:
+def unit_update(kernels: NumpyKernels, both: Array, adam: Adam, corrections: tuple[float, float]) -> float:
     """(m/correction1) / (√(v/correction2) + ε), in fp32: Adam's update at a learning rate of 1."""
     out = np.empty(1, np.float32)
 
-    def block(m: HostArray, v: HostArray, out: HostArray) -> None:
+    def block(m: Array, v: Array, out: Array) -> None:
         np.divide(m / corrections[0], np.sqrt(v / corrections[1]) + adam.epsilon, out=out)
 
     kernels.elementwise(block, both[:1], both[1:], out=out)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
@@ -47,7 +47,7 @@ def shortest(value: float | np.generic) -> float:
     return float(str(np.float32(value)))
 
 
-def stored(kernels: NumpyKernels, values: Sequence[float], fmt: Format | str) -> HostArray:
+def stored(kernels: NumpyKernels, values: Sequence[float], fmt: Format | str) -> Array:
     """The values (n,) as a format stores them: in its own array type, rounded once, to nearest even."""
     row = np.empty(len(values), format_of(fmt).dtype)
     kernels.cast_pack(np.array(values, np.float64), row)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from zerosim.course.precision.resting_formats import WIDTHS, batch
 from zerosim.models.small import MLP
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam
@@ -67,7 +67,7 @@ def network() -> MLP:
     return MLP(WIDTHS, bias=False, seed=0)
 
 
-def samples(step: int, rank: int, unit: float = 1.0) -> tuple[HostArray, HostArray]:
+def samples(step: int, rank: int, unit: float = 1.0) -> tuple[Array, Array]:
     """x (B, 8) and target (B, 2) of `resting_formats`, u times as large; other data on every rank."""
     x, target = batch(step, rank)
     return x * x.dtype.type(unit), target * target.dtype.type(unit)

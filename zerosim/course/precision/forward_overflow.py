@@ -19,7 +19,7 @@ import numpy as np
 from zerosim.models.small import MLP
 from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted, Scaling, Static
 from zerosim.numerics.policy import Policy
@@ -114,7 +114,7 @@ def network() -> MLP:
     return MLP(WIDTHS, bias=False, seed=SEED)
 
 
-def batch(unit: float, step: int, rank: int) -> tuple[HostArray, HostArray]:
+def batch(unit: float, step: int, rank: int) -> tuple[Array, Array]:
     """x (B, 8) and target (B, 1), both in fp32 and in the unit; the target is x0·x1 + x2 of the numbers at u = 1."""
     shape = (ROWS, WIDTHS[0])
     words = random.uniform((0, "forward overflow", step, rank), 0, math.prod(shape)).reshape(shape)

@@ -16,7 +16,7 @@ from zerosim.display.tables import without_infinities
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, one_pass
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
@@ -129,7 +129,7 @@ def underflows(question: Question, corpus: Corpus) -> Underflows:
                                          1.0))[:MOST_TENSORS])
 
 
-def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, HostArray]:
+def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Array]:
     """The weights after so many steps in fp32, by name."""
     engine = Engine(rank, model, AdamW(LR))
     for step in range(steps):
@@ -142,5 +142,5 @@ def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Ho
     return found
 
 
-def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[HostArray, HostArray]:
+def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[Array, Array]:
     return corpus.batch(0, step, 0, SEQUENCES, model.config.context)

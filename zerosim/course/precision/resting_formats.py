@@ -14,7 +14,7 @@ import numpy as np
 from zerosim.course.precision.forward_overflow import has_wide_range
 from zerosim.models.small import MLP
 from zerosim.numerics import random
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam
@@ -72,7 +72,7 @@ def rested(policy: Policy, steps: int) -> Rested:
                   moved)
 
 
-def batch(step: int, rank: int = 0) -> tuple[HostArray, HostArray]:
+def batch(step: int, rank: int = 0) -> tuple[Array, Array]:
     """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2; in fp32, other data on every rank."""
     shape = (ROWS, WIDTHS[0])
     x = random.normal((0, "resting formats", step % BATCHES, rank), 0, ROWS * WIDTHS[0]).reshape(shape)
@@ -91,7 +91,7 @@ def _program(rank: Rank, policy: Policy, steps: int) -> tuple[list[float], int, 
     return [result.losses[0] for result in results], sum(result.skipped for result in results), moved
 
 
-def _masters(engine: Engine) -> HostArray:
+def _masters(engine: Engine) -> Array:
     """All weights that the optimizer updates, as bits, so that NaN equals itself (P,)."""
     found = [np.asarray(engine.state(name)["master"]).reshape(-1) for name in engine.model.shapes]
     return np.concatenate(found).view(f"u{found[0].dtype.itemsize}").copy()

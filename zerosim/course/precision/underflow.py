@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.numerics.arrays import HostArray
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 
@@ -57,7 +57,7 @@ class TensorLoss:
     lost: int
 
 
-def rounded_fates(kernels: NumpyKernels, gradients: Iterable[HostArray], fmt: Format | str, scale: float = 1.0) -> Fates:
+def rounded_fates(kernels: NumpyKernels, gradients: Iterable[Array], fmt: Format | str, scale: float = 1.0) -> Fates:
     """What the format makes of S·g, the product in fp32, rounded once: gradients of any shape, fp32."""
     row, exact, found = format_of(fmt), [], []
     for g in gradients:
@@ -68,7 +68,7 @@ def rounded_fates(kernels: NumpyKernels, gradients: Iterable[HostArray], fmt: Fo
     return fates(kernels, exact, found, row, scale)
 
 
-def fates(kernels: NumpyKernels, exact: Iterable[HostArray], found: Iterable[HostArray], fmt: Format | str,
+def fates(kernels: NumpyKernels, exact: Iterable[Array], found: Iterable[Array], fmt: Format | str,
           scale: float) -> Fates:  # fmt: skip
     """What became of gradients that are ``exact`` in fp32 and, S times as large, ``found`` in the format."""
     row, counts = format_of(fmt), [0] * 6
@@ -84,7 +84,7 @@ def fates(kernels: NumpyKernels, exact: Iterable[HostArray], found: Iterable[Hos
     return Fates(row.name, scale, elements, zero, lost, subnormal, normal, not_finite)
 
 
-def binades(gradients: Iterable[HostArray]) -> tuple[Binade, ...]:
+def binades(gradients: Iterable[Array]) -> tuple[Binade, ...]:
     """How many gradients, fp32 of any shape, lie in each binade, from the smallest other than 0 to the largest; binades
     between them that have none are there too, infinities and NaN nowhere."""
     counts: dict[int, int] = {}
@@ -96,7 +96,7 @@ def binades(gradients: Iterable[HostArray]) -> tuple[Binade, ...]:
     return tuple(Binade(exponent, counts.get(exponent, 0)) for exponent in span)
 
 
-def losses_by_tensor(kernels: NumpyKernels, exact: Mapping[str, HostArray], found: Mapping[str, HostArray], fmt: Format | str,
+def losses_by_tensor(kernels: NumpyKernels, exact: Mapping[str, Array], found: Mapping[str, Array], fmt: Format | str,
                      scale: float) -> Iterator[TensorLoss]:  # fmt: skip
     """The parameters that lose gradients, those that lose most first."""
     lost = {name: fates(kernels, [g], [found[name]], fmt, scale).lost for name, g in exact.items()}
