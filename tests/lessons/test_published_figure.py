@@ -39,7 +39,7 @@ def test_a_number_that_does_not_close_is_not_what_a_run_measures_either(found):
 def test_a_run_settles_every_quantity_that_there_is_a_measure_of(found):
     assert {one.row.quantity for one in found} == MEASURES.keys()
     assert measured_quantity("days", model="gpt2") is None
-    assert measured_quantity("states", parameters=8, ranks=1, stage=0, dialect="megatron-bf16") is None
+    assert measured_quantity("states", parameters=8, ranks=1, stage=0, convention="megatron-bf16") is None
 
 
 def test_one_matrix_without_data_holds_and_sends_what_it_does_with_data():

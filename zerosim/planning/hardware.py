@@ -321,3 +321,55 @@ def _named(kind: str, name: str, rows: Mapping[str, Row]) -> Row:
         return rows[str(name)]
     except KeyError:
         raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}") from None
+
+
+# -- the memory that a runtime takes for itself -----------------------------------------------------------------------
+
+
+MEGABYTE, GIGABYTE = 10**6, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Bytes of a device's memory that a runtime takes for itself, between two numbers, as its source has it."""
+
+    least_nbytes: int
+    most_nbytes: int
+    source: str
+
+    @property
+    def middle_nbytes(self) -> int:
+        """Half-way between the two."""
+        return (self.least_nbytes + self.most_nbytes) // 2
+
+
+# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are
+# an introductory text's to memory-efficient training (2025); none of them is a vendor's specification.
+OVERHEADS: Mapping[str, Overhead] = {
+    "runtime context": Overhead(200 * MEGABYTE, GIGABYTE, "driver, firmware and kernels of a CUDA process, 200 MB to "
+                                "1 GB (2025); nvidia-smi shows it before any tensor"),
+    "allocator fragmentation": Overhead(2 * GIGABYTE, 5 * GIGABYTE, "what PyTorch's allocator reserves beyond what is "
+                                        "allocated, 2 to 5 GB in long runs of varied shapes (2025)"),
+    "communication channels": Overhead(500 * MEGABYTE, GIGABYTE, "NCCL's channels on 8 GPUs at 64 MB each, 0.5 to 1 GB "
+                                       "(2025); NCCL's own NCCL_BUFFSIZE is 4 MiB (src/init.cc), sixteen times less"),
+    "matmul workspace": Overhead(4 * 2**20, 32 * 2**20, "cuBLAS 12 library documentation, cublasSetWorkspace: 4 MiB, "
+                                 "32 MiB on Hopper (2024)"),
+}
+
+
+def overheads_nbytes(nbytes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Bytes that a runtime takes, by name: the least that the sources give, but for those that are given here.
+
+    >>> sum(overheads_nbytes().values()), sum(overheads_nbytes({"allocator fragmentation": 0}).values())
+    (2704194304, 704194304)
+
+    Raises ValueError for a name that is not in `OVERHEADS` and for negative bytes.
+    """
+    if not isinstance(nbytes, Mapping | None):
+        raise ValueError(f"overheads are bytes by name, as {{'matmul workspace': 0}}, got {nbytes!r}")
+    given = dict(nbytes or {})
+    if unknown := given.keys() - OVERHEADS.keys():
+        raise ValueError(f"no overhead is called {', '.join(sorted(map(repr, unknown)))}; there are "
+                         f"{', '.join(OVERHEADS)}")
+    return {name: checked_count(name, given.get(name, overhead.least_nbytes), 0)
+            for name, overhead in OVERHEADS.items()}

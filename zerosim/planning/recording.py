@@ -485,8 +485,8 @@ def record(traces: Iterable[TraceLike]) -> Recording:
 
 # -- A recording as JSON and back: small enough to keep, readable by any program, checked when it is read ------------
 # The form: ``{"format": "zerosim recording", "version": 1, "program_of_rank", "programs", "calls", "shapes", "groups",
-# "messages", "paths", "words", "transfers"}``. A program's rows are one letter each (see `LETTERS`) and three columns of
-# whole numbers. A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes,
+# "messages", "paths", "words", "transfers"}``. A program's rows are one letter each (see `LETTERS`) and three columns
+# of whole numbers. A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes,
 # purpose], a transfer [direction, kind, nbytes, number].
 
 

@@ -138,7 +138,7 @@ class ModelShape:
 
     name: str
     units: tuple[UnitShape, ...]
-    borrows: tuple[tuple[int, int], ...] = ()
+    tied: tuple[tuple[int, int], ...] = ()
     transformer: Transformer | None = None
 
     @cached_property
@@ -174,7 +174,7 @@ def model_of(name: str, transformer: Transformer) -> ModelShape:
     """The units of a transformer: the embedding, the blocks (an encoder's first), the head.
 
     >>> gpt2 = model_of("gpt2", Transformer(768, 12, 12, 50257, positions=1024, fused_qkv=True))
-    >>> gpt2.parameters, gpt2.units[1].parameters, gpt2.borrows
+    >>> gpt2.parameters, gpt2.units[1].parameters, gpt2.tied
     (124439808, 7087872, ((13, 0),))
 
     Of T5 the decoder borrows the embedding too, but for its tokens alone; that use is the first of all, and is not
