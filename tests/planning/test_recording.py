@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.cases import covering
+from tests.planning.exact import exact_replay
 from tests.planning.recorded_runs import EVEN, LEVERS, MACHINE, WORLDS, recorded, step, traces
 from zerosim.planning.recording import Recording, from_plain, load, record, save, to_plain
 from zerosim.planning.timeline import replay
@@ -106,7 +107,7 @@ def test_a_saved_recording_is_loaded_and_replayed(tmp_path):
     path = save(recording, tmp_path / "run.json")
     assert load(str(path)) == recording
     assert load(path) != step(3)
-    assert replay(load(path), MACHINE, exact=True).step_seconds == replay(recording, MACHINE, exact=True).step_seconds
+    assert exact_replay(load(path), MACHINE).step_seconds == exact_replay(recording, MACHINE).step_seconds
 
 
 def test_equal_programs_are_written_once():

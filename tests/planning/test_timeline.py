@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.cases import covering
+from tests.planning.exact import exact_replay
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
@@ -106,7 +107,7 @@ def test_with_instant_arithmetic_a_step_is_its_communication_alone(ranks, stage)
 @given(**CASES)
 def test_overlap_is_never_slower_than_waiting_at_each_issue(ranks, stage, levers, machine):
     recording = step(ranks, stage, levers)
-    overlapped, waiting = (replay(one, machine, exact=True) for one in (recording, synchronous(recording)))
+    overlapped, waiting = (exact_replay(one, machine) for one in (recording, synchronous(recording)))
     for one, other in zip(overlapped.lanes, waiting.lanes, strict=True):
         assert one.end <= other.end
 
@@ -126,7 +127,7 @@ def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
 def test_a_straggler_in_a_synchronous_step_delays_all_by_its_own_arithmetic(ranks, factor, stage):
     """Rings of equal chunks end for all so long after the last arrival: the slow rank always comes last."""
     recording = synchronous(step(ranks, stage, widths=EVEN))
-    plain, slow = (replay(recording, replace(MACHINE, slow_ranks=[SlowRank(ranks - 1, one)]), exact=True)
+    plain, slow = (exact_replay(recording, replace(MACHINE, slow_ranks=[SlowRank(ranks - 1, one)]))
                    for one in (1, factor))
     work = plain.usage[-1].compute_seconds
     (tail,) = {lane.end - max((part.ended for part in lane.parts), default=0) for lane in plain.lanes}
@@ -154,7 +155,7 @@ def overlap_seconds(one, other):
 
 @given(**CASES)
 def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, levers, machine):
-    timeline = replay(step(ranks, stage, levers), machine, exact=True)
+    timeline = exact_replay(step(ranks, stage, levers), machine)
     for rank, usage in enumerate(timeline.usage):
         events = timeline.events(rank)
         computed = [event for event in events if event.stream == COMPUTATION]
@@ -172,7 +173,7 @@ def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, leve
 
 @given(**CASES)
 def test_no_stream_does_two_things_at_once(ranks, stage, levers, machine):
-    timeline = replay(step(ranks, stage, levers), machine, exact=True)
+    timeline = exact_replay(step(ranks, stage, levers), machine)
     for rank, stream in itertools.product(range(ranks), (COMPUTATION, COMMUNICATION)):
         events = [event for event in timeline.events(rank) if event.stream == stream]
         assert all(one.end_seconds <= other.start_seconds for one, other in itertools.pairwise(events))
@@ -182,7 +183,7 @@ def test_no_stream_does_two_things_at_once(ranks, stage, levers, machine):
 @given(**CASES)
 def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage, levers, machine):
     for exact in (True, False):
-        timeline = replay(step(ranks, stage, levers), machine, exact=exact)
+        timeline = (exact_replay if exact else replay)(step(ranks, stage, levers), machine)
         path = critical_path(timeline)
         assert path[0].start_seconds == 0
         assert path[-1].end_seconds == timeline.step_seconds
@@ -198,7 +199,7 @@ def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage
 @given(**CASES)
 def test_a_programs_clock_moves_where_it_computes_or_waits_and_nowhere_else(ranks, stage, levers, machine):
     for exact in (True, False):
-        timeline = replay(step(ranks, stage, levers), machine, exact=exact)
+        timeline = (exact_replay if exact else replay)(step(ranks, stage, levers), machine)
         for rank, lane in enumerate(timeline.lanes):
             clocks, rows = timeline.clocks(rank), [row for row, _, _ in lane.points]
             assert [clocks[row] for row in rows] == lane.reached
@@ -216,7 +217,7 @@ def test_a_rank_that_is_through_before_others_come_has_waited_until_it_was():
         rank.trace.compute(flops=100_000 * (rank.index == 2))
         rank.broadcast(np.zeros(250, np.float32), algorithm="naive")
 
-    timeline = replay(recorded(3, program), MACHINE, exact=True)
+    timeline = exact_replay(recorded(3, program), MACHINE)
     message = FAST.alpha + 1000 / FAST.beta
     late = Fraction(100_000, 10**9)
     assert [lane.end for lane in timeline.lanes] == [late + message, message, late + message]
@@ -243,7 +244,7 @@ def test_the_critical_path_follows_messages_from_rank_to_rank():
         if rank.index + 1 < rank.size:
             rank.send(np.zeros(25, np.float32), rank.index + 1)
 
-    timeline = replay(recorded(3, program), MACHINE, exact=True)
+    timeline = exact_replay(recorded(3, program), MACHINE)
     message, work = FAST.alpha + 100 / FAST.beta, Fraction(1, 10**6)
     assert timeline.step_seconds == 3 * work + 2 * message
     assert [(event.from_rank, event.rank, event.name, event.path, event.seconds)
@@ -257,7 +258,7 @@ def test_a_rank_may_send_to_itself_at_no_cost():
         rank.exchange(np.zeros(3), rank.index, np.empty(3), rank.index)
         rank.trace.compute(flops=1000)
 
-    assert replay(recorded(2, program), MACHINE, exact=True).step_seconds == Fraction(1, 10**6)
+    assert exact_replay(recorded(2, program), MACHINE).step_seconds == Fraction(1, 10**6)
 
 
 # -- rates --------------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_arithmetic_takes_as_long_as_its_flops_at_the_efficiency_or_its_bytes_wh
         rank.trace.compute(flops=100, nbytes=7000)
 
     machine = Machine(device(1e9, 2e9), Network(FAST), "fp16", efficiency=0.5)
-    assert [float(event.seconds) for event in replay(recorded(1, program), machine, exact=True).computed(0)] == [
+    assert [float(event.seconds) for event in exact_replay(recorded(1, program), machine).computed(0)] == [
         8e-6, 3.5e-6]
 
 

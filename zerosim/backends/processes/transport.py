@@ -31,8 +31,8 @@ from zerosim.backends.processes.notes import (
 from zerosim.ranks.call import Call, Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Results
 from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
-from zerosim.ranks.hub import RunOptions
-from zerosim.ranks.process import Interrupts, check_thread, clear_frames, forget_frames
+from zerosim.ranks.hub import RunOptions, check_thread
+from zerosim.ranks.process import Interrupts, clear_frames, forget_frames
 
 
 class Request(Protocol):
