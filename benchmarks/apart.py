@@ -1,4 +1,4 @@
-"""How far a library's own sums are from the ring's: the same terms, added in another order."""
+"""The distance of a library's own sums from the ring's: the same terms, added in another order."""
 
 import numpy as np
 

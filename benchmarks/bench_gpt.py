@@ -1,4 +1,4 @@
-"""How fast a GPT's forward and backward are in each format, beside PyTorch's eager mode where that is installed.
+"""The speed of a GPT's forward and backward in each format, beside PyTorch's eager mode where that is installed.
 
 4 layers of 256 channels in 8 heads, 8 sequences of 128 bytes, one thread each. All take turns, so that a slow minute of
 the machine is everybody's; medians. Seconds are this machine's; trust the ratios.
@@ -57,7 +57,7 @@ def step(ctx: Context, w: Arrays, tokens: np.ndarray, target: np.ndarray) -> flo
 
 
 def contestants(tokens: np.ndarray, target: np.ndarray) -> dict[str, Action]:
-    """What is measured, by name."""
+    """The measured functions, by name."""
     actions: dict[str, Action] = {}
     for name in FORMATS:
         ctx = context(name)

@@ -1,4 +1,4 @@
-"""How fast an all-reduce over MPI processes is beside MPI's own, which makes each hop in C; and how far its sums are.
+"""The speed of an all-reduce over MPI processes beside MPI's own, which makes each hop in C; and the sums' distance.
 
 Started by itself it starts two processes, and prints medians of one process and their ratios; then four, for the ULPs
 between MPI's sums and the ring's, since two ranks add in one order. Needs zerosim[mpi].

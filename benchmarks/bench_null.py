@@ -1,4 +1,4 @@
-"""Plans of a model of 10¹² parameters on 1024 ranks: with pencil, and by running the engine without data.
+"""Plans of a model of 10¹² parameters on 1024 ranks: by closed forms, and by running the engine without data.
 
 Seconds of this machine beside those of a floor in the same run: importing the package in a fresh interpreter. The most
 memory that the process has held stands in the last line.
@@ -15,7 +15,7 @@ from timing import best_seconds
 
 import zerosim as zs
 from zerosim.course.measured.plans import measured_row
-from zerosim.planning.plan import plan_of, question
+from zerosim.planning.plan import plan_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,13 +27,13 @@ def _once(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    asked = question("megatron-1t", ranks=1024, nodes=128, optimizer=zs.optim.AdamW())
+    asked = plan_config("megatron-1t", ranks=1024, nodes=128, optimizer=zs.optim.AdamW())
     floor = best_seconds(lambda: subprocess.run([sys.executable, "-c", "import zerosim"], check=True, cwd=ROOT))
-    pencil = best_seconds(lambda: plan_of(asked))
+    planned = best_seconds(lambda: asked.plan())
     print(f"import zerosim                     {floor:6.2f} s")
-    print(f"pencil, 4 stages x 3 policies      {pencil:6.2f} s   {pencil / floor:5.2f} imports")
+    print(f"estimates, 4 stages x 3 policies   {planned:6.2f} s   {planned / floor:5.2f} imports")
     total = 0.0
-    for row in plan_of(asked).rows:
+    for row in asked.plan().rows:
         seconds = _once(lambda row=row: measured_row(asked, row.stage, row.recompute))
         total += seconds
         print(f"measured, {row.title:40s} {seconds:6.2f} s")

@@ -1,4 +1,4 @@
-"""How long a step of each optimizer takes, beside its floor in the same run.
+"""The time of a step of each optimizer, beside its floor in the same run.
 
 For elementwise optimizers the floor is memory traffic: as many copies as reading and writing the same arrays takes. For
 optimizers of matrices it is the products and decompositions that the paper asks for, by NumPy alone (for Adafactor one

@@ -1,4 +1,4 @@
-"""How fast collectives are beside their floor: the same additions in one loop without ranks, in the same run.
+"""The speed of collectives beside their floor: the same additions in one loop without ranks, in the same run.
 
 Prints medians, their ratio to the floor, and whether the results are bit-equal. Seconds are this machine's; trust the
 ratios.

@@ -1,4 +1,4 @@
-"""How fast the kernels round, pack and add, each beside an fp32 operation of the same run and beside NumPy's own.
+"""The speed of rounding, packing and adding, each beside an fp32 operation of the same run and beside NumPy's own.
 
 Gel/s are 1e9 elements per second, the best of some repetitions; they are this machine's and this minute's: trust the
 ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of them subnormal or zero in fp16.
@@ -13,6 +13,7 @@ from timing import best_seconds
 from zerosim.numerics.formats import FORMATS, Format
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
+from zerosim.optim.elementwise import adam_block
 
 COUNT = 1 << 22  # elements: too many for most caches, as a model's are
 ADDENDS = 8
@@ -87,12 +88,12 @@ def adding_seconds(kernels: NumpyKernels, fmt: Format, x: np.ndarray) -> list[fl
 
 
 def adam_table(kernels: NumpyKernels, g: np.ndarray) -> Table:
-    """adam_step beside the formula as one writes it, and beside reading and writing as many bytes."""
+    """A step of Adam beside the formula as one writes it, and beside reading and writing as many bytes."""
     w, m, v = (np.abs(g) for _ in range(3))
     target = kernels.empty(COUNT, np.float32)
 
     def step() -> None:
-        kernels.adam_step(w, m, v, g, **HYPER, step=10)
+        kernels.step_blocks(adam_block(**HYPER, step=10), w, m, v, g, scratch=2)
 
     def naive() -> object:
         m_new = 0.9 * m + (1 - 0.9) * g
@@ -105,7 +106,7 @@ def adam_table(kernels: NumpyKernels, g: np.ndarray) -> Table:
 
     floor_seconds = best_seconds(floor)
     table = table_of(f"Adam, {COUNT / 2**20:.0f} Mi parameters", ["", "ms", "times the floor"])
-    for name, action in [("three copies (floor)", floor), ("adam_step", step), ("naive expression", naive)]:
+    for name, action in [("three copies (floor)", floor), ("Adam", step), ("naive expression", naive)]:
         seconds = best_seconds(action)
         table.add_row(name, f"{1e3 * seconds:.1f}", f"{seconds / floor_seconds:.1f}")
     return table

@@ -61,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is here: CuPy's versions, the cards, and NCCL's version; ``missing`` says why there is nothing."""
+    """The devices here: CuPy's versions, the cards, and NCCL's version; ``missing`` says why there is nothing."""
 
     versions: dict[str, str]
     cards: list[str]
@@ -131,7 +131,7 @@ def suite() -> dict[str, Any]:
 
 
 def judged_suite(found: dict[str, Any]) -> str:
-    """What is wrong with a run of the suite: failures, or tests skipped for a card or a library that is here."""
+    """The faults of a run of the suite: failures, or tests skipped for a card or a library that is here."""
     if found["exit_code"]:
         return f"pytest ended with exit code {found['exit_code']}: {found['said']}"
     unexcused = [line for line in found["skipped"] if not re.search(EXCUSES, line)]
@@ -208,7 +208,7 @@ def _start(words: Sequence[str], settings: dict[str, str]) -> "subprocess.Popen[
 
 
 def _answer(processes: "Sequence[subprocess.Popen[str]]", seconds: float = SHARING_SECONDS) -> dict[str, Any]:
-    """What the first process printed; RuntimeError where one fails, or takes too long, and then none is left over."""
+    """The output of the first process; RuntimeError where one fails, or takes too long, and then none is left over."""
     try:
         said = [process.communicate(timeout=seconds) for process in processes]
     except subprocess.TimeoutExpired:

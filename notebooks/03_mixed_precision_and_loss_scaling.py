@@ -111,7 +111,7 @@ FIRST_SCALE, WINDOW, STEPS = 2.0**20, 16, 24
 
 
 def train_by_hand(rank):
-    """What every step did, and this rank's weights (P,), master, m and v."""
+    """The report of every step, and this rank's weights (P,), master, m and v."""
     shapes, chunk = MODEL.shapes, -(-P // rank.size)  # P/N, rounded up
     own = slice(chunk * rank.index, chunk * (rank.index + 1))
     master = np.concatenate([FIRST[name].ravel() for name in shapes])[own].copy()

@@ -63,7 +63,7 @@ def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
     whole = {}
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written."""
+        """The arrays for the gradients of a unit's parameters."""
         lies = layout.units[unit.name]
         whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0

@@ -69,7 +69,7 @@ class ByHand:
         self.m, self.v = np.zeros_like(self.master), np.zeros_like(self.master)
 
     def owned(self, unit):
-        """Where the unit's chunk lies in this rank's shards."""
+        """The place of the unit's chunk in this rank's shards."""
         lies = self.layout.units[unit.name]
         return self.layout.owned(self.rank.index, lies.start, lies.stop)
 

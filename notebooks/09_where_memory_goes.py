@@ -166,11 +166,11 @@ for rows in (1, 4, 64):
 # %%
 from zerosim.course.measured.plans import measured_row
 
-question = zs.planning.question("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
+config = zs.planning.plan_config("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
                                 optimizer=ADAM)
-for line in measured_row(question, 3, "none"):
+for line in measured_row(config, 3, "none"):
     if line.name.endswith("at rest") or line.name in ("activations and their gradients", "gathered units", "peak"):
-        print(f"{line.name:32} by pencil {line.pencil_nbytes:14,}  in the ledger {line.ledger_nbytes:14,} bytes")
+        print(f"{line.name:32} estimate {line.estimated_nbytes:14,}  measured {line.measured_nbytes:14,} bytes")
 
 # %% [markdown]
 # Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it

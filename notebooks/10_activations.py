@@ -166,7 +166,7 @@ def by_hand(rank):
     gradient = np.zeros(layout.length, BF16.compute_dtype)
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written: into its stretch of the flat vector."""
+        """The arrays for the gradients of a unit's parameters: its stretch of the flat vector."""
         return layout.unit_views(unit.name, gradient[layout.units[unit.name]])
 
     ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)

@@ -154,7 +154,7 @@ def by_hand(rank, overlap):
     gradient, whole = rank.memory.alloc(layout.shard_length(rank.index), BF16.compute_dtype, "gradient"), {}
 
     def place(unit):
-        """Where the gradients of a unit's parameters are written."""
+        """The arrays for the gradients of a unit's parameters."""
         lies = layout.units[unit.name]
         whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0
@@ -236,7 +236,7 @@ for way in figures.timeline_data(stage=3, levers=levers).replays:
 
 # %%
 def order(trace):
-    """What a rank did, in its order: arithmetic with its operations, issues, waits, and what was sent."""
+    """The events of a rank, in its order: arithmetic with its operations, issues, waits, and what was sent."""
     return [(type(row).__name__, getattr(row, "flops", None), getattr(row, "sent_nbytes", None))
             for row in trace.rows if type(row).__name__ in ("Compute", "Issue", "Wait", "Collective")]
 

@@ -92,7 +92,7 @@ print("the upper half, then orthogonal:", *orthogonal(momentum[:2]).round(3).tol
 
 # %%
 def bytes_at_rest(rank, optimizer, stage):
-    """What an engine holds before its first step."""
+    """The bytes that an engine holds before its first step."""
     engine = zs.Engine(rank, zs.models.MLP([1024] * 9), optimizer, stage=stage, policy=zs.Policy("bf16"))
     return sum(rank.memory.now_nbytes_by_kind.values()) / engine.model.parameter_count
 

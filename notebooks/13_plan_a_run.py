@@ -24,7 +24,6 @@ from zerosim.course.figures.plan_bars import plan_bars, plan_bars_data
 from zerosim.course.measured.plans import measured_row
 from zerosim.models.text import shipped
 from zerosim.planning import explained
-from zerosim.planning.plan import cheapest_that_fits, fewest_ranks, largest_batch
 
 # %% [markdown]
 # ## Predict first
@@ -99,9 +98,9 @@ for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batch
 # can be turned round, too:
 
 # %%
-print("largest batch of each rank that fits:", largest_batch(plan.question))
-print("fewest ranks:", fewest_ranks(plan.question))
-print("what sends least of all that fit:", cheapest_that_fits(plan).title)
+print("largest batch of each rank that fits:", plan.config.largest_batch())
+print("fewest ranks:", plan.config.fewest_ranks())
+print("what sends least of all that fit:", plan.cheapest.title)
 
 # %% [markdown]
 # ## Where does a number come from?
@@ -109,8 +108,9 @@ print("what sends least of all that fit:", cheapest_that_fits(plan).title)
 # `zerosim plan ... --explain` prints each formula with its values; in Python it is `explained`:
 
 # %%
-gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", optimizer=zs.optim.AdamW(), dialect="zerosim")
-for what, formula, value in explained(gpt2.question, gpt2.rows[0])[:6]:
+gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", optimizer=zs.optim.AdamW(),
+               convention="zerosim")
+for what, formula, value in explained(gpt2.config, gpt2.rows[0])[:6]:
     print(f"{what}: {value}\n    {formula}")
 
 # %% [markdown]
@@ -121,8 +121,8 @@ for what, formula, value in explained(gpt2.question, gpt2.rows[0])[:6]:
 # XL, 1,557,611,200 parameters, takes less than a second on a laptop. (`zerosim plan --model gpt2-xl --measure`.)
 
 # %%
-for line in measured_row(gpt2.question, 3, "none"):
-    print(f"{line.name:35} pencil {line.pencil_nbytes:14,}   ledger {line.ledger_nbytes:14,}   "
+for line in measured_row(gpt2.config, 3, "none"):
+    print(f"{line.name:35} estimate {line.estimated_nbytes:14,}   measured {line.measured_nbytes:14,}   "
           f"difference {line.difference_nbytes}")
 
 # %% [markdown]
@@ -152,8 +152,8 @@ for capacity in (needed, needed - 1):
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
 # * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
-# * An *accounting convention* counts bytes per parameter (`zs.planning.DIALECTS`): programs and papers count from 10 to
-#   20. Plan with `dialect="megatron-bf16"`. Which stage gains most weight?
+# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10 to
+#   20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?
 #
 # ## Proof
@@ -186,7 +186,7 @@ for ranks in (1, 2, 3, 4, 6):
                 assert all(masters[name].tobytes() == plain[name].tobytes() for name in plain), (ranks, stage, options)
     print(f"N = {ranks}: the bytes by hand are the measured ones in every stage, and no option changes a bit")
 
-on_paper = at_rest_by_hand(gpt2.question.model.unit_lengths, 8, 3)
-assert on_paper == sum(line.ledger_nbytes for line in measured_row(gpt2.question, 3, "none") if "at rest" in line.name
+on_paper = at_rest_by_hand(gpt2.config.model.unit_lengths, 8, 3)
+assert on_paper == sum(line.measured_nbytes for line in measured_row(gpt2.config, 3, "none") if "at rest" in line.name
                        and "flight" not in line.name)
 print(f"GPT-2 XL at stage 3 on 8 ranks: {on_paper:,} bytes by hand and measured")

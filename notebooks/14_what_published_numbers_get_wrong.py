@@ -61,7 +61,7 @@ TRAFFIC = ("vectors at", "vectors beside ddp", "all-reduce then all-gather", "tr
 
 
 def lay_out(*subjects, traffic=False):
-    """What is printed about some subjects and does not close, beside estimate and measurement."""
+    """Prints the statements about some subjects that do not close, beside estimate and measurement."""
     for one in settled(*subjects):
         row = one.row
         if not row.closes and (row.quantity in TRAFFIC) == traffic:
@@ -134,7 +134,7 @@ for value in (1e-8, 7e4):
 
 
 def first_moves(rank, optimizer):
-    """How far the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
+    """The way that the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
     g, w = np.array([1e-3, 0.1, 1, 100], np.float32), np.ones(4, np.float32)
     state = {name: np.zeros(4, np.float32) for name in optimizer.slots((4,))}
     optimizer.update(zs.optim.UpdateContext(rank.kernels), w, g, state, 1)
@@ -159,7 +159,7 @@ for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3)):
 
 # %%
 def singular_values(rank, iteration):
-    """What 5 iterations make of singular values from 0.01 up."""
+    """The values that 5 iterations make of singular values from 0.01 up."""
     x = np.diag(np.array([1, 0.1, 0.01], np.float32))
     zs.optim.orthogonalize(zs.optim.UpdateContext(rank.kernels), x, iteration, 5)
     return x.diagonal().astype(float).round(2).tolist()
@@ -247,7 +247,7 @@ for all_reduce_first in (True, False):
 #
 # ## Try it
 #
-# * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
+# * `for row in published(): print(row.name, row.stated, row.computed(), row.source)` shows all of them. Which sources
 #   are never wrong?
 # * Take a number from a paper that you trust. Compute it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?

@@ -90,7 +90,7 @@ def ring(rank):
 
 
 def native_is_near(rank):
-    """Whether MPI's own sums are within N - 1 roundings of the sum of magnitudes, of the ring's."""
+    """True where MPI's own sums are within N - 1 roundings of the sum of magnitudes, of the ring's."""
     x = vector(rank.index, 1000)
     near = (rank.size - 1) * np.finfo(np.float32).eps * rank.all_reduce(np.abs(x))
     return bool((np.abs(rank.all_reduce(x, algorithm="native") - rank.all_reduce(x)) <= near).all())

@@ -26,7 +26,7 @@ def few(axes: Sequence[list[Any]], turn: int = 0) -> list[tuple[Any, ...]]:
     candidates, seen, cases = list(product(*turned)), Counter(), []
 
     def staleness(case: tuple[int, ...]) -> tuple[int, int, int]:
-        """How many of its values, and of its pairs of values, have been seen, and how often."""
+        """The numbers of its values, and of its pairs of values, that have been seen, and how often."""
         values, pairs = list(enumerate(case)), list(combinations(enumerate(case), 2))
         return (sum(value in seen for value in values), sum(pair in seen for pair in pairs),
                 sum(seen[thing] for thing in values + pairs))

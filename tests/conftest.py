@@ -1,4 +1,4 @@
-"""What all tests share. How many examples hypothesis tries: HYPOTHESIS_PROFILE=quick (the default) or long."""
+"""Settings of all tests. The number of hypothesis' examples: HYPOTHESIS_PROFILE=quick (the default) or long."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 @pytest.fixture(scope="module", autouse=True)
 def earlier_modules_are_not_walked_through() -> Iterator[None]:
-    """What one module's tests leave behind is cleared once, and no later collection of garbage visits it again."""
+    """Clears once what one module's tests leave behind, and no later collection of garbage visits it again."""
     yield
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What zerosim.testing offers users: its doc page runs, its reference is right, and its checks can fail."""
+"""zerosim.testing, as users have it: its doc page runs, its reference is right, and its checks can fail."""
 
 import re
 from contextlib import contextmanager

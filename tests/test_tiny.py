@@ -197,7 +197,7 @@ def test_the_file_imports_numpy_ml_dtypes_and_the_standard_library_alone() -> No
 
 
 def printed(*command: str, folder: Path) -> str:
-    """What a fresh interpreter prints; warnings are errors."""
+    """The output of a fresh interpreter; warnings are errors."""
     done = subprocess.run([sys.executable, "-W", "error", *command], cwd=folder, capture_output=True, text=True,
                           encoding="utf-8", env={**os.environ, "PYTHONIOENCODING": "utf-8"})
     assert done.returncode == 0, done.stderr

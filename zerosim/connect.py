@@ -4,20 +4,20 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.ranks.errors import BackendError
 
 if TYPE_CHECKING:
-    from zerosim.backends.processes.notes import Mail
+    from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.transport import ProcessCluster
 
 
 BACKENDS = ("mpi", "nccl")
-LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its kin, of torchrun
+LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its like, of torchrun
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
-            debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> "ProcessCluster":
+            debug: bool = False, blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
@@ -30,12 +30,12 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,
-                               "patience_seconds": patience_seconds}
+                               "timeout_seconds": timeout_seconds}
     if backend == "nccl":
         from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
-        mail, local_rank = _mail()
-        return NCCLProcessCluster(mail, local_rank=local_rank, share_devices=share_devices, **options)
+        channel, local_rank = _channel()
+        return NCCLProcessCluster(channel, local_rank=local_rank, share_devices=share_devices, **options)
     if share_devices:
         raise ValueError("share_devices=True is about GPUs, of which ranks over MPI have none; use backend='nccl'")
     from zerosim.backends.mpi import MPICluster
@@ -57,19 +57,19 @@ def _check_alone(variables: Mapping[str, str]) -> None:
                                       "(zerosim doctor names both), and zs.connect('nccl') under torchrun")
 
 
-def _mail() -> "tuple[Mail, int]":
-    """What carries this job's notes, and this process' place on its machine."""
+def _channel() -> "tuple[Channel, int]":
+    """The channel that takes this job's notes to and fro, and this process' place on its machine."""
     from zerosim.backends.processes.tcp import job_of
 
     job = job_of(os.environ)
     if job is not None:
-        from zerosim.backends.processes.tcp import TCPMail
+        from zerosim.backends.processes.tcp import TCPChannel
 
-        return TCPMail(job.rank, job.ranks, job.address, job.key), job.local_rank
-    from zerosim.backends.mpi import MPIMail, mpi
+        return TCPChannel(job.rank, job.ranks, job.address, job.key), job.local_rank
+    from zerosim.backends.mpi import MPIChannel, mpi
 
     library = mpi()
     neighbors = library.COMM_WORLD.Split_type(library.COMM_TYPE_SHARED)
     local_rank = neighbors.rank
     neighbors.Free()
-    return MPIMail(library.COMM_WORLD), local_rank
+    return MPIChannel(library.COMM_WORLD), local_rank

@@ -1,4 +1,4 @@
-"""What this installation is made of, and which backends can be used on this machine: facts, each found by trying.
+"""The parts of this installation, and the backends that can be used on this machine: facts, each found by trying.
 
 Whatever could crash or hang (a library for MPI, a driver for a GPU) is tried in a process of its own.
 """
@@ -147,7 +147,7 @@ def usable_cores() -> int:
 
 
 def blas_libraries() -> list[Blas]:
-    """What NumPy multiplies matrices with; where threadpoolctl does not know it, the name that NumPy was built with."""
+    """The libraries with which NumPy multiplies matrices; one unknown to threadpoolctl as NumPy names it."""
     from threadpoolctl import threadpool_info
 
     found = [Blas(library["internal_api"], library["version"], library.get("architecture"), library["num_threads"])
@@ -193,7 +193,7 @@ def mpi() -> Backend:
 
 
 def failure_of(words: Sequence[str], expected: str) -> str | None:
-    """What went wrong with a command that should print this, whatever the space between its words; None if nothing."""
+    """The failure of a command that should print this, whatever the space between its words; None if it did."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -260,7 +260,7 @@ def first_line(text: str) -> str:
 
 
 def complaint(text: str) -> str:
-    """What a program says in its errors: the last line of a traceback, the first line of anything else."""
+    """The line in which a program says its error: the last line of a traceback, the first line of anything else."""
     return last_line(text) if "Traceback" in text else first_line(text)
 
 

@@ -57,7 +57,7 @@ def formats() -> st.SearchStrategy[str]:
 
 
 def ulps_apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many steps from one number of the format to the next lie between two arrays' elements; (n,) int64.
+    """The number of steps from one number of the format to the next between two arrays' elements; (n,) int64.
 
     Floats of 8 to 32 bits, of one dtype and shape; +0 and -0 are 0 apart. Raises ValueError for other arrays, or a NaN.
 

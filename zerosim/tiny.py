@@ -146,7 +146,7 @@ class DDP:
         self.parameters = [Parameter(matrix, dtype, self.kept) for matrix in model]
 
     def kept(self, what: str, matrix: np.ndarray) -> np.ndarray:
-        """What rests on this rank of a matrix: all of it as a vector (n,), or its own chunk (n/N,)."""
+        """The part of a matrix that rests on this rank: all of it as a vector (n,), or its own chunk (n/N,)."""
         vector = np.pad(matrix.reshape(-1), (0, -matrix.size % self.rank.size))
         return vector.reshape(self.rank.size, -1)[self.rank.index].copy() if what in self.sharded else vector
 

@@ -1,4 +1,4 @@
-"""What the documentation's site is made of, without the tool that builds it.
+"""The pages of the documentation's site, without the tool that builds it.
 
 ``pages`` lists every page with its Markdown, from the README, the notebooks, the figures, the package's public names,
 the command line and ``docs/*.md``, and the files that lie beside them; ``python -m zerosim_site FOLDER`` writes all of

@@ -22,7 +22,7 @@ MARKS = ("only-light", "only-dark")  # of a picture, by which it is shown on one
 
 @dataclass
 class Read(HTMLParser):
-    """What one page loads, where its links lead, and which anchors it has."""
+    """Collects what one page loads, where its links lead, and which anchors it has."""
 
     loaded: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Read(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """What is wrong with a site, one line each; raises ValueError where there is no site."""
+    """The faults of a site, one line each; raises ValueError where there is no site."""
     site = site.resolve()
     pages = {path: read(path) for path in sorted(site.rglob("*.html")) if path.name != NOT_FOUND}
     if site / "index.html" not in pages:

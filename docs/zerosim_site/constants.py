@@ -23,7 +23,7 @@ class Constant:
 
     @property
     def says(self) -> str:
-        """What it is, in a line."""
+        """Its description, in a line."""
         value = getattr(importlib.import_module(self.module), self.name)
         if self.comment:
             return self.comment

@@ -117,7 +117,7 @@ def _picture(data: str | list[str], kind: str) -> bytes:
 
 
 def _alternative(svg: str) -> str:
-    """What an SVG says of itself, as the text of an image."""
+    """The description that an SVG has of itself, as the text of an image."""
     return " ".join(described(svg)).translate(str.maketrans("[]\"\n", "()' "))
 
 

@@ -46,7 +46,7 @@ def finished(draw: Draw) -> list[Page]:
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:
-    """Where in the site each file of the repository is: a notebook is its page, unless its copy is asked for."""
+    """The place in the site of each file of the repository: a notebook is its page, unless its copy is asked for."""
     places = {place: place for place in [*copies(), *drawn()]}
     made = {page.source: page.uri for page in found if not page.uri.startswith("guide/")}
     by_page = {page.uri: page.uri for page in found}

@@ -45,7 +45,7 @@ def _indexed(glossary: str) -> str:
 
 
 def changes_page() -> Page:
-    """What changed."""
+    """The page of changes."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     return Page("changelog.md", "Changes", text, "CHANGELOG.md", "Guide")
 

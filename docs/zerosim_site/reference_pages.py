@@ -51,14 +51,14 @@ class Name:
 
 
 def public_names() -> dict[str, Name]:
-    """What ``zs.`` offers, by name, modules apart, in the order of the alphabet, errors last."""
+    """The names that ``zs.`` offers, by name, modules apart, in the order of the alphabet, errors last."""
     found = {name: getattr(zerosim, name) for name in zerosim.__all__}
     return {name: _name(f"zs.{name}", PACKAGE, name, value) for name, value in sorted(found.items(), key=_folded)
             if not isinstance(value, ModuleType)}
 
 
 def floor_names(floor: str) -> dict[str, Name]:
-    """What ``zs.`` offers of a floor, and what the floor's ``__all__`` lists, by name, modules apart."""
+    """The names that ``zs.`` offers of a floor, and those of the floor's ``__all__``, modules apart."""
     found = _listed(f"{PACKAGE}.{floor}", _title(floor))
     known = {name.defined for name in found.values()}
     return {name: value for name, value in public_names().items()
@@ -66,7 +66,7 @@ def floor_names(floor: str) -> dict[str, Name]:
 
 
 def _listed(package: str, written: str) -> dict[str, Name]:
-    """What a package's ``__all__`` lists, by name, modules apart."""
+    """The names of a package's ``__all__``, modules apart."""
     module = importlib.import_module(package)
     listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
     return {name: _name(f"{written}.{name}", package, name, value)
@@ -100,7 +100,7 @@ def read_modules() -> list[str]:
 
 
 def _imported(module: str, name: str, path: Path) -> Any:
-    """What a text imports. Raises ValueError where the package has no such name."""
+    """The object that a text imports. Raises ValueError where the package has no such name."""
     try:
         parent = importlib.import_module(module)
         return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(f"{module}.{name}")
@@ -122,7 +122,7 @@ def reference_pages() -> list[Page]:
 
 
 def _contents(shown: dict[str, str], pages: list[Page]) -> Page:
-    """What ``zs.`` offers. Names that no floor lists are described here."""
+    """The table of what ``zs.`` offers. Names that no floor lists are described here."""
     names, floors = public_names(), ", ".join(f"[{page.title}]({page.uri.partition('/')[2]})" for page in pages)
     rows = [f"| [`{name.written}`]({shown.get(name.defined, '')}#{name.defined}) | {_in_table(name.says)} |"
             for name in names.values()]
@@ -164,7 +164,7 @@ def _entry(name: Name, heading: str) -> str:
 
 
 def _directive(identifier: str, heading: str, members: list[str] | None = None) -> str:
-    """What mkdocstrings replaces by the documentation of one object; of a module, with these members."""
+    """The lines that mkdocstrings replaces by the documentation of one object; of a module, with these members."""
     lines = [f"::: {identifier}", "    options:", f'      heading: "{heading}"', f'      toc_label: "{heading}"']
     if members is not None:
         lines += ["      members:" + ("" if members else " []"), *(f"        - {name}" for name in members)]
@@ -186,7 +186,7 @@ def _name(written: str, package: str, name: str, value: Any) -> Name:
 
 
 def _described(value: Any) -> bool:
-    """Whether mkdocstrings finds it: functions, those that remember their answers too, and classes have docstrings."""
+    """True for what mkdocstrings finds: classes and functions, also those that remember their answers."""
     return inspect.isclass(value) or (callable(value) and inspect.isfunction(inspect.unwrap(value)))
 
 

@@ -295,7 +295,7 @@ def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:
 
 
 def the_last_takes_long(rank: zs.Rank, seconds: float) -> None:
-    """The last rank reads its mail once, and then is busy until after the others have begun to wonder."""
+    """The last rank reads its notes once, and then is busy until after the others have begun to wonder."""
     if rank.index == rank.size - 1:
         time.sleep(seconds)
         x = vector(rank, 1, np.float32)

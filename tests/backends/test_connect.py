@@ -48,7 +48,7 @@ def test_zerosim_run_takes_no_process_of_a_job_for_a_world_of_its_own() -> None:
 
 
 def test_one_process_of_torchruns_without_a_gpu_is_told_so(monkeypatch) -> None:
-    """The mail of a lone rank needs nobody; then the GPU is looked for."""
+    """The channel of a lone rank needs nobody; then the GPU is looked for."""
     import sys
 
     monkeypatch.setitem(sys.modules, "cupy", None)

@@ -17,6 +17,7 @@ from tests.backends.fakes import differing, kernels
 from zerosim.numerics.arrays import to_host
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.optim.elementwise import SGD, adam_block
 
 __all__ = ["kernels"]
 NUMPY = NumpyKernels()
@@ -143,8 +144,8 @@ def test_a_fused_step_of_adam_gives_numpys_bits(kernels: Any, options: dict[str,
     w, m, g = (rng.standard_normal(30001).astype(np.float32) for _ in range(3))
     v = rng.random(30001).astype(np.float32) * np.float32(1e-12)
     g[:9] = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 3e38, 1e-20]
-    both(kernels, lambda k, *x: k.adam_step(*x, **options), w, m, v, g, written=(0, 1, 2, 3))
-    both(kernels, lambda k, w, g: k.sgd_step(w, g, lr=0.3), w, g, written=(0, 1))
+    both(kernels, lambda k, *x: k.step_blocks(adam_block(**options), *x, scratch=2), w, m, v, g, written=(0, 1, 2, 3))
+    both(kernels, lambda k, *x: k.step_blocks(SGD(0.3).block(1), *x), w, g, written=(0, 1))
 
 
 def test_a_fused_multiply_add_would_be_seen(kernels: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.backends.fakes import differing, kernels
 from zerosim.backends.cupy.tracing import Unknown, key_of
 from zerosim.numerics.arrays import to_host
+from zerosim.optim.elementwise import SGD
 
 __all__ = ["kernels"]
 
@@ -55,7 +56,7 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
 def test_a_number_that_changes_changes_the_step(kernels: Any) -> None:
     w, g = (kernels._uploaded(np.ones(5, np.float32)) for _ in range(2))
     for lr in (0.5, 0.25, 0.5):
-        kernels.sgd_step(w, g, lr=lr)
+        kernels.step_blocks(SGD(lr).block(1), w, g)
     assert to_host(w).tolist() == [-0.25] * 5
 
 

@@ -143,8 +143,8 @@ def test_an_nccl_that_cannot_be_imported_is_named(monkeypatch) -> None:
         NCCL()
 
 
-class OneMail:
-    """A mail of whose other ranks one has said something."""
+class OneChannel:
+    """A channel of whose other ranks one has said something."""
 
     index, size = 0, 3
 
@@ -156,19 +156,19 @@ class OneMail:
 
 
 def test_what_one_process_misses_every_process_is_told(monkeypatch) -> None:
-    assert together(OneMail(None), lambda: 7) == 7  # type: ignore[arg-type]
+    assert together(OneChannel(None), lambda: 7) == 7  # type: ignore[arg-type]
     with pytest.raises(zs.BackendError, match=r"rank 2 of 3 cannot take part: no GPU here"):
-        together(OneMail("no GPU here"), lambda: 7)  # type: ignore[arg-type]
+        together(OneChannel("no GPU here"), lambda: 7)  # type: ignore[arg-type]
 
     said = []
     for error in (zs.BackendError("CUDA", "mine is missing"), CUDARuntimeError("all CUDA devices are busy")):
         def missing(error: Exception = error) -> None:
             raise error
 
-        mail = OneMail("no GPU here")
-        monkeypatch.setattr(mail, "everyone", lambda value: said.append(value) or [value, None, None])
+        channel = OneChannel("no GPU here")
+        monkeypatch.setattr(channel, "everyone", lambda value: said.append(value) or [value, None, None])
         with pytest.raises(type(error), match=str(error)):
-            together(mail, missing)  # type: ignore[arg-type]
+            together(channel, missing)  # type: ignore[arg-type]
     assert said == ["mine is missing", "all CUDA devices are busy"]
 
 

@@ -18,7 +18,7 @@ from tests.backends import programs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.gpus import gpus, kernels
 from tests.ranks.asking import ROWS, allowed, ask
-from zerosim.backends.nccl.adapter import Lane
+from zerosim.backends.nccl.adapter import DeviceStreams
 from zerosim.backends.nccl.cluster import NCCLCluster
 from zerosim.numerics.arrays import sha256
 
@@ -204,7 +204,7 @@ def test_streams_wait_for_each_other_where_they_must(gpus) -> None:
 @pytest.mark.parametrize("forgotten", ["follow", "catch_up"])
 def test_the_judge_of_the_doubles_sees_a_dependency_that_was_forgotten(gpus, monkeypatch, forgotten: str) -> None:
     gpus(3)
-    monkeypatch.setattr(Lane, forgotten, lambda self, event: None)
+    monkeypatch.setattr(DeviceStreams, forgotten, lambda self, event: None)
     with pytest.raises(RaceError):
         NCCLCluster(3).run(overlapping)
 

@@ -1,6 +1,6 @@
 """One process per GPU, on doubles: real processes, real notes over TCP or MPI, and no GPU and no NCCL.
 
-What is shown: that the carrier's calls match those of the other processes and add up to a Cluster's bits, that streams
+What is shown: that its calls match those of the other processes and add up to a Cluster's bits, that streams
 wait where they must (the judge of ``fake_cuda`` runs in each process), and that failures reach every process.
 """
 

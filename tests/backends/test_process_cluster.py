@@ -1,4 +1,4 @@
-"""What a cluster of processes says of itself, with a mail and a carrier that have nobody to talk to."""
+"""What a cluster of processes says of itself, with a channel and links that have nobody to talk to."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,8 @@ import zerosim as zs
 from zerosim.backends.processes.transport import OwnResult, ProcessCluster
 
 
-class NoMail:
-    """The mail of the only process."""
+class NoChannel:
+    """The channel of the only process."""
 
     index, size, closed = 0, 1, False
 
@@ -31,7 +31,7 @@ class NoMail:
         self.closed = True
 
 
-class NoCarrier:
+class NoLinks:
     """Carries nothing, and notes its end."""
 
     library, in_order = "nothing", False
@@ -47,9 +47,9 @@ class NoCarrier:
         """Nothing is under way."""
         return True
 
-    def settle(self) -> None:
+    def close_drained(self) -> None:
         """After a failure."""
-        self.ended.append("settled")
+        self.ended.append("drained")
 
     def close(self) -> None:
         """After a run."""
@@ -60,24 +60,24 @@ class Alone(ProcessCluster):
     """A world of one process."""
 
     def __init__(self, **options: Any) -> None:
-        self.carrier = NoCarrier()
-        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "patience_seconds": 1.0} | options
-        super().__init__(NoMail(), **settings)
+        self.links = NoLinks()
+        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
+        super().__init__(NoChannel(), **settings)
 
-    def _carrier(self) -> Any:
-        return self.carrier
+    def _point_to_point(self) -> Any:
+        return self.links
 
 
-def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_carrier() -> None:
+def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_links() -> None:
     cluster = Alone()
     assert cluster.run(lambda rank, add: rank.index + add, 5)[0] == 5
-    assert cluster.carrier.ended == ["closed"]
+    assert cluster.links.ended == ["closed"]
     assert cluster.gather(7) == [7]
     assert (cluster.index, len(cluster.ranks), cluster.world) == (0, 1, "each a process, over nothing")
     assert repr(cluster) == "<Alone: rank 0 of 1, 1 runs>"
 
 
-def test_after_an_error_the_carrier_settles_and_nothing_stays_held() -> None:
+def test_after_an_error_the_links_are_drained_and_nothing_stays_held() -> None:
     cluster = Alone()
 
     def program(rank: zs.Rank) -> None:
@@ -87,7 +87,7 @@ def test_after_an_error_the_carrier_settles_and_nothing_stays_held() -> None:
     with pytest.raises(KeyError) as caught:
         cluster.run(program)
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
-    assert cluster.carrier.ended == ["settled"]
+    assert cluster.links.ended == ["drained"]
     assert cluster.memory.now_nbytes == [0]
 
 
@@ -99,11 +99,11 @@ def test_what_goes_wrong_on_the_way_though_the_program_has_returned_is_an_error_
             return answers.pop()
         raise KeyError("an illegal address")
 
-    cluster.carrier.idle = idle
+    cluster.links.idle = idle
     with pytest.raises(KeyError) as caught:
         cluster.run(lambda rank: None)
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
-    assert cluster.carrier.ended == ["settled"]
+    assert cluster.links.ended == ["drained"]
 
 
 def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() -> None:
@@ -111,7 +111,7 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() 
     reached = []
 
     def program(rank: zs.Rank) -> None:
-        rank._state.transport.interrupts.pending = True
+        rank._state.backend.interrupts.pending = True
         rank.trace.span("one")
         reached.append("before")
         rank.exchange(np.ones(1), 0, np.ones(1), 0)
@@ -154,16 +154,16 @@ def test_stepping_is_refused_with_the_reason() -> None:
         next(Alone().events(lambda rank: None))
 
 
-@pytest.mark.parametrize("patience", [0, -1.0, float("nan")])
-def test_a_patience_that_is_none_is_refused(patience: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="must be above 0: how long a rank waits before it tells the others"):
-        Alone(patience_seconds=patience)
+        Alone(timeout_seconds=seconds)
 
 
-def test_closing_closes_the_mail() -> None:
+def test_closing_closes_the_channel() -> None:
     cluster = Alone()
     cluster.close()
-    assert cluster._mail.closed
+    assert cluster._channel.closed
 
 
 def test_an_unknown_backend_is_named_with_those_there_are() -> None:

@@ -9,20 +9,20 @@ import pytest
 
 import zerosim as zs
 from zerosim.backends.processes.notes import (
-    Agreement,
+    AnnouncedCalls,
     Entered,
     Failed,
     Finished,
-    Issued,
+    IssueCounts,
     Waiting,
     raised_elsewhere,
     unmet,
     verdict,
 )
-from zerosim.backends.processes.transport import ProcessTransport
-from zerosim.ranks.call import Call, CollectiveEntry
-from zerosim.ranks.errors import Interrupts
-from zerosim.ranks.trace import Collective, Trace
+from zerosim.backends.processes.transport import ProcessBackend
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import Call, PendingCall
+from zerosim.ranks.process import Interrupts
 
 GROUP = (0, 1, 2), ()
 
@@ -35,10 +35,10 @@ def call(number: int, operation: str = "all_reduce", length: int = 6) -> Call:
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
     """The note of a rank that waits in a collective, after ``issued`` of them."""
     its = call(number, operation)
-    return Waiting(str(its), "a.py:1 in f", Issued({GROUP: number + 1 if issued is None else issued}), its, (its,))
+    return Waiting(str(its), "a.py:1 in f", IssueCounts({GROUP: number + 1 if issued is None else issued}), its, (its,))
 
 
-def in_message(issued: Issued, *, to: int | None = None, source: int | None = None) -> Waiting:
+def in_message(issued: IssueCounts, *, to: int | None = None, source: int | None = None) -> Waiting:
     """The note of a rank that waits in its last exchange."""
     sends = (((GROUP, to), issued.sends[GROUP, to]),) if to is not None else ()
     receives = (((GROUP, source), issued.receives[GROUP, source]),) if source is not None else ()
@@ -58,7 +58,7 @@ def test_a_rank_that_issued_the_call_and_waits_in_the_next_one_keeps_nobody_wait
 
 
 def test_a_finished_rank_that_never_came_is_a_deadlock() -> None:
-    error = verdict({0: in_call(1), 1: in_call(1), 2: Finished(Issued({GROUP: 1}))}, 3)
+    error = verdict({0: in_call(1), 1: in_call(1), 2: Finished(IssueCounts({GROUP: 1}))}, 3)
     assert isinstance(error, zs.DeadlockError)
     assert "ranks 0-1: in all_reduce(call 1, (6,), float32) at a.py:1 in f, waiting for rank 2" in str(error)
     assert "rank 2: finished" in str(error)
@@ -73,59 +73,60 @@ def test_two_calls_of_one_number_are_a_mismatch_even_while_others_are_at_work() 
 
 def test_a_call_that_is_done_where_another_was_meant_is_a_mismatch_too() -> None:
     done = call(0, "reduce_scatter")
-    error = verdict({0: in_call(0), 1: in_call(0), 2: Finished(Issued({GROUP: 1}), (done,))}, 3)
+    error = verdict({0: in_call(0), 1: in_call(0), 2: Finished(IssueCounts({GROUP: 1}), (done,))}, 3)
     assert isinstance(error, zs.MismatchError)
 
 
 @pytest.mark.parametrize(("its", "stuck"), [(1, False), (0, True)])
 def test_a_receive_is_stuck_unless_its_message_was_sent(its: int, stuck: bool) -> None:
-    receiver = in_message(Issued(receives={(GROUP, 1): 1}), source=1)
-    sender = Finished(Issued(sends={(GROUP, 0): its}))
-    assert (verdict({0: receiver, 1: sender, 2: Finished(Issued())}, 3) is not None) == stuck
+    receiver = in_message(IssueCounts(receives={(GROUP, 1): 1}), source=1)
+    sender = Finished(IssueCounts(sends={(GROUP, 0): its}))
+    assert (verdict({0: receiver, 1: sender, 2: Finished(IssueCounts())}, 3) is not None) == stuck
 
 
 @pytest.mark.parametrize(("its", "stuck"), [(2, False), (1, True)])
 def test_a_send_is_stuck_unless_its_receive_was_asked_for(its: int, stuck: bool) -> None:
-    sender = in_message(Issued(sends={(GROUP, 1): 2}), to=1)
-    receiver = Finished(Issued(receives={(GROUP, 0): its}))
-    assert (verdict({0: sender, 1: receiver, 2: Finished(Issued())}, 3) is not None) == stuck
+    sender = in_message(IssueCounts(sends={(GROUP, 1): 2}), to=1)
+    receiver = Finished(IssueCounts(receives={(GROUP, 0): its}))
+    assert (verdict({0: sender, 1: receiver, 2: Finished(IssueCounts())}, 3) is not None) == stuck
 
 
 def test_an_exchange_with_one_open_half_of_two_waits_for_that_half() -> None:
-    issued = Issued(sends={(GROUP, 1): 1}, receives={(GROUP, 2): 1})
-    there = Finished(Issued(sends={(GROUP, 0): 1}, receives={(GROUP, 0): 1}))
-    absent = Finished(Issued())
+    issued = IssueCounts(sends={(GROUP, 1): 1}, receives={(GROUP, 2): 1})
+    there = Finished(IssueCounts(sends={(GROUP, 0): 1}, receives={(GROUP, 0): 1}))
+    absent = Finished(IssueCounts())
     assert verdict({0: in_message(issued, to=1, source=2), 1: there, 2: there}, 3) is None
     assert verdict({0: in_message(issued, to=1, source=2), 1: there, 2: absent}, 3) is not None
     assert verdict({0: in_message(issued, to=1, source=2), 1: absent, 2: there}, 3) is not None
 
 
 def test_what_was_sent_and_never_received_is_told_when_all_have_finished() -> None:
-    sender, receiver = Finished(Issued(sends={(GROUP, 1): 2})), Finished(Issued(receives={(GROUP, 0): 1}))
-    error = unmet({0: sender, 1: receiver, 2: Finished(Issued())})
+    sender, receiver = Finished(IssueCounts(sends={(GROUP, 1): 2})), Finished(IssueCounts(receives={(GROUP, 0): 1}))
+    error = unmet({0: sender, 1: receiver, 2: Finished(IssueCounts())})
     assert isinstance(error, zs.DeadlockError)
     assert "rank 0 has sent 2 to rank 1, which has received 1" in str(error)
 
 
 def test_a_collective_that_not_all_have_entered_is_told_when_all_have_finished() -> None:
-    error = unmet({rank: Finished(Issued({GROUP: 1 + (rank == 2)})) for rank in range(3)})
+    error = unmet({rank: Finished(IssueCounts({GROUP: 1 + (rank == 2)})) for rank in range(3)})
     assert isinstance(error, zs.DeadlockError)
     assert "rank 0 has entered 1, rank 1 has entered 1, rank 2 has entered 2" in str(error)
 
 
 def test_last_calls_that_differ_are_a_mismatch_even_when_all_have_finished() -> None:
-    endings = {rank: Finished(Issued({GROUP: 1}), (call(0, ["reduce", "broadcast"][rank == 1]),)) for rank in range(3)}
+    endings = {rank: Finished(IssueCounts({GROUP: 1}), (call(0, ["reduce", "broadcast"][rank == 1]),))
+               for rank in range(3)}
     assert isinstance(unmet(endings), zs.MismatchError)
 
 
 def test_ranks_that_have_met_in_everything_have_nothing_left_over() -> None:
-    issued = [Issued({GROUP: 1}, sends={(GROUP, (rank + 1) % 3): 2}, receives={(GROUP, (rank - 1) % 3): 2})
+    issued = [IssueCounts({GROUP: 1}, sends={(GROUP, (rank + 1) % 3): 2}, receives={(GROUP, (rank - 1) % 3): 2})
               for rank in range(3)]
     assert unmet({rank: Finished(issued[rank], (call(0),)) for rank in range(3)}) is None
 
 
 class Letters:
-    """A mail that keeps what is posted."""
+    """A channel that keeps what is posted."""
 
     index, size = 0, 3
 
@@ -136,33 +137,30 @@ class Letters:
         self.posted.append((note, to))
 
 
-def entry(its: Call):
-    """This rank's part in a call, as the agreement sees it."""
-    from zerosim.ranks.call import CollectiveEntry
-    from zerosim.ranks.trace import Collective, Trace
-
-    nothing = np.empty(0, np.float32)
-    return CollectiveEntry(its, 0, nothing, nothing, [], False, Collective(its, (), False), Trace())
+def part(its: Call) -> PendingCall:
+    """This rank's part in a call."""
+    empty = np.empty(6, np.float32)
+    return PendingCall(its, 0, NumpyKernels(), empty, empty)
 
 
 def test_an_agreement_waits_for_all_members_and_names_who_says_otherwise() -> None:
-    mail = Letters()
-    agreement = Agreement(mail)
-    agreement.announce(entry(call(0)))
-    assert [to for _, to in mail.posted] == [1, 2]
+    channel = Letters()
+    agreement = AnnouncedCalls(channel)
+    agreement.announce(part(call(0)))
+    assert [to for _, to in channel.posted] == [1, 2]
     agreement.hear(1, Entered(call(0)))
-    assert not agreement.reached(entry(call(0)))
+    assert not agreement.reached(part(call(0)))
     agreement.hear(2, Entered(call(0, length=7)))
     with pytest.raises(zs.MismatchError, match=r"rank 2 is in all_reduce\(call 0, \(7,\)"):
-        agreement.reached(entry(call(0)))
+        agreement.reached(part(call(0)))
 
 
 def test_an_agreement_that_was_reached_is_forgotten() -> None:
-    agreement = Agreement(Letters())
-    agreement.announce(entry(call(0)))
+    agreement = AnnouncedCalls(Letters())
+    agreement.announce(part(call(0)))
     for rank in (1, 2):
         agreement.hear(rank, Entered(call(0)))
-    assert agreement.reached(entry(call(0)))
+    assert agreement.reached(part(call(0)))
     assert not agreement.calls
 
 
@@ -189,31 +187,31 @@ def test_an_exception_of_a_class_that_is_not_importable_becomes_a_remote_error()
 
 
 class Arriving:
-    """A mail of rank 0 of three, in which lies what a test puts there."""
+    """A channel of rank 0 of three, in which lies what a test puts there."""
 
     index, size = 0, 3
 
     def __init__(self) -> None:
-        self.letters: list[tuple[int, Entered]] = []
+        self.notes: list[tuple[int, Entered]] = []
 
     def post(self, note: object, to: int | None = None) -> None:
         """Nobody reads it."""
 
     def arrived(self) -> list[tuple[int, Entered]]:
-        letters, self.letters = self.letters, []
-        return letters
+        notes, self.notes = self.notes, []
+        return notes
 
 
 class Begun:
-    """A carrier that notes what it was given, in order."""
+    """Links that note what it was given, in order."""
 
     library = "nothing"
 
     def __init__(self, in_order: bool) -> None:
         self.in_order, self.calls = in_order, list[Call]()
 
-    def begin(self, entry: CollectiveEntry) -> "Begun":
-        self.calls.append(entry.call)
+    def begin(self, me: PendingCall) -> "Begun":
+        self.calls.append(me.call)
         return self
 
     def advance(self) -> bool:
@@ -221,18 +219,17 @@ class Begun:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_what_is_agreed_on_first_begins_first_unless_the_carrier_has_one_order(in_order: bool) -> None:
+def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
-    mail, carrier = Arriving(), Begun(in_order)
-    transport = ProcessTransport(mail, carrier, Interrupts(), debug=True,  # type: ignore[arg-type]
-                                 patience_seconds=5.0)
+    channel, links = Arriving(), Begun(in_order)
+    backend = ProcessBackend(channel, links, Interrupts(), debug=True,  # type: ignore[arg-type]
+                                 timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
-    empty = np.empty(6, np.float32)
     for its in (of_all, of_two):
-        transport.issue(0, CollectiveEntry(its, 0, empty, empty, [], False, Collective(its, (), True), Trace()))
-    mail.letters = [(1, Entered(of_all)), (1, Entered(of_two))]
-    transport.check_use(0)
-    assert carrier.calls == ([] if in_order else [of_two])
-    mail.letters = [(2, Entered(of_all))]
-    transport.check_use(0)
-    assert carrier.calls == ([of_all, of_two] if in_order else [of_two, of_all])
+        backend.issue(0, part(its))
+    channel.notes = [(1, Entered(of_all)), (1, Entered(of_two))]
+    backend.check_use(0)
+    assert links.calls == ([] if in_order else [of_two])
+    channel.notes = [(2, Entered(of_all))]
+    backend.check_use(0)
+    assert links.calls == ([of_all, of_two] if in_order else [of_two, of_all])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Listener
 from typing import Any
 
-from tests.backends.test_tcp_mail import free_port
+from tests.backends.test_tcp_channel import free_port
 from tests.backends.worlds import ROOT, Processes, launch, mpiexec, one_thread
 
 

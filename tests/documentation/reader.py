@@ -1,4 +1,4 @@
-"""What the tests of the documentation ask of the project itself, without the code that makes the site."""
+"""Readers of the project's documents for their tests, without the code that makes the site."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ def notebook_files() -> list[Path]:
 
 
 def words_of(notebook: Path) -> str:
-    """What a notebook's cells of text say."""
+    """The text of a notebook's cells of prose."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 
 
 def defined_in(notebook: Path) -> set[str]:
-    """What a notebook sets in italics or bold and that can be a term: one to three words in small letters."""
+    """The terms that a notebook sets in italics or bold: one to three words in small letters."""
     lines = " ".join(words_of(notebook).split())
     return {match[2].strip(" .,:;") for match in DEFINED.finditer(lines) if TERM.fullmatch(match[2].strip(" .,:;"))}
 
@@ -46,7 +46,7 @@ def forms(term: str) -> set[str]:
 
 
 def is_entry(term: str, entries: Iterable[str]) -> bool:
-    """Whether a term is an entry of the glossary, or a part of one: ``probabilities`` of "attention probabilities"."""
+    """True for an entry of the glossary, or a part of one: ``probabilities`` of "attention probabilities"."""
     words = [set(form.split()) for form in forms(term)]
     return any(one <= set(form.split()) for entry in entries for form in forms(entry) for one in words)
 
@@ -61,7 +61,7 @@ def public(package: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_described(name: str, value: Any, documented: set[str]) -> bool:
-    """Whether one of the reference's names, which end in this one, is this very object; a module, by what it holds."""
+    """True where one of the reference's names that end in this one is this object; a module, by what it holds."""
     if isinstance(value, ModuleType):
         return any(one.startswith(f"{value.__name__}.") for one in documented)
     return any(resolved(one) is value for one in documented if one.rpartition(".")[2] == name)

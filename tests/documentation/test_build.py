@@ -1,4 +1,4 @@
-"""How the site is built: strictly, in continuous integration too, and with formulas that browsers draw themselves."""
+"""The site is built strictly, in continuous integration too, and with formulas that browsers draw themselves."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""What the documents show is what the code prints: every module's doctests, the README's first example."""
+"""The documents show what the code prints: every module's doctests, the README's first example."""
 
 import doctest
 import importlib
@@ -24,7 +24,7 @@ def first_example(markdown: str) -> tuple[str, str]:
 
 
 def printed_by(code: str) -> str:
-    """What a fresh interpreter prints when it runs the code; warnings are errors."""
+    """The output of a fresh interpreter when it runs the code; warnings are errors."""
     command = [sys.executable, "-W", "error", "-"]
     done = subprocess.run(command, input=code, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

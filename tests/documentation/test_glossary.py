@@ -62,8 +62,7 @@ def test_the_words_that_the_project_cannot_do_without_are_there(term):
 
 
 def test_kinds_and_purposes_are_those_of_the_memory_and_the_trace():
-    from zerosim.ranks.memory import KINDS
-    from zerosim.ranks.trace import PURPOSES
+    from zerosim.ranks.trace import KINDS, PURPOSES
 
     assert [kind for kind in KINDS if plain(kind) not in plain(ENTRIES["kind"])] == []
     assert [purpose for purpose in PURPOSES if purpose not in ENTRIES["purpose"]] == []

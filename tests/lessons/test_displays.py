@@ -17,7 +17,7 @@ from zerosim.display.html import as_html, table_html
 from zerosim.display.text import as_text
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View
 from zerosim.planning.plan import Plan
-from zerosim.ranks.memory import KINDS
+from zerosim.ranks.trace import KINDS
 from zerosim.zero.layout import lay_out
 
 

@@ -1,7 +1,8 @@
-"""Pencil equals the ledger to the byte, part by part, on models that run; and the command that shows both."""
+"""Estimates equal measurements to the byte, part by part, on models that run; and the command that shows both."""
 
 import io
 import json
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,7 @@ from zerosim.cli import app
 from zerosim.course.costs.plan_text import print_plan
 from zerosim.course.measured.plans import gpt_of, measured_row
 from zerosim.planning import Transformer, model_of, model_shape
-from zerosim.planning.plan import Question, plan_of, question
+from zerosim.planning.plan import PlanConfig, plan_config
 
 
 def ask(*arguments):
@@ -31,45 +32,45 @@ def ask(*arguments):
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
        overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]))
-def test_pencil_is_the_ledger_to_the_byte_for_any_gpt_stage_policy_and_levers(
+def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and_levers(
         blocks, heads, width, tokens, vocabulary, tied, ranks, batch, k, stage, compute, policy, optimizer, overlap,
         prefetch, wider):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, positions=9, tied=tied,
                                         fused_qkv=True))
-    base = question("gpt2", ranks=1)
-    asked = Question(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch, tokens=tokens,
-                     micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
+    base = plan_config("gpt2", ranks=1)
+    asked = PlanConfig(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch,
+                       tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].name == "peak"
-    assert lines[-1].ledger_nbytes > 0
+    assert lines[-1].measured_nbytes > 0
 
 
-LEVERS = [{"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}]
+OPTIONS = [{"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}]
 
 
 @pytest.mark.parametrize(("row", "policy"), covering(
-    product(zs.STAGES, LEVERS), ["none", "selective", "tiled", "sub_block", "block", "segment(4)"]), ids=str)
+    product(zs.STAGES, OPTIONS), ["none", "selective", "tiled", "sub_block", "block", "segment(4)"]), ids=str)
 def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(row, policy):
-    """The runtime's overheads apart, in the engine's own dialect."""
-    stage, levers = row
-    asked = question("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, dialect="zerosim",
-                     optimizer=zs.optim.AdamW(), **levers)
-    (row,), peak = plan_of(asked).rows, measured_row(asked, stage, policy)[-1]
-    assert row.total_nbytes - row.overhead_nbytes == peak.pencil_nbytes == peak.ledger_nbytes
+    """The runtime's overheads apart, in the engine's own convention."""
+    stage, options = row
+    asked = plan_config("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, convention="zerosim",
+                     optimizer=zs.optim.AdamW(), **options)
+    (row,), peak = asked.plan().rows, measured_row(asked, stage, policy)[-1]
+    assert row.total_nbytes - row.overhead_nbytes == peak.estimated_nbytes == peak.measured_nbytes
 
 
 @pytest.mark.parametrize(("row", "ranks"), covering(
-    product(zs.STAGES, [*LEVERS, {"overlap": True, "prefetch": 2}]), [3, 2, 6, 1]), ids=str)
+    product(zs.STAGES, [*OPTIONS, {"overlap": True, "prefetch": 2}]), [3, 2, 6, 1]), ids=str)
 def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
-    stage, levers = row
-    asked = small(ranks, stage, **levers)
-    (row,), gpt = plan_of(asked).rows, gpt_of(asked.model)
+    stage, options = row
+    asked = small(ranks, stage, **options)
+    (row,), gpt = asked.plan().rows, gpt_of(asked.model)
 
     def program(rank):
-        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **levers)
+        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **options)
         tokens = (np.arange(16).reshape(2, 8) + rank.index) % 19
         engine.step([(tokens, tokens)] * 2)
 
@@ -78,24 +79,24 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
 
 
-def small(ranks, stage, **levers):
-    """A question about a GPT that runs in no time, in the engine's own dialect."""
+def small(ranks, stage, **options):
+    """A question about a GPT that runs in no time, in the engine's own convention."""
     model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused_qkv=True))
-    base, policy = question("gpt2", ranks=1), zs.Policy("bf16")
-    return Question(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
-                    micro_batches=2, optimizer=zs.optim.AdamW(), dialect=policy, **levers)
+    base, policy = plan_config("gpt2", ranks=1), zs.Policy("bf16")
+    return PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
+                    micro_batches=2, optimizer=zs.optim.AdamW(), convention=policy, **options)
 
 
-@pytest.mark.parametrize(("stage", "levers"), [(0, LEVERS[0]), (1, LEVERS[0]), (1, LEVERS[1]), (2, LEVERS[1]),
-                                               (3, LEVERS[0]), (3, LEVERS[1])], ids=str)
-def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, levers):
-    """gpt2-xl with the plan's total as capacity: the plan's `fits` is the engine's, with the levers of its seconds."""
-    asked = question("gpt2-xl", ranks=8, stage=stage, recompute="block", dialect="zerosim", optimizer=zs.optim.AdamW(),
-                     **levers)
-    (row,), gpt = plan_of(asked).rows, gpt_of(asked.model)
+@pytest.mark.parametrize(("stage", "options"), [(0, OPTIONS[0]), (1, OPTIONS[0]), (1, OPTIONS[1]), (2, OPTIONS[1]),
+                                               (3, OPTIONS[0]), (3, OPTIONS[1])], ids=str)
+def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, options):
+    """gpt2-xl with the plan's total as capacity: the plan's `fits` is the engine's, with the options of its seconds."""
+    asked = plan_config("gpt2-xl", ranks=8, stage=stage, recompute="block", convention="zerosim",
+                        optimizer=zs.optim.AdamW(), **options)
+    (row,), gpt = asked.plan().rows, gpt_of(asked.model)
 
     def program(rank):
-        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **levers)
+        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute="block", **options)
         tokens = rank.xp.empty((1, asked.sequence), "int64")
         engine.step([(tokens, tokens)])
 
@@ -106,11 +107,11 @@ def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, levers)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_an_overlapped_refresh_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
+def test_an_overlapped_all_gather_of_parameters_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
     """Beside a copy of the own chunk of each unit and, at stage 1, the reduced gradients: 12.5 GB for gpt2-xl."""
     (row,) = zs.plan("gpt2-xl", ranks=8, stage=stage, recompute="block").rows
     eighths = 8 + 1 + (stage == 1)
-    assert row.passing_nbytes == eighths * row.parameters_nbytes // 8
+    assert row.transient_nbytes == eighths * row.parameters_nbytes // 8
     assert round((row.total_nbytes - row.overhead_nbytes) / 1e9, 1) == {1: 12.5, 2: 9.3}[stage]
 
 
@@ -132,7 +133,7 @@ def test_the_command_prints_the_verdict_first_then_rows_formulas_and_ledgers():
     assert done.exit_code == 0, done.output
     words = " ".join(done.stdout.split())
     assert words.startswith("ZeRO-3 with block recomputation fits with") or words.startswith("ZeRO-2 with block")
-    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "pencil"):
+    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "estimated"):
         assert part in words, part
 
 
@@ -150,18 +151,18 @@ def test_json_is_alone_on_the_output_and_has_what_was_asked():
     (["--no-overlap", "--prefetch", "0"], "those of the engine with nothing overlapped."),
     (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
     (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in the total")])
-def test_a_plan_says_which_levers_it_counts_and_what_it_leaves_out(arguments, note):
+def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out(arguments, note):
     assert note in " ".join(ask("--model", "gpt2", "--stage", "3", *arguments).stdout.split())
 
 
-def test_measure_runs_the_engine_with_the_levers_that_are_asked_for():
-    """Its ledger changes with them, and the pencil with it."""
+def test_measure_runs_the_engine_with_the_options_that_are_asked_for():
+    """Its measurement changes with them, and the estimate with it."""
     peaks = []
     for arguments in (["--no-overlap", "--prefetch", "0"], ["--prefetch", "1"], ["--prefetch", "2"]):
         done = ask("--model", "gpt2", "--stage", "3", "--recompute", "block", "--measure", "--json", *arguments)
         (row,) = json.loads(done.stdout)["rows"]
         assert not any(line["difference_nbytes"] for line in row["measured"])
-        peaks.append(row["measured"][-1]["ledger_nbytes"])
+        peaks.append(row["measured"][-1]["measured_nbytes"])
     assert peaks[0] < peaks[1] < peaks[2]
 
 
@@ -177,14 +178,24 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, text):
     assert text in done.stderr
 
 
+@cache
+def of_gpt2(*switch):
+    """A plan's JSON."""
+    return json.loads(ask("--model", "gpt2", "--json", *switch).stdout)
+
+
 @pytest.mark.parametrize("switch", [
     ["--ranks", "16"], ["--device", "b200"], ["--link", "pcie5"], ["--nodes", "2"], ["--stage", "3"],
     ["--recompute", "tiled"], ["--batch", "3"], ["--sequence", "512"], ["--micro-batches", "4"], ["--compute", "fp16"],
-    ["--optimizer", "lion"], ["--dialect", "megatron-bf16"], ["--utilization", "0.4"], ["--offload"],
+    ["--optimizer", "lion"], ["--convention", "megatron-bf16"], ["--utilization", "0.4"], ["--offload"],
     ["--no-overlap"], ["--prefetch", "2"]], ids=" ".join)
 def test_every_switch_changes_what_comes_out(switch):
-    plain, changed = (json.loads(ask("--model", "gpt2", "--json", *more).stdout) for more in ([], switch))
-    assert plain != changed
+    assert of_gpt2() != of_gpt2(*switch)
+
+
+def test_the_former_name_of_the_convention_still_works():
+    former, now = (ask("--model", "gpt2", name, "fp32", "--json").stdout for name in ("--dialect", "--convention"))
+    assert former == now
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-3.1-405b"])

@@ -39,7 +39,7 @@ def test_a_number_that_does_not_close_is_not_what_a_run_measures_either(found):
 def test_a_run_settles_every_quantity_that_there_is_a_measure_of(found):
     assert {one.row.quantity for one in found} == MEASURES.keys()
     assert measured_quantity("days", model="gpt2") is None
-    assert measured_quantity("states", parameters=8, ranks=1, stage=0, dialect="megatron-bf16") is None
+    assert measured_quantity("states", parameters=8, ranks=1, stage=0, convention="megatron-bf16") is None
 
 
 def test_one_matrix_without_data_holds_and_sends_what_it_does_with_data():
@@ -73,7 +73,7 @@ def test_the_figures_numbers_are_the_tables_and_the_pencils(found):
     for row in data.differing:
         assert row.published == open_rows[row.label].printed
         assert row.brief == open_rows[row.label].brief
-        assert row.measured == pytest.approx(open_rows[row.label].reckoned(), rel=0.04)
+        assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
     assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
     assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(found)
     closed = [one for one in found if one.row.closes]

@@ -43,7 +43,7 @@ def test_what_cupys_kernels_inherit_of_numpys_goes_through_the_loops_that_they_r
     inherited = {name for name in public_methods(CupyKernels)
                  if "cupy" not in getattr(CupyKernels, name).__module__}
     assert inherited == {"maximum_rounded", "minimum_rounded", "multiply_rounded", "divide_rounded", "accumulate",
-                         "elementwise", "step_blocks", "sgd_step", "adam_step"}
+                         "elementwise", "step_blocks"}
     for name in ("_run", "_step", "_extremum"):
         assert "cupy" in getattr(CupyKernels, name).__module__
 

@@ -32,7 +32,7 @@ def test_elementwise_optimizers_may_be_cut_anywhere(optimizer):
 def test_optimizers_of_tensor_norms_may_be_cut_anywhere_once_they_are_told_them(optimizer):
     found = check_shardable(optimizer)
     assert (found.cut, found.is_honest) == ("anywhere", True)
-    assert found.reason.endswith(", and the norms of the whole tensor, which it is told")
+    assert found.reason.endswith(", and the norms of the whole tensor, which it is given")
 
 
 @pytest.mark.parametrize("optimizer", MATRIX, ids=named)

@@ -12,8 +12,7 @@ from typing import Any
 
 from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.timeline import Machine, SlowRank
-from zerosim.ranks.collectives import ALGORITHMS
-from zerosim.ranks.hub import null_arrays, null_party
+from zerosim.ranks.hub import steps_of, without_data
 from zerosim.ranks.trace import Collective, Compute, Issue, Message, Traces, Wait
 
 
@@ -54,8 +53,7 @@ class Row:
 
 def exchanges_of(call, rank):
     """What the rank's generator yields, as (to, source, bytes sent)."""
-    party = null_party(call, call.group.index(rank), NullKernels())
-    for exchange in ALGORITHMS[call.operation][call.algorithm].steps(party, *null_arrays(party)):
+    for exchange in steps_of(without_data(call, call.group.index(rank), NullKernels())):
         yield (None if exchange.to is None else call.group[exchange.to],
                None if exchange.source is None else call.group[exchange.source],
                0 if exchange.send is None else exchange.send.nbytes)

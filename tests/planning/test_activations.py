@@ -1,4 +1,4 @@
-"""Kept activations in pencil: the published numbers, the closed forms, and what holds for every block and policy."""
+"""Kept activations by formulas: the published numbers, the closed forms, and what holds for every block and policy."""
 
 import math
 import re
@@ -14,10 +14,11 @@ from zerosim.planning.activations import (
     best_segment,
     fullest_nbytes,
     kept,
-    moments,
+    logits_nbytes,
     parse,
     peak_nbytes,
     published_nbytes,
+    snapshots,
     tensors,
 )
 
@@ -216,7 +217,7 @@ ANY_BLOCK = st.builds(
 
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50), st.sampled_from(["none", "selective", "tiled"]))
 def test_after_forward_blocks_hold_what_they_keep_and_the_head_its_input_and_logits(block, blocks, vocabulary, policy):
-    (loss,) = [moment for moment in moments(block, blocks, vocabulary, policy)
+    (loss,) = [moment for moment in snapshots(block, blocks, vocabulary, policy)
                if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)
     assert loss.nbytes == {"activation": blocks * kept(block, policy).nbytes + head}
@@ -225,5 +226,12 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_head_its_input_and_log
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50),
        st.sampled_from(["none", "block", "segment(2)", "sub_block", "selective", "tiled"]))
 def test_the_fullest_moment_of_any_batch_is_the_fullest_of_all_moments(block, blocks, vocabulary, policy):
-    most = max(moment.total_nbytes for moment in moments(block, blocks, vocabulary, policy))
+    most = max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
     assert fullest_nbytes(block, blocks, vocabulary, policy) == most
+
+
+def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them() -> None:
+    block = Block(4, 2048, 4096, 32)
+    assert logits_nbytes(block, 32000) == block.positions * (6 * 32000 + 4)
+    assert logits_nbytes(block, 32000, fp32_copy=False) == block.positions * (2 * 32000 + 4)
+    assert logits_nbytes(Block(4, 2048, 4096, 32, itemsize=4), 32000) == block.positions * (4 * 32000 + 4)

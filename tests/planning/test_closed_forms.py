@@ -13,7 +13,7 @@ from zerosim.planning import (
     LAYOUTS,
     STAGES,
     Job,
-    States,
+    ShardedStates,
     gathers_by_unit,
     gradient_peak_nbytes,
     resting_nbytes,
@@ -78,7 +78,7 @@ def test_with_compute_in_fp32_the_parameter_is_the_master() -> None:
 
 
 def test_a_cut_fp32_parameter_is_no_master_for_a_whole_optimizer() -> None:
-    held = resting_nbytes(Job((10,), 2, States(True, False, False), policy=Policy("fp32")))[0]
+    held = resting_nbytes(Job((10,), 2, ShardedStates(True, False, False), policy=Policy("fp32")))[0]
     assert held == {"parameter": 20, "gradient": 40, "master": 40, "optimizer_state": 80}
 
 
@@ -99,7 +99,7 @@ def test_gradients_travel_in_the_reduce_format_and_partial_sums_in_the_wires(
 
 
 def test_cut_gradients_are_gathered_for_a_whole_optimizer() -> None:
-    job = Job((8, 8), 2, States(False, True, False), policy=Policy("fp16", accumulate="fp32"), micro_batches=3)
+    job = Job((8, 8), 2, ShardedStates(False, True, False), policy=Policy("fp16", accumulate="fp32"), micro_batches=3)
     assert sent_nbytes(job) == {"gradients": [3 * 16 + 32] * 2, "parameters": [0, 0], "control": [0, 0]}
     assert vectors_sent(job) == {"gradients": 4, "parameters": 0}
     assert gradient_peak_nbytes(job) == [4 * 8 + 4 * 16] * 2

@@ -9,12 +9,14 @@ import pytest
 
 from zerosim.planning.hardware import (
     FORMATS,
+    OVERHEADS,
     Device,
     Link,
     Network,
     device,
     link,
     network_of,
+    overheads_nbytes,
     parse,
     presets,
     read,
@@ -262,3 +264,22 @@ def test_ranks_are_spread_evenly_over_nodes() -> None:
 def test_networks_that_cannot_be_are_refused(call, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         call()
+
+
+# -- overheads of a runtime -------------------------------------------------------------------------------------------
+
+
+def test_two_to_four_gigabytes_of_overhead_are_less_than_their_own_parts() -> None:
+    """A rule of thumb says 2-4 GB; its own three parts are 2.7 to 7."""
+    parts = [OVERHEADS[name] for name in ("runtime context", "allocator fragmentation", "communication channels")]
+    assert sum(part.least_nbytes for part in parts) == 2_700_000_000
+    assert sum(part.most_nbytes for part in parts) == 7_000_000_000
+    assert all(part.least_nbytes <= part.middle_nbytes <= part.most_nbytes for part in OVERHEADS.values())
+
+
+def test_an_overhead_is_replaced_by_name_and_an_unknown_one_is_refused() -> None:
+    assert overheads_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
+    with pytest.raises(ValueError, match=re.escape("no overhead is called 'cuda'; there are runtime context, alloc")):
+        overheads_nbytes({"cuda": 1})
+    with pytest.raises(ValueError, match="runtime context must be at least 0, got -1"):
+        overheads_nbytes({"runtime context": -1})

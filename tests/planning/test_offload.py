@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.planning.recorded_runs import recorded
-from zerosim.planning import STAGES, Job
-from zerosim.planning.conventions import DIALECTS
+from zerosim.planning import STAGES, Job, explained, plan_config
+from zerosim.planning.conventions import CONVENTIONS
 from zerosim.planning.hardware import device, link, parse, presets
-from zerosim.planning.plan import explained, host_traffic, largest_model, on_device, question
+from zerosim.planning.plan import host_traffic, on_device
 from zerosim.planning.timeline import Machine, replay
 
 GPT2 = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}
@@ -43,13 +43,13 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes():
     assert row.step_seconds == pytest.approx(here.step_seconds - updated + row.host_transfer_seconds, rel=1e-12)
 
 
-def test_with_offload_nothing_of_the_refresh_goes_beside_an_update_that_the_device_does_not_make():
+def test_with_offload_no_all_gather_of_parameters_goes_beside_an_update_that_the_device_does_not_make():
     (here,), (row,) = (zs.plan("gpt2", **GPT2 | {"offload": offload}).rows for offload in (False, True))
     assert row.exposed_communication_seconds > here.exposed_communication_seconds
-    assert row.passing_nbytes == here.passing_nbytes
+    assert row.transient_nbytes == here.transient_nbytes
 
-def test_pencils_transfers_are_those_of_a_replay_on_the_same_link():
-    asked = question("gpt2", **GPT2)
+def test_the_plans_transfers_are_those_of_a_replay_on_the_same_link():
+    asked = plan_config("gpt2", **GPT2)
     (row,), share = zs.plan("gpt2", **GPT2).rows, 2 * 124_439_808 // 8
 
     class Transfer(SimpleNamespace):
@@ -69,7 +69,7 @@ def test_pencils_transfers_are_those_of_a_replay_on_the_same_link():
 
 
 def test_explain_fills_in_the_bytes_the_link_and_what_is_not_counted():
-    asked = question("gpt2", **GPT2)
+    asked = plan_config("gpt2", **GPT2)
     lines = {what: (formula, value) for what, formula, value in explained(asked, zs.plan("gpt2", **GPT2).rows[0])}
     assert lines["to the host and back"] == ("(2 there + 2 back) · 15,554,976", "62,219,904")
     formula, value = lines["of that the seconds"]
@@ -92,9 +92,9 @@ def test_every_device_knows_the_pcie_by_which_it_hangs_on_its_host(name, generat
 
 
 def test_without_another_word_the_link_is_the_devices_own():
-    assert question("gpt2", device="a100-80", offload=True).host_link == link("pcie4")
-    assert question("gpt2", device="a100-80", offload=True, host_link="pcie3").host_link == link("pcie3")
-    assert question("gpt2", device="a100-80").host_link is None
+    assert plan_config("gpt2", device="a100-80", offload=True).host_link == link("pcie4")
+    assert plan_config("gpt2", device="a100-80", offload=True, host_link="pcie3").host_link == link("pcie3")
+    assert plan_config("gpt2", device="a100-80").host_link is None
 
 
 OWN = """
@@ -125,19 +125,19 @@ def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_off
 # -- the inverse questions --------------------------------------------------------------------------------------------
 
 
-@given(stage=st.sampled_from([*STAGES]), ranks=st.integers(1, 64), dialect=st.sampled_from([*DIALECTS]))
-def test_a_larger_model_fits_when_its_optimizers_states_lie_on_the_host(stage, ranks, dialect):
-    here = question(parameters=10**9, ranks=ranks, dialect=dialect)
+@given(stage=st.sampled_from([*STAGES]), ranks=st.integers(1, 64), convention=st.sampled_from([*CONVENTIONS]))
+def test_a_larger_model_fits_when_its_optimizers_states_lie_on_the_host(stage, ranks, convention):
+    here = plan_config(parameters=10**9, ranks=ranks, convention=convention)
     there = replace(here, offload=True, host_link=link("pcie5"))
-    assert largest_model(there, stage) > largest_model(here, stage)
+    assert there.largest_model(stage) > here.largest_model(stage)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_largest_model_with_offload_holds_what_the_row_holds_on_the_device(dialect):
-    asked = question(parameters=10**9, ranks=8, dialect=dialect, offload=True, stage=2)
-    (row,), kept = zs.plan(parameters=10**9, ranks=8, dialect=dialect, offload=True, stage=2).rows, on_device
-    replicated, shared = kept(DIALECTS[dialect]).per_parameter(STAGES[2], 0)
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_the_largest_model_with_offload_holds_what_the_row_holds_on_the_device(convention):
+    asked = plan_config(parameters=10**9, ranks=8, convention=convention, offload=True, stage=2)
+    (row,), kept = zs.plan(parameters=10**9, ranks=8, convention=convention, offload=True, stage=2).rows, on_device
+    replicated, shared = kept(CONVENTIONS[convention]).per_parameter(STAGES[2], 0)
     assert row.states_nbytes == replicated * 10**9 + shared * 10**9 // 8
     spare = asked.device.reported_nbytes - row.overhead_nbytes
-    most = largest_model(asked, 2)
+    most = asked.largest_model(2)
     assert replicated * most + shared * most // 8 <= spare < replicated * (most + 1) + shared * (most + 1) // 8

@@ -9,24 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning import STAGES
-from zerosim.planning.plan import (
-    cheapest_that_fits,
-    explained,
-    fewest_ranks,
-    fits,
-    largest_batch,
-    largest_model,
-    plan_of,
-    question,
-    whole_number,
-)
+from zerosim.planning import STAGES, explained, plan_config
+from zerosim.planning.plan import whole_number
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 FIELDS = {
     "stage",
     "recompute",
-    "dialect",
+    "convention",
     "parameters_nbytes",
     "gradients_nbytes",
     "optimizer_nbytes",
@@ -34,7 +24,7 @@ FIELDS = {
     "activations_nbytes",
     "gathered_nbytes",
     "buckets_nbytes",
-    "passing_nbytes",
+    "transient_nbytes",
     "overhead_nbytes",
     "total_nbytes",
     "capacity_nbytes",
@@ -65,9 +55,9 @@ def test_the_plan_as_data_has_the_named_fields_as_exact_integers():
     for row in data["rows"]:
         assert row.keys() >= FIELDS
         assert all(isinstance(row[name], int) for name in FIELDS if name.endswith("nbytes"))
-        assert row["total_nbytes"] == sum(row[f"{part}_nbytes"] for part in ("states", "passing", "overhead"))
+        assert row["total_nbytes"] == sum(row[f"{part}_nbytes"] for part in ("states", "transient", "overhead"))
         parts, tokens = [row[f"{part}_nbytes"] for part in ("activations", "gathered", "buckets")], 4 * 2048
-        assert max(parts) <= row["passing_nbytes"] <= sum(parts) + 16 * tokens
+        assert max(parts) <= row["transient_nbytes"] <= sum(parts) + 16 * tokens
         assert row["fits"] == (row["total_nbytes"] <= row["capacity_nbytes"])
     assert data["verdict"] == "ZeRO-3 fits with 2.37 GB to spare; ZeRO-2 misses by 8.21 GB."
 
@@ -90,15 +80,15 @@ def test_the_verdict_says_what_misses_least_where_nothing_fits():
     k=st.integers(1, 4),
     compute=st.sampled_from(["bf16", "fp32"]),
 )
-def test_more_sharding_holds_no_more_and_every_number_is_reckoned(name, ranks, batch, k, compute):
+def test_more_sharding_holds_no_more_and_every_number_is_computed(name, ranks, batch, k, compute):
     found = zs.plan(name, ranks=ranks, batch=batch, micro_batches=k, compute=compute, tokens=512, recompute="block")
     zero, one, two, three = (row.states_nbytes for row in found.rows)
     assert zero >= one >= two >= three
     for row in found.rows:
         assert 0 <= row.exposed_communication_seconds <= row.communication_seconds * (1 + 1e-12)
         assert row.step_seconds >= row.compute_seconds > 0
-        assert 0 < row.model_flops_utilization <= found.question.utilization
-        assert all(formula and value for _, formula, value in explained(found.question, row))
+        assert 0 < row.model_flops_utilization <= found.config.utilization
+        assert all(formula and value for _, formula, value in explained(found.config, row))
 
 
 def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer():
@@ -127,9 +117,9 @@ def test_units_ahead_are_in_the_bytes_and_the_explanation_says_how_many_elements
     found, shape = zs.plan("gpt2-xl", ranks=8, stage=3, recompute="block", prefetch=prefetch), zs.planning.model_shape
     (row,), units = found.rows, shape("gpt2-xl").units
     assert row.gathered_nbytes == 2 * (units[0].parameters + (1 + blocks) * units[1].parameters)
-    (text,) = [formula for what, formula, _ in explained(found.question, row) if what == "gathered units"]
-    assert text == (f"2 · {row.gathered_nbytes // 2:,} elements at once: a unit, what it borrows, and {prefetch} "
-                    f"ahead; the largest has {units[0].parameters:,}")
+    (text,) = [formula for what, formula, _ in explained(found.config, row) if what == "gathered units"]
+    assert text == (f"2 · {row.gathered_nbytes // 2:,} elements at once: a unit, its tied weights, and "
+                    f"{prefetch} ahead; the largest has {units[0].parameters:,}")
 
 
 @pytest.mark.parametrize("batch", [1, 40])
@@ -137,10 +127,10 @@ def test_units_ahead_are_in_the_bytes_and_the_explanation_says_how_many_elements
 def test_the_explained_fullest_moment_adds_up_to_what_comes_and_goes(overlap, batch):
     found = zs.plan("gpt2", ranks=8, overlap=overlap, batch=batch)
     for row in found.rows:
-        (text,) = [text for what, text, _ in explained(found.question, row) if what == "all that comes and goes"]
+        (text,) = [text for what, text, _ in explained(found.config, row) if what == "all that comes and goes"]
         addends = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", text.partition(" of activ")[0])]
         *fixed, sequences, each = addends
-        assert sum(fixed) + sequences * each == row.passing_nbytes
+        assert sum(fixed) + sequences * each == row.transient_nbytes
         assert sequences == batch
 
 
@@ -158,8 +148,8 @@ def test_levers_cost_bytes_and_spare_seconds_and_never_the_other_way_round(name,
 
 
 def test_the_largest_batch_is_smaller_where_levers_take_room():
-    batches = [largest_batch(question("llama-2-7b", **LLAMA, stage=3, recompute="block", overlap=overlap,
-                                          prefetch=prefetch)) for overlap, prefetch in ((False, 0), (True, 4))]
+    batches = [plan_config("llama-2-7b", **LLAMA, stage=3, recompute="block", overlap=overlap,
+                           prefetch=prefetch).largest_batch() for overlap, prefetch in ((False, 0), (True, 4))]
     assert batches[1] < batches[0]
 
 
@@ -174,27 +164,28 @@ def test_of_a_number_of_parameters_alone_no_lever_changes_anything():
 
 
 def test_the_largest_batch_fits_and_one_more_does_not():
-    asked = question("llama-2-7b", **LLAMA)
-    most = largest_batch(asked)
+    asked = plan_config("llama-2-7b", **LLAMA)
+    most = asked.largest_batch()
     assert most > 4
-    assert any(row.fits for row in plan_of(replace(asked, batch=most)).rows)
-    assert not any(row.fits for row in plan_of(replace(asked, batch=most + 1)).rows)
+    assert any(row.fits for row in replace(asked, batch=most).plan().rows)
+    assert not any(row.fits for row in replace(asked, batch=most + 1).plan().rows)
 
 
 def test_the_fewest_ranks_fit_and_half_of_them_do_not():
-    asked = question("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3")
-    fewest = fewest_ranks(asked)
+    asked = plan_config("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3")
+    fewest = asked.fewest_ranks()
     network = replace(asked.network, between=None, ranks_per_node=None)
-    fits = [any(row.fits for row in plan_of(replace(asked, ranks=n, network=network)).rows) for n in (fewest // 2, fewest)]
+    fits = [any(row.fits for row in replace(asked, ranks=n, network=network).plan().rows)
+            for n in (fewest // 2, fewest)]
     assert fits == [False, True]
-    assert fewest_ranks(question("gpt3-175b", ranks=8, stage=0)) is None
+    assert plan_config("gpt3-175b", ranks=8, stage=0).fewest_ranks() is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_largest_model_fits_and_one_more_parameter_does_not(stage):
-    asked = question("gpt2", ranks=64)
-    most = largest_model(asked, stage)
-    spare = asked.device.reported_nbytes - plan_of(asked).rows[0].overhead_nbytes
+    asked = plan_config("gpt2", ranks=64)
+    most = asked.largest_model(stage)
+    spare = asked.device.reported_nbytes - asked.plan().rows[0].overhead_nbytes
     nbytes = [
         zs.planning.estimate_nbytes(parameters, 64, STAGES[stage], "zero-paper") for parameters in (most, most + 1)
     ]
@@ -203,13 +194,13 @@ def test_the_largest_model_fits_and_one_more_parameter_does_not(stage):
 
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("optimizer", [zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.AdamW(), zs.optim.Adan()])
-@pytest.mark.parametrize("dialect", ["zero-paper", "megatron-fp16", "fp32", "zerosim"])
+@pytest.mark.parametrize("convention", ["zero-paper", "megatron-fp16", "fp32", "zerosim"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_largest_model_is_of_the_optimizer_dialect_and_offload_that_are_asked_for(
-        stage, dialect, optimizer, offload):
+def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_asked_for(
+        stage, convention, optimizer, offload):
     """A plan of so many parameters on one rank, where nothing is padded, fits, and one of one more does not."""
-    asked = {"ranks": 1, "stage": stage, "dialect": dialect, "optimizer": optimizer, "offload": offload}
-    most = largest_model(question("gpt2", **asked), stage)
+    asked = {"ranks": 1, "stage": stage, "convention": convention, "optimizer": optimizer, "offload": offload}
+    most = plan_config("gpt2", **asked).largest_model(stage)
     assert [zs.plan(parameters=count, **asked).rows[0].fits for count in (most, most + 1)] == [True, False]
 
 
@@ -217,7 +208,7 @@ def test_the_explained_states_are_the_formulas_value_whatever_the_optimizer():
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.Lion(), 4), (zs.optim.AdamW(), 8),
                              (zs.optim.Adan(), 14)):
         found = zs.plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
-        _, formula, value = explained(found.question, found.rows[0])[1]
+        _, formula, value = explained(found.config, found.rows[0])[1]
         assert formula == f"(4 + {4 + state}/N) bytes, N = 8, {state} of them the optimizer's own state"
         assert value == f"{4 * 10**9 + (4 + state) * 10**9 // 8:,}"
 
@@ -225,16 +216,16 @@ def test_the_explained_states_are_the_formulas_value_whatever_the_optimizer():
 @given(name=st.sampled_from(["gpt2", "gpt2-xl", "llama-2-7b"]), ranks=st.integers(1, 16), batch=st.integers(1, 64),
        offload=st.booleans())
 def test_what_fits_is_what_the_rows_say(name, ranks, batch, offload):
-    asked = question(name, ranks=ranks, batch=batch, tokens=1024, offload=offload)
-    assert [row.fits for row in plan_of(asked).rows] == [
-        fits(asked, stage, policy) for stage in asked.stages for policy in asked.policies]
+    asked = plan_config(name, ranks=ranks, batch=batch, tokens=1024, offload=offload)
+    assert [row.fits for row in asked.plan().rows] == [
+        asked.fits(stage, policy) for stage in asked.stages for policy in asked.policies]
 
 
 def test_the_cheapest_that_fits_sends_least():
-    asked = question("llama-2-7b", **LLAMA)
-    cheapest = cheapest_that_fits(plan_of(asked))
-    assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in plan_of(asked).rows if row.fits)
-    assert cheapest_that_fits(zs.plan("gpt3-175b", ranks=1)) is None
+    asked = plan_config("llama-2-7b", **LLAMA)
+    cheapest = asked.plan().cheapest
+    assert cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in asked.plan().rows if row.fits)
+    assert zs.plan("gpt3-175b", ranks=1).cheapest is None
 
 
 # -- what cannot be asked ---------------------------------------------------------------------------------------------
@@ -262,7 +253,7 @@ def test_the_cheapest_that_fits_sends_least():
         ({"model": "gpt2", "nodes": 3}, "do not spread evenly over 3 nodes"),
         ({"model": "gpt2", "tokens": 0}, "tokens"), ({"model": "gpt2", "ranks": 10**9}, "take 8,192 at most"),
     ({"model": "gpt2", "tokens": 4096}, "learned places for 1024"),
-        ({"model": "gpt2", "dialect": "zero"}, "zero-paper"),
+        ({"model": "gpt2", "convention": "zero"}, "zero-paper"),
         ({"model": "gpt2", "utilization": 0}, "utilization must be a finite number above 0, got 0"),
         ({"model": "gpt2", "compute": "fp8_e4m3"}, "do not rest in 8 bits"),
         ({"model": "gpt2", "compute": "bf16", "device": "t4"}, "no rate in bf16"),
@@ -281,8 +272,8 @@ def test_the_cheapest_that_fits_sends_least():
         ({"model": "gpt2", "overheads": 5}, "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
         ({"model": "gpt2", "hardware": 5}, "hardware=5 must be a name or the path of a file, as a text"),
         ({"model": 5}, "model=5 must be a name or the path of a file, as a text"),
-        ({"model": "gpt2", "dialect": []}, "no accounting dialect is called []; there are zero-paper"),
-        ({"model": "gpt2", "dialect": "zero-sim"}, "scaling-book, and zerosim, the engine's own"),
+        ({"model": "gpt2", "convention": []}, "no accounting convention is called []; there are zero-paper"),
+        ({"model": "gpt2", "convention": "zero-sim"}, "scaling-book, and zerosim, the engine's own"),
         ({"model": "gpt2", "batch": 10**400}, "batch must be below 2^62, got a number of 1329 bits"),
         ({"model": "gpt2", "nodes": 2, "between": ""}, "no link is called ''"),
         ({"parameters": "7,5e9"}, "parameters='7,5e9' has a comma that is not between thousands; write 7.5e9"),

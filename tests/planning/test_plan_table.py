@@ -6,7 +6,7 @@ from inspect import signature
 import pytest
 
 import zerosim as zs
-from zerosim.planning.plan import FEWER
+from zerosim.planning.plan_table import FEWER
 
 LLAMA = {"ranks": 8, "batch": 4, "tokens": 2048}
 
@@ -34,14 +34,27 @@ def test_a_number_of_parameters_is_said_once():
 
 
 def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():
-    shown, taken = signature(zs.plan), signature(zs.planning.question)
+    shown, taken = signature(zs.plan), signature(zs.planning.plan_config)
     assert shown.parameters == taken.parameters
     assert shown.return_annotation is zs.planning.Plan
     assert {"model", "ranks", "device", "offload", "host_link"} <= set(shown.parameters)
 
 
-@pytest.mark.parametrize("name", ["cost", "fit", "hardware", "offload", "recording", "timeline", "question", "Question",
-                                  "Plan", "Row", "explained"])
+@pytest.mark.parametrize("name", ["cost", "hardware", "recording", "timeline", "plan_config", "PlanConfig", "Plan",
+                                  "Row", "explained"])
 def test_what_a_plan_is_made_of_is_found_in_planning(name):
     assert name in zs.planning.__all__
     assert getattr(zs.planning, name) is not None
+
+
+@pytest.mark.parametrize(("former", "now"), [("question", "plan_config"), ("Question", "PlanConfig"),
+                                             ("DIALECTS", "CONVENTIONS"), ("Dialect", "Convention"),
+                                             ("States", "ShardedStates")])
+def test_a_former_name_warns_and_is_the_same_thing(former, now):
+    with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
+        assert getattr(zs.planning, former) is getattr(zs.planning, now)
+
+
+def test_a_plans_former_option_warns_and_counts():
+    with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
+        assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows

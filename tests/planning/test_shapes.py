@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zerosim.models import GPT, GPTConfig
 from zerosim.planning.shapes import (
-    FAMILIES,
+    MODEL_TYPES,
     PRESETS,
     Transformer,
     model_of,
@@ -66,7 +66,7 @@ def test_a_gpt_on_paper_has_the_units_of_the_gpt_that_runs(tied: bool, units: in
     assert paper.unit_lengths == tuple(unit.parameter_count for unit in runs.units)
     for unit, real in zip(paper.units, runs.units, strict=True):
         assert [tensor.shape for tensor in unit.tensors] == list(real.shapes.values())
-    assert paper.borrows == (((4, 0),) if tied else ())
+    assert paper.tied == (((4, 0),) if tied else ())
 
 
 @given(channels=st.integers(1, 8), heads=st.integers(1, 4), blocks=st.integers(1, 5), vocabulary=st.integers(1, 99),
@@ -90,7 +90,7 @@ def test_an_untied_head_adds_one_table_and_borrows_nothing() -> None:
     tied = model_of("", PRESETS["gpt2"])
     untied = model_of("", replace(PRESETS["gpt2"], tied=False))
     assert untied.parameters - tied.parameters == 50257 * 768
-    assert (tied.borrows, untied.borrows) == (((13, 0),), ())
+    assert (tied.tied, untied.tied) == (((13, 0),), ())
 
 
 @given(vocabulary=st.integers(1, 10**6), multiple=st.integers(1, 1024))
@@ -138,7 +138,7 @@ def test_a_number_alone_is_one_unit() -> None:
 
 @pytest.mark.parametrize(("fields", "said"), [
     ([1], "c holds a JSON list; a model's configuration is an object, with model_type and the model's sizes"),
-    ({}, f"c has no model_type; it counts {', '.join(FAMILIES)}"),
+    ({}, f"c has no model_type; it counts {', '.join(MODEL_TYPES)}"),
     ({"model_type": "lama"}, "c has the model_type 'lama', which zerosim cannot count; it counts gpt2, opt, bloom, "
      "llama, mistral, qwen2, qwen3, t5; did you mean 'llama'?"),
     ({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None},

@@ -7,10 +7,10 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
 from tests.ranks.data import NARROW, whole_numbers
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Call
-from zerosim.ranks.collectives import ALGORITHMS, Party
-from zerosim.ranks.hub import lockstep, null_arrays
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.ranks.call import Call, PendingCall
+from zerosim.ranks.collectives import ALGORITHMS
+from zerosim.ranks.hub import lockstep, without_data
 from zerosim.ranks.trace import Held
 
 UNTOUCHED = -77  # no sum of the data, which are positive, is this
@@ -21,30 +21,30 @@ def call_of(operation: str, algorithm: str, cut: tuple[int, ...], dtype: np.dtyp
     return Call(0, (), tuple(range(len(cut) - 1)), operation, algorithm, (cut[-1],), dtype, cut, **options)
 
 
-def parties_of(call: Call) -> list[Party]:
-    """All ranks' parties with their declared buffers, each filled with what no addition gives."""
-    kernels = NumpyKernels()
-    parties = [Party(call, index, kernels) for index in range(call.ranks)]
-    for party in parties:
-        declared = ALGORITHMS[call.operation][call.algorithm].buffers(party)
-        party.buffers = [np.full(length, UNTOUCHED).astype(dtype) for length, dtype in declared]
-    return parties
+def parts_of(call: Call) -> list[PendingCall]:
+    """All ranks' parts with their declared buffers, each filled with what no addition gives."""
+    kernels, parts = NumpyKernels(), []
+    for index, vector in enumerate(whole_numbers(call.ranks, call.length, seed=1)):
+        data, lengths = (vector % 7 + 1).astype(call.dtype), without_data(call, index, NullKernels())
+        own = slice(call.cut[index], call.cut[index + 1])
+        gets = call.operation not in ("reduce", "gather") or index == call.root
+        me = PendingCall(call, index, kernels, data[own] if call.operation in GATHERS else data,
+                         np.empty(len(lengths.out) if gets else 0, call.dtype))
+        assert len(me.x) == len(lengths.x)
+        declared = ALGORITHMS[call.operation][call.algorithm].buffers(me)
+        me.buffers = [np.full(length, UNTOUCHED).astype(dtype) for length, dtype in declared]
+        parts.append(me)
+    return parts
 
 
 def check(call: Call) -> None:
     """Runs the call's generators on the declared buffers: every element of every buffer is written at least once."""
-    parties, arrays = parties_of(call), []
-    for party, vector in zip(parties, whole_numbers(call.ranks, call.length, seed=1), strict=True):
-        data, (x, out) = (vector % 7 + 1).astype(call.dtype), null_arrays(party)
-        own = slice(call.cut[party.index], call.cut[party.index + 1])
-        gets = call.operation not in ("reduce", "gather") or party.index == call.root
-        arrays.append((data[own] if call.operation in GATHERS else data, np.empty(len(out) if gets else 0, call.dtype)))
-        assert len(arrays[-1][0]) == len(x)
-    for _ in lockstep(parties, arrays):
+    parts = parts_of(call)
+    for _ in lockstep(parts):
         pass
-    for party in parties:
-        unused = [int((buffer.astype(np.float64) == UNTOUCHED).sum()) for buffer in party.buffers]
-        assert not any(unused), (call, party.index, unused)
+    for me in parts:
+        unused = [int((buffer.astype(np.float64) == UNTOUCHED).sum()) for buffer in me.buffers]
+        assert not any(unused), (call, me.index, unused)
 
 
 def cuts(operation: str, algorithm: str, ranks: int) -> list[tuple[int, ...]]:
@@ -81,7 +81,7 @@ def test_every_declared_element_is_used_where_formats_differ(operation, algorith
     ("all_reduce", "everyone", {"accumulate": F32}, {F32, BF16})])
 def test_buffers_have_the_format_that_travels_or_accumulates(operation, algorithm, options, formats) -> None:
     call = call_of(operation, algorithm, (0, 2, 4, 6, 8), BF16, **options)
-    assert {buffer.dtype for buffer in parties_of(call)[1].buffers} == formats
+    assert {buffer.dtype for buffer in parts_of(call)[1].buffers} == formats
 
 
 # N = 4, n = 16 elements of 4 bytes, equal chunks of 4; ranks 0 to 3. By pencil.

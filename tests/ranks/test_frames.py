@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.ranks.errors import clear_frames
+from zerosim.ranks.process import clear_frames
 
 
 class Thing:

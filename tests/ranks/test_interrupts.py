@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.ranks.errors import guarded
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.process import guarded
 
 ROOT = Path(__file__).parents[2]
 

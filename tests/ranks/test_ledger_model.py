@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import zerosim as zs
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.memory import KINDS, Memory
-from zerosim.ranks.trace import Held
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.trace import KINDS, Held
 
 
 class Ledger(RuleBasedStateMachine):

@@ -10,8 +10,8 @@ import pytest
 import zerosim as zs
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.memory import KINDS, Memory
-from zerosim.ranks.trace import Held
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.trace import KINDS, Held
 
 
 def ledger(capacity_nbytes: int | None = None, *, debug: bool = False) -> Memory:

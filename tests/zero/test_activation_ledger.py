@@ -7,7 +7,7 @@ import zerosim as zs
 from tests.cases import covering
 from zerosim.models import GPT, GPTConfig
 from zerosim.planning import activations, closed_forms
-from zerosim.planning.activations import moments
+from zerosim.planning.activations import snapshots
 
 ADAM = zs.optim.Adam(lr=0.01)
 FLOWING = ("activation", "checkpointed_input", "activation_gradient")
@@ -52,7 +52,7 @@ def test_each_block_more_keeps_what_the_closed_form_says_between_forward_and_bac
 def test_the_peak_of_activations_and_their_gradients_is_pencils_under_every_stage(policy, stage):
     cluster = zs.Cluster(2)
     cluster.run(lambda rank: stepped(rank, model(), stage=stage, recompute=policy) and None)
-    pencil = moments(activations.Block(*SHAPE), LAYERS, VOCABULARY, policy)
+    pencil = snapshots(activations.Block(*SHAPE), LAYERS, VOCABULARY, policy)
     for memory in cluster.memory:
         assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in pencil)
 
@@ -68,7 +68,7 @@ def test_stage_3s_peak_is_explained_to_the_byte_by_kind(policy):
     resting, units = closed_forms.resting_nbytes(job)[0], job.padded_lengths
     tokens_nbytes = BATCH * TOKENS * 8  # int64
     explained = []
-    for moment in moments(activations.Block(*SHAPE), LAYERS, VOCABULARY, policy):
+    for moment in snapshots(activations.Block(*SHAPE), LAYERS, VOCABULARY, policy):
         in_unit = "loss" not in (moment.phase, moment.step)
         back = in_unit and moment.phase == "backward"
         unit = 2 * units[moment.unit]

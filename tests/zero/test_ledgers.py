@@ -109,7 +109,7 @@ def test_tied_and_kept_units_cost_the_gathers_that_the_closed_forms_say(keep, ke
     cluster.run(lambda rank: steps(rank, model, batches(model, ranks, 2, 1), stage=3, policy=policy,
                                    keep_gathered=keep, recompute=recompute) and None)
     job = job_of(model, ranks, 3, policy, "per_unit", 2, Recompute.parse(recompute).units_per_segment)
-    job = replace(job, kept_gathered=kept, borrows=((1, 0),))
+    job = replace(job, kept_gathered=kept, tied=((1, 0),))
     for purpose in ("gradients", "parameters"):
         assert cluster.trace.sent_nbytes(purpose) == pencil.sent_nbytes(job)[purpose]
     assert len(cluster.trace[0].collectives("all_gather", "parameters")) == 2 * sum(job.gathers)

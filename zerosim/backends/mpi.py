@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
-from zerosim.backends.processes.transport import Course, ProcessCluster
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import CollectiveEntry, Entry, ExchangeEntry, Group, chunk_lengths
-from zerosim.ranks.collectives import NATIVE, Exchange, Party
+from zerosim.backends import TIMEOUT_SECONDS
+from zerosim.backends.processes.transport import ProcessCluster, Request
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.collectives import NATIVE, Exchange
 from zerosim.ranks.errors import BackendError, MismatchError
-from zerosim.ranks.hub import anywhere, row_of, sent_by
+from zerosim.ranks.hub import sent_by, steps_of
 
 
 def mpi() -> Any:
@@ -80,7 +80,7 @@ class Halves:
                                 "and dtype. zs.connect(debug=True) says what each of them asked for")
         return True
 
-    def drop(self, leftovers: Leftovers) -> None:
+    def cancel(self, leftovers: Leftovers) -> None:
         """Gives up the receive; the send may still be under way."""
         if self._receive != self._mpi.REQUEST_NULL:
             self._receive.Cancel()
@@ -95,8 +95,8 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 
 # -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------
-# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|, u
-# the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
+# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
+# u the format's unit roundoff (Higham 2002, section 4.2); MPI keeps to it with the operators given here.
 #
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
@@ -105,37 +105,36 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 BUILT_IN = ("f4", "f8")
 
 
-class NativeCourse:
+class NativeRequest:
     """One non-blocking collective of the library, under way."""
 
-    def __init__(self, entry: CollectiveEntry, mpi: Any, comm: Any, kernels: NumpyKernels,
-                 leftovers: Leftovers) -> None:
-        self.entry, self._mpi, self._comm, self._leftovers = entry, mpi, comm, leftovers
-        call = entry.call
+    def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
+        self.me, self._mpi, self._comm, self._leftovers = me, mpi, comm, leftovers
+        call = me.call
         self._type = mpi.BYTE.Create_contiguous(call.dtype.itemsize).Commit()
         self._op: Any = None
         if adds_itself(call.dtype, call.op):
             self._type.Free()
             self._type = mpi.Datatype.fromcode(call.dtype.char)
         elif "reduce" in call.operation:
-            self._op = mpi.Op.Create(combined(kernels.serving(entry.x), call.op, call.dtype), commute=True)
+            self._op = mpi.Op.Create(combined(me.kernels, call.op, call.dtype), commute=True)
         # MPI forbids that a collective reads where it writes.
-        self._x = entry.x.copy() if entry.in_place else entry.x
+        self._x = me.x.copy() if me.in_place else me.x
         self._request = getattr(self, f"_{call.operation}")()
 
     def advance(self) -> bool:
         """Looks whether the library is done."""
         if not self._over():
             return False
-        self.entry.finish(sent_by(anywhere(self.entry.call), self.entry.index))
+        self.me.finish(sent_by(self.me.call.normalized(), self.me.index))
         return True
 
     def wait(self) -> None:
         """The result is in memory."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """A collective of the library cannot be given up: it is over when all ranks have begun it, or never."""
-        if not self.entry.done:
+        if not self.me.done:
             self._leftovers.append(self._over)
 
     def _over(self) -> bool:
@@ -144,7 +143,7 @@ class NativeCourse:
             return False
         if self._op is not None:
             self._op.Free()
-        if not adds_itself(self.entry.call.dtype, self.entry.call.op):
+        if not adds_itself(self.me.call.dtype, self.me.call.op):
             self._type.Free()
         return True
 
@@ -155,43 +154,43 @@ class NativeCourse:
 
     def _chunks(self) -> tuple[list[int], list[int]]:
         """Counts and displacements of the chunks, in elements."""
-        cut = self.entry.call.cut
+        cut = self.me.call.cut
         return chunk_lengths(cut).tolist(), list(cut[:-1])
 
     def _operator(self) -> Any:
         builtin = {"max": self._mpi.MAX, "min": self._mpi.MIN}
-        return self._op or builtin.get(self.entry.call.op, self._mpi.SUM)
+        return self._op or builtin.get(self.me.call.op, self._mpi.SUM)
 
     def _reduce_scatter(self) -> Any:
-        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.entry.out), self._chunks()[0],
+        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.me.out), self._chunks()[0],
                                           self._operator())
 
     def _all_gather(self) -> Any:
-        return self._comm.Iallgatherv(self._message(self._x), self._message(self.entry.out, self._chunks()))
+        return self._comm.Iallgatherv(self._message(self._x), self._message(self.me.out, self._chunks()))
 
     def _all_reduce(self) -> Any:
-        return self._comm.Iallreduce(self._message(self._x), self._message(self.entry.out), self._operator())
+        return self._comm.Iallreduce(self._message(self._x), self._message(self.me.out), self._operator())
 
     def _broadcast(self) -> Any:
-        if self.entry.index == self.entry.call.root and not self.entry.in_place:
-            self.entry.out[...] = self._x
-        return self._comm.Ibcast(self._message(self.entry.out), self.entry.call.root)
+        if self.me.index == self.me.call.root and not self.me.in_place:
+            self.me.out[...] = self._x
+        return self._comm.Ibcast(self._message(self.me.out), self.me.call.root)
 
     def _reduce(self) -> Any:
-        return self._comm.Ireduce(self._message(self._x), self._message(self.entry.out), self._operator(),
-                                  self.entry.call.root)
+        return self._comm.Ireduce(self._message(self._x), self._message(self.me.out), self._operator(),
+                                  self.me.call.root)
 
     def _gather(self) -> Any:
-        at_root = self.entry.index == self.entry.call.root
-        into = self._message(self.entry.out, self._chunks()) if at_root else None
-        return self._comm.Igatherv(self._message(self._x), into, self.entry.call.root)
+        at_root = self.me.index == self.me.call.root
+        into = self._message(self.me.out, self._chunks()) if at_root else None
+        return self._comm.Igatherv(self._message(self._x), into, self.me.call.root)
 
     def _all_to_all(self) -> Any:
         lengths, starts = self._chunks()
-        own = lengths[self.entry.index]
+        own = lengths[self.me.index]
         arriving = [own] * len(lengths), [own * rank for rank in range(len(lengths))]
         return self._comm.Ialltoallv(self._message(self._x, (lengths, starts)),
-                                     self._message(self.entry.out, arriving))
+                                     self._message(self.me.out, arriving))
 
     def _barrier(self) -> Any:
         return self._comm.Ibarrier()
@@ -202,7 +201,7 @@ def adds_itself(dtype: np.dtype[Any], op: str) -> bool:
     return dtype.kind in "iu" or (dtype.str[1:] in BUILT_IN and op in ("sum", "mean"))
 
 
-def combined(kernels: NumpyKernels, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+def combined(kernels: NumpyKernels | NullKernels, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
     """The operator ``inout = in (op) inout`` on MPI's buffers of this dtype, each element rounded once."""
     combine = {"max": kernels.maximum_rounded, "min": kernels.minimum_rounded}.get(op, kernels.add_rounded)
 
@@ -215,7 +214,7 @@ def combined(kernels: NumpyKernels, op: str, dtype: np.dtype[Any]) -> Callable[[
 
 # -- Notes between processes as small MPI messages, on a communicator of their own -----------------------------------
 
-class MPIMail:
+class MPIChannel:
     """Carries pickled notes; nothing in it waits but ``everyone``."""
 
     def __init__(self, comm: Any) -> None:
@@ -259,40 +258,38 @@ class MPIMail:
 MESSAGES = 0  # the tag of a program's own messages; a collective's is 1 + its number, modulo what MPI can hold
 
 
-class MessageCourse:
+class MessageRequest:
     """A message that the program sends itself."""
 
-    def __init__(self, entry: ExchangeEntry, halves: Halves, leftovers: Leftovers) -> None:
-        self.entry, self._halves, self._leftovers = entry, halves, leftovers
+    def __init__(self, me: PendingExchange, halves: Halves, leftovers: Leftovers) -> None:
+        self.me, self._halves, self._leftovers = me, halves, leftovers
 
     def advance(self) -> bool:
         """Looks whether either half has moved."""
-        entry, before = self.entry, (self.entry.to_send, self.entry.to_receive)
-        if entry.to_send and self._halves.sent():
-            assert entry.send is not None
-            entry.to_send = False
-            entry.count(entry.send.nbytes)
-        if entry.to_receive and self._halves.received(f"rank {entry.me}"):
-            entry.to_receive = False
-        return before != (entry.to_send, entry.to_receive)
+        me, before = self.me, (self.me.to_send, self.me.to_receive)
+        if me.to_send and self._halves.sent():
+            assert me.send is not None
+            me.to_send = False
+            me.count(me.send.nbytes)
+        if me.to_receive and self._halves.received(f"rank {me.rank}"):
+            me.to_receive = False
+        return before != (me.to_send, me.to_receive)
 
     def wait(self) -> None:
-        """What has arrived is there."""
+        """Does nothing: what has arrived is there."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Gives up the halves that have not moved."""
-        self._halves.drop(self._leftovers)
+        self._halves.cancel(self._leftovers)
 
 
-class HopsCourse:
+class HopsRequest:
     """A collective on its way: this rank's generator, and the hop that it waits for."""
 
-    def __init__(self, entry: CollectiveEntry, mpi: Any, comm: Any, kernels: NumpyKernels,
-                 leftovers: Leftovers) -> None:
-        self.entry, self._mpi, self._comm, self._leftovers = entry, mpi, comm, leftovers
-        self._tag = 1 + entry.call.number % (comm.Get_attr(mpi.TAG_UB) - 1)
-        party = Party(entry.call, entry.index, kernels.serving(entry.x), entry.buffers, entry.in_place)
-        self._steps = row_of(entry.call).steps(party, entry.x, entry.out)
+    def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
+        self.me, self._mpi, self._comm, self._leftovers = me, mpi, comm, leftovers
+        self._tag = 1 + me.call.number % (comm.Get_attr(mpi.TAG_UB) - 1)
+        self._steps = steps_of(me)
         self._nbytes = 0
         self._hop: Exchange | None = None
         self._halves: Halves | None = None
@@ -301,7 +298,7 @@ class HopsCourse:
     def _next(self) -> None:
         self._hop, self._halves = next(self._steps, None), None
         if self._hop is None:
-            self.entry.finish(self._nbytes)
+            self.me.finish(self._nbytes)
             return
         hop = self._hop
         self._halves = Halves(self._mpi, self._comm, self._tag, hop.send, hop.to, hop.out, hop.source)
@@ -310,7 +307,7 @@ class HopsCourse:
     def advance(self) -> bool:
         """Makes every hop whose messages have arrived and left."""
         moved = False
-        while self._halves is not None and self._halves.received(str(self.entry.call)) and self._halves.sent():
+        while self._halves is not None and self._halves.received(str(self.me.call)) and self._halves.sent():
             self._next()
             moved = True
         return moved
@@ -318,38 +315,38 @@ class HopsCourse:
     def wait(self) -> None:
         """The result is in memory."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Gives up the hop under way, and all that would have followed."""
         if self._halves is not None:
-            self._halves.drop(self._leftovers)
+            self._halves.cancel(self._leftovers)
 
 
-class MPICarrier:
+class MPIPointToPoint:
     """Makes the hops of this process' rank; one communicator for each group of ranks."""
 
     library = "MPI"
     in_order = False  # every call has a tag, every group a communicator
 
-    def __init__(self, mpi: Any, comm: Any, kernels: NumpyKernels, *, rendezvous: bool) -> None:
-        self._mpi, self._kernels, self._rendezvous = mpi, kernels, rendezvous
+    def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
+        self._mpi, self._rendezvous = mpi, rendezvous
         self._world: Group = tuple(range(comm.size)), ()
         self._comms: dict[Group, Any] = {self._world: comm}
         self._leftovers: Leftovers = []
 
-    def begin(self, entry: Entry) -> Course:
-        """Posts the first messages of the entry."""
-        if isinstance(entry, ExchangeEntry):
-            group, comm = entry.key[0], self._comms[entry.key]
-            to = None if entry.to is None else group.index(entry.to)
-            source = None if entry.source is None else group.index(entry.source)
-            halves = Halves(self._mpi, comm, MESSAGES, entry.send, to, entry.out, source, rendezvous=self._rendezvous)
-            return MessageCourse(entry, halves, self._leftovers)
-        comm = self._comms[entry.call.key]
-        if entry.call.algorithm == NATIVE:
-            return NativeCourse(entry, self._mpi, comm, self._kernels, self._leftovers)
-        return HopsCourse(entry, self._mpi, comm, self._kernels, self._leftovers)
+    def begin(self, me: Pending) -> Request:
+        """Posts the first messages of the part."""
+        if isinstance(me, PendingExchange):
+            group, comm = me.key[0], self._comms[me.key]
+            to = None if me.to is None else group.index(me.to)
+            source = None if me.source is None else group.index(me.source)
+            halves = Halves(self._mpi, comm, MESSAGES, me.send, to, me.out, source, rendezvous=self._rendezvous)
+            return MessageRequest(me, halves, self._leftovers)
+        comm = self._comms[me.call.key]
+        if me.call.algorithm == NATIVE:
+            return NativeRequest(me, self._mpi, comm, self._leftovers)
+        return HopsRequest(me, self._mpi, comm, self._leftovers)
 
-    def join(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: Group, key: Group) -> None:
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])
@@ -358,7 +355,7 @@ class MPICarrier:
         everyone.Free()
 
     def idle(self) -> bool:
-        """What a program has waited for is done, and it waits for all."""
+        """True: what a program has waited for is done, and it waits for all."""
         return True
 
     def drain(self) -> bool:
@@ -370,7 +367,7 @@ class MPICarrier:
         self._leftovers[:] = [is_over for is_over in self._leftovers if not is_over()]
         return not self._leftovers
 
-    def settle(self) -> None:
+    def close_drained(self) -> None:
         """Takes what came with the last note, and gives back the communicators."""
         self.drain()
         self.close()
@@ -391,17 +388,17 @@ class MPICluster(ProcessCluster):
     """
 
     def __init__(self, comm: Any = None, *, capacity_nbytes: int | None = None, debug: bool = False,
-                 blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError where mpi4py or MPI is missing."""
         self._mpi = mpi()
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
-        super().__init__(MPIMail(self._comm), capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+        super().__init__(MPIChannel(self._comm), capacity_nbytes=capacity_nbytes, debug=debug,
+                         blas_threads=blas_threads, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Gives back the communicators."""
         super().close()
         self._comm.Free()
 
-    def _carrier(self) -> MPICarrier:
-        return MPICarrier(self._mpi, self._comm, self.kernels, rendezvous=self.debug)
+    def _point_to_point(self) -> MPIPointToPoint:
+        return MPIPointToPoint(self._mpi, self._comm, rendezvous=self.debug)

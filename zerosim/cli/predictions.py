@@ -1,4 +1,4 @@
-"""Commands that predict, with pencil and paper: nothing is run."""
+"""Commands that predict: nothing is run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; withou
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, lion, muon, ...")]
-DialectName = Annotated[str | None, typer.Option("--dialect", help="zero-paper, megatron-bf16, ..., or zerosim, the "
-                                                                   "engine's own.")]
+ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
+                                                   "megatron-bf16, ..., or zerosim, the engine's own.")]
+FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
-Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the refresh beside "
-                                       "the update: seconds for bytes.")]
+Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
+                                       "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
 Offload = Annotated[bool, typer.Option("--offload", help="Master weights and optimizer state on the host.")]
 HostLink = Annotated[str | None, typer.Option(help="The link to the host, for --offload; without it, the device's.")]
@@ -55,12 +56,12 @@ def cost(
     hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file with links of your own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a collective costs: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.course.costs.collective import Question, collective_cost, nbytes_of
+    """The cost of a collective: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
+    from zerosim.course.costs.collective import CostQuestion, collective_cost, nbytes_of
     from zerosim.course.costs.collective import as_json as plain
 
-    found = collective_cost(Question(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between, itemsize,
-                                     hardware))
+    found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
+                                         itemsize, hardware))
     if as_json:
         print_json(plain(found))
         return
@@ -75,19 +76,20 @@ def plan(
     device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1, between: Between = None,
     stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    dialect: DialectName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
+    convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
     offload: Offload = False, host_link: HostLink = None, hardware: OwnHardware = None, explain: Explain = False,
-    measure: Measure = False, as_json: AsJson = False,
+    measure: Measure = False, dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.training.optimizers import optimizer_named
-    from zerosim.planning.plan import plan_of, question
+    from zerosim.planning.plan import plan_config
 
-    found = plan_of(question(
+    found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
-        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), dialect=dialect, utilization=utilization,
-        overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link, hardware=hardware))
+        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
+        utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link,
+        hardware=hardware).plan()
     _show_plan(found, explain=explain, measure=measure, as_json=as_json)
 
 
@@ -99,7 +101,7 @@ def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> N
     if measure:
         from zerosim.course.measured.plans import measured_row
 
-        measured = [(row, measured_row(found.question, row.stage, row.recompute)) for row in found.rows]
+        measured = [(row, measured_row(found.config, row.stage, row.recompute)) for row in found.rows]
     if as_json:
         print_json(plain(found, measured))
         return

@@ -59,7 +59,7 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
     """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
     file may be on some machines of a job and not on others."""
     from zerosim.backends.processes.transport import ProcessCluster
-    from zerosim.ranks.hub import ranks_text
+    from zerosim.ranks.errors import ranks_text
 
     if not isinstance(cluster, ProcessCluster):
         return find()

@@ -17,12 +17,13 @@ from zerosim.display.tables import short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import COLUMNS, Plan, cells, subject
+from zerosim.planning.plan import Plan
+from zerosim.planning.plan_table import COLUMNS, cells, subject
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
-from zerosim.ranks.memory import KINDS, Memories, Memory
-from zerosim.ranks.trace import PURPOSES, Collective, Compute, Hop, Trace, Traces
+from zerosim.ranks.memory import Memories, Memory
+from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Hop, Trace, Traces
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, Region, describe
 from zerosim.zero.placements import STAGES, Stage
@@ -196,14 +197,13 @@ ENGINE_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Layout: l
 
 def plan_view(plan: Plan) -> View:
     """The verdict, bars of bytes beside the capacity, and the rows."""
-    question = plan.question
     names = [row_name(row) for row in plan.rows]
-    bars = Bars(f"What one rank would hold on {question.device.name}",
+    bars = Bars(f"What one rank would hold on {plan.config.device.name}",
                 tuple((name, parts_of(row)) for name, row in zip(names, plan.rows, strict=True)), PARTS,
                 plan.rows[0].capacity_nbytes)
     table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
                   tuple(map(tuple, cells(plan))))
-    return View(plan.verdict, " " + "".join(subject(question, plan.rows[0].dialect)) + ".", (bars, table))
+    return View(plan.verdict, " " + "".join(subject(plan.config, plan.rows[0].convention)) + ".", (bars, table))
 
 
 PLAN_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Plan: plan_view})

@@ -27,7 +27,7 @@ class Loss(Protocol):
         """True where the mean is over the valid targets of all ranks, which the engine counts by ``tokens``."""
 
     def tokens(self, ctx: Context, target: np.ndarray) -> int:
-        """The number of of the targets that are valid."""
+        """The number of targets that are valid."""
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""

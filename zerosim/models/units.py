@@ -193,7 +193,7 @@ class Unit(ABC):
 
     @abstractmethod
     def initializer(self, name: str) -> Initializer:
-        """The initializer of one parameter."""
+        """The initializer of one parameter, which makes its first values."""
 
     @property
     def tied_weights(self) -> Mapping[str, str]:
@@ -273,7 +273,7 @@ class LinearUnit(Unit):
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}
 
     def initializer(self, name: str) -> Initializer:
-        """The initializer of one parameter."""
+        """The initializer of one parameter, which makes its first values."""
         defaults: dict[str, Initializer] = {"weight": Normal(0, 1 / math.sqrt(self.inputs)), "bias": Zeros()}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 

@@ -97,8 +97,8 @@ def widened_view(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> 
 
 
 def room_for(name: str, out: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """The array in which the values of `out` are to be computed, in its shape: `out` itself where it has the type `work`, else the
-    scratch memory of that name, from which `settle` rounds them."""
+    """The array in which the values of `out` are to be computed, in its shape: `out` itself where it has the type
+    `work`, else the scratch memory of that name, from which `settle` rounds them."""
     return out if out.dtype == work else scratch.array(name, out.size, work).reshape(out.shape)
 
 
@@ -161,7 +161,7 @@ def minimum(a: Array, b: Array, out: Array) -> None:
 
 
 def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
-    """Sets the zeros of out: where a equals b their bits are equal too, but for the signs of zeros, which `ufunc` combines."""
+    """Sets the zeros of out: where a equals b their bits are equal, but for zeros' signs, which `ufunc` combines."""
     word = np.dtype(f"u{out.dtype.itemsize}")
     ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
 

@@ -85,14 +85,6 @@ def check_same_type(call: str, a: Array, out: Array) -> None:
         )
 
 
-def check_state(call: str, **arrays: Array) -> None:
-    """Raises ValueError unless all arrays are rows of float32 of one length: what an optimizer's state is."""
-    check_shapes(call, **arrays)
-    for name, x in arrays.items():
-        if x.dtype != FP32 or x.ndim != 1:
-            raise ValueError(f"{call} needs flat arrays of float32, got {name} {x.shape} of type {x.dtype.name}")
-
-
 def check_product(a: Array, b: Array, bias: Array | None, out: Array) -> None:
     """Raises ValueError unless a (m, k), b (k, n), bias (n,), out (m, n) fit and are of floating point."""
     arrays = {"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias})

@@ -59,7 +59,6 @@ from zerosim.numerics.checks import (
     check_product,
     check_same_type,
     check_shapes,
-    check_state,
     is_floating,
     split_divisor,
     work_type,
@@ -330,9 +329,10 @@ class NumpyKernels:
         addend, all of out's type and shape, `out` among them or not."""
         if not addends:
             raise ValueError("sum_rounded needs at least one addend, got none")
-        check_shapes("sum_rounded", out=out, **{f"addend {i}": x for i, x in enumerate(addends)})
         for x in addends:
-            check_same_type("sum_rounded", x, out)
+            if x.shape != out.shape or x.dtype != out.dtype:
+                check_shapes("sum_rounded", out=out, **{f"addend {i}": each for i, each in enumerate(addends)})
+                check_same_type("sum_rounded", x, out)
         if out.size > SMALL_SUM and is_floating(out.dtype):
             sum_blocks(addends, out, self._scratch)
         else:
@@ -507,42 +507,6 @@ class NumpyKernels:
         for span in spans(rows[0].size):
             blocks = [row[span] for row in rows]
             function(*blocks, *[self._scratch.array(name, blocks[0].size, FP32) for name in names])
-
-    @quiet
-    def sgd_step(self, w: Array, g: Array, *, lr: float) -> None:
-        """w -= lr·g, in place; w, g (n,) in float32."""
-        check_state("sgd_step", w=w, g=g)
-
-        def block(w: Array, g: Array, update: Array) -> None:
-            np.multiply(g, lr, out=update)
-            np.subtract(w, update, out=w)
-
-        self._step([w, g], block, 1)
-
-    @quiet
-    def adam_step(self, w: Array, m: Array, v: Array, g: Array, *, lr: float, beta1: float, beta2: float,
-                  epsilon: float, step: int, weight_decay: float = 0.0) -> None:  # fmt: skip
-        """One step of Adam (Kingma and Ba 2015, algorithm 1), or of AdamW (Loshchilov and Hutter 2019, algorithm 2)
-        where there is weight decay; w, m, v in place; w, m, v, g (n,) in float32; `step` counts from 1."""
-        check_state("adam_step", w=w, m=m, v=v, g=g)
-        if step < 1:
-            raise ValueError(f"adam_step counts steps from 1, got step {step}")
-        correction1, correction2, decay = 1.0 - beta1**step, 1.0 - beta2**step, 1.0 - lr * weight_decay
-
-        def block(w: Array, m: Array, v: Array, g: Array, update: Array, root: Array) -> None:
-            move_average(m, g, beta1, update)
-            move_square_average(v, g, beta2, update)
-            np.divide(v, correction2, out=root)
-            np.sqrt(root, out=root)
-            np.add(root, epsilon, out=root)
-            np.divide(m, correction1, out=update)
-            np.multiply(update, lr, out=update)
-            np.divide(update, root, out=update)
-            if decay != 1.0:
-                np.multiply(w, decay, out=w)
-            np.subtract(w, update, out=w)
-
-        self._step([w, m, v, g], block, 2)
 
     @quiet
     def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer promises: its state per parameter, where that may be cut, and one update in place."""
+"""The contract of an optimizer: its state per parameter, where that may be cut, and one update in place."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Slot:
 
 
 def _note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
-    """Hears of arithmetic and forgets it."""
+    """Ignores arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
-    """What an update is handed besides its arrays.
+    """The arguments of an update besides its arrays.
 
     ``norms`` are those of the whole tensor's weights and of its direction, ``factors`` those of the layer's inputs
-    (I, I) and output gradients (O, O), for optimizers that need them. ``alloc`` gives workspace that a ledger knows of,
-    ``note`` hears of the arithmetic of matrices.
+    (I, I) and output gradients (O, O), for optimizers that need them. ``alloc`` gives workspace that is charged to
+    a rank's memory, ``note`` notes the arithmetic of matrices.
     """
 
     kernels: NumpyKernels
@@ -107,7 +107,7 @@ class Optimizer(ABC):
         """The state kept for a parameter, or a flat piece of one, of this shape; by name."""
 
     def cut_of(self, shape: tuple[int, ...]) -> Cut:
-        """Where the state of a tensor of this shape may be cut: as ``cut`` says, unless an optimizer knows better."""
+        """The cut of a tensor of this shape: as ``cut`` says, unless an optimizer knows better."""
         return self.cut
 
     @abstractmethod
@@ -176,7 +176,7 @@ def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...]) -> int:
     return sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
 
 
-# -- What optimizers ask of their arrays and hyperparameters: what was asked, what was found, what to do -------------
+# -- Argument checks ---------------------------------------------------------------------------------------------------
 
 def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
     """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""

@@ -1,8 +1,11 @@
 """Optimizers that look at one element at a time, so that their state may be cut anywhere.
 
-Legend: n elements of a shard. Arrays are fp32; scalars (1 - β and 1 - β^t among them) are computed in double.
+Legend: n elements of a shard, b of a block. Arrays are fp32; scalars (1 - β and 1 - β^t among them) are computed in
+double. Every operation rounds, in the order in which the formula is read.
 """
 
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,36 +25,84 @@ from zerosim.optim.base import (
 )
 
 
+class Elementwise(Optimizer):
+    """An optimizer whose update of an element reads that element's weight, gradient and state alone.
+
+    A subclass says what it ``keeps``, the format of each slot by its name, and how many blocks of ``scratch`` it needs,
+    and gives the ``block`` of a step.
+    """
+
+    __slots__ = ()
+    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {}
+    scratch: ClassVar[int] = 2
+
+    @abstractmethod
+    def block(self, step: int) -> Callable[..., None]:
+        """The function of one step: ``block(w, *slots, g, *scratch)`` on blocks (b,), in place but for g."""
+
+    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
+        """The slots that it keeps, each of the parameter's shape."""
+        return {name: Slot(shape, format) for name, format in self.keeps.items()}
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+        """One step on w and every slot (n,), with g (n,), block by block."""
+        require_update(self, w, g, state, step)
+        ctx.kernels.step_blocks(self.block(step), w, *(state[name] for name in self.keeps), g,
+                                scratch=self.scratch)
+
+
 @dataclass(frozen=True, slots=True)
-class SGD(Optimizer):
+class SGD(Elementwise):
     """w -= lr·g. No state."""
 
-    cut: ClassVar[Cut] = "anywhere"
+    scratch: ClassVar[int] = 1
     lr: float
 
     def __post_init__(self) -> None:
         """Raises ValueError unless lr is finite and not negative."""
         require_at_least_zero(self, "lr")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """None."""
-        return {}
+    def block(self, step: int) -> Callable[..., None]:
+        def block(w: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+            np.multiply(g, self.lr, out=change)
+            np.subtract(w, change, out=w)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
-        ctx.kernels.sgd_step(w, g, lr=self.lr)
+        return block
+
+
+def adam_block(lr: float, beta1: float, beta2: float, epsilon: float, step: int,
+               weight_decay: float = 0.0) -> Callable[..., None]:
+    """The step of Adam, and of AdamW where there is weight decay, on blocks (b,) of w, m, v and g."""
+    correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
+    decay = 1.0 - lr * weight_decay
+
+    def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
+              root: np.ndarray) -> None:
+        move_average(m, g, beta1, change)
+        move_square_average(v, g, beta2, change)
+        np.divide(v, correction2, out=root)
+        np.sqrt(root, out=root)
+        np.add(root, epsilon, out=root)
+        np.divide(m, correction1, out=change)
+        np.multiply(change, lr, out=change)
+        np.divide(change, root, out=change)
+        if decay != 1.0:
+            np.multiply(w, decay, out=w)
+        np.subtract(w, change, out=w)
+
+    return block
 
 
 @dataclass(frozen=True, slots=True)
-class Adam(Optimizer):
+class Adam(Elementwise):
     """m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·(g·g); w -= lr·(m/(1-β1^t))/(√(v/(1-β2^t)) + ε).
 
     Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1. With ε = 0 a weight whose gradients have all been 0
     becomes NaN (0/0), and the update does not change at all when the loss is scaled by a power of two.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32"}
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
@@ -62,26 +113,19 @@ class Adam(Optimizer):
         require_at_least_zero(self, "lr", "epsilon")
         require_decay_rate(self, "beta1", "beta2")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The two moments, m and v."""
-        return {"m": Slot(shape), "v": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, m, v (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
-        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
-                          epsilon=self.epsilon, step=step)
+    def block(self, step: int) -> Callable[..., None]:
+        return adam_block(self.lr, self.beta1, self.beta2, self.epsilon, step)
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW(Optimizer):
+class AdamW(Elementwise):
     """Adam after w *= 1 - lr·weight_decay: the decay is decoupled, no part of g, m or v.
 
     Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2. Every weight decays, biases too; a group with
     weight_decay 0 exempts some.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32"}
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
@@ -93,24 +137,12 @@ class AdamW(Optimizer):
         require_at_least_zero(self, "lr", "epsilon", "weight_decay")
         require_decay_rate(self, "beta1", "beta2")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The two moments, m and v."""
-        return {"m": Slot(shape), "v": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, m, v (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
-        ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
-                          epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
-
-
-# -- More optimizers that look at one element at a time, so that their state may be cut anywhere ---------------------
-# Legend: n elements of a shard. Arrays are fp32; scalars (1 - β and 1 - β^t among them) are computed in double. Every
-# operation rounds, in the order in which the formula is read.
+    def block(self, step: int) -> Callable[..., None]:
+        return adam_block(self.lr, self.beta1, self.beta2, self.epsilon, step, self.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)
-class Momentum(Optimizer):
+class Momentum(Elementwise):
     """b = momentum·b + g; w -= lr·b, or with Nesterov's look ahead w -= lr·(momentum·b + g).
 
     Polyak 1964, "Some methods of speeding up the convergence of iteration methods", equation 9; Nesterov's form as
@@ -118,7 +150,8 @@ class Momentum(Optimizer):
     that it looks ahead to, as practice has it.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"b": "fp32"}
+    scratch: ClassVar[int] = 1
     lr: float
     momentum: float = 0.9
     nesterov: bool = False
@@ -129,13 +162,7 @@ class Momentum(Optimizer):
         require_decay_rate(self, "momentum")
         require_flag(self, "nesterov")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The buffer b."""
-        return {"b": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, b (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
+    def block(self, step: int) -> Callable[..., None]:
 
         def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
             np.multiply(b, self.momentum, out=b)
@@ -148,17 +175,17 @@ class Momentum(Optimizer):
                 np.multiply(b, self.lr, out=change)
             np.subtract(w, change, out=w)
 
-        ctx.kernels.step_blocks(block, w, state["b"], g)
+        return block
 
 
 @dataclass(frozen=True, slots=True)
-class AdaGrad(Optimizer):
+class AdaGrad(Elementwise):
     """v += g·g; w -= lr·g/(√v + ε).
 
     Duchi, Hazan and Singer 2011, "Adaptive subgradient methods", section 1.1, the diagonal form.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"v": "fp32"}
     lr: float = 1e-2
     epsilon: float = 1e-10
 
@@ -166,30 +193,24 @@ class AdaGrad(Optimizer):
         """Raises ValueError unless lr and epsilon are finite and not negative."""
         require_at_least_zero(self, "lr", "epsilon")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The sum of squares v."""
-        return {"v": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, v (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
+    def block(self, step: int) -> Callable[..., None]:
 
         def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
             np.multiply(g, g, out=change)
             np.add(v, change, out=v)
             _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
-        ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
+        return block
 
 
 @dataclass(frozen=True, slots=True)
-class RMSprop(Optimizer):
+class RMSprop(Elementwise):
     """v = α·v + (1-α)·(g·g); w -= lr·g/(√v + ε).
 
     Tieleman and Hinton 2012, "Neural networks for machine learning", lecture 6.5; ε as in practice outside of the root.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"v": "fp32"}
     lr: float = 1e-2
     alpha: float = 0.99
     epsilon: float = 1e-8
@@ -199,29 +220,23 @@ class RMSprop(Optimizer):
         require_at_least_zero(self, "lr", "epsilon")
         require_decay_rate(self, "alpha")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The mean of squares v."""
-        return {"v": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, v (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
+    def block(self, step: int) -> Callable[..., None]:
 
         def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
             move_square_average(v, g, self.alpha, change)
             _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
-        ctx.kernels.step_blocks(block, w, state["v"], g, scratch=2)
+        return block
 
 
 @dataclass(frozen=True, slots=True)
-class Lion(Optimizer):
+class Lion(Elementwise):
     """c = β1·m + (1-β1)·g; w = (1 - lr·weight_decay)·w - lr·sign(c); m = β2·m + (1-β2)·g. The sign of 0 is 0.
 
     Chen et al. 2023 (arXiv:2302.06675), algorithm 2.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"m": "fp32"}
     lr: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99
@@ -232,13 +247,7 @@ class Lion(Optimizer):
         require_at_least_zero(self, "lr", "weight_decay")
         require_decay_rate(self, "beta1", "beta2")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The moment m."""
-        return {"m": Slot(shape)}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, m (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
+    def block(self, step: int) -> Callable[..., None]:
         decay = 1.0 - self.lr * self.weight_decay
 
         def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray, part: np.ndarray) -> None:
@@ -252,11 +261,11 @@ class Lion(Optimizer):
             np.subtract(w, change, out=w)
             move_average(m, g, self.beta2, part)
 
-        ctx.kernels.step_blocks(block, w, state["m"], g, scratch=2)
+        return block
 
 
 @dataclass(frozen=True, slots=True)
-class Adan(Optimizer):
+class Adan(Elementwise):
     """Adam of three averages: of gradients, of their differences, and of the squares of both together.
 
     d = g - before (0 in the first step); m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·d; u = g + β2·d;
@@ -265,7 +274,7 @@ class Adan(Optimizer):
     is 1 - β here), and that code's corrections. The gradient before rests in bf16: fp32's range, 2 bytes.
     """
 
-    cut: ClassVar[Cut] = "anywhere"
+    keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32", "n": "fp32", "before": "bf16"}
     lr: float = 1e-3
     beta1: float = 0.98
     beta2: float = 0.92
@@ -278,13 +287,7 @@ class Adan(Optimizer):
         require_at_least_zero(self, "lr", "epsilon", "weight_decay")
         require_decay_rate(self, "beta1", "beta2", "beta3")
 
-    def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
-        """The three averages m, v, n, and the gradient before."""
-        return {"m": Slot(shape), "v": Slot(shape), "n": Slot(shape), "before": Slot(shape, "bf16")}
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on w, m, v, n, before (n,), with g (n,)."""
-        require_update(self, w, g, state, step)
+    def block(self, step: int) -> Callable[..., None]:
         corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]
 
         def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray, g: np.ndarray,
@@ -309,7 +312,7 @@ class Adan(Optimizer):
             if self.weight_decay:
                 np.divide(w, 1.0 + self.lr * self.weight_decay, out=w)
 
-        ctx.kernels.step_blocks(block, w, *(state[name] for name in ("m", "v", "n", "before")), g, scratch=2)
+        return block
 
 
 def _subtract_quotient(w: np.ndarray, g: np.ndarray, v: np.ndarray, lr: float, epsilon: float, change: np.ndarray,

@@ -1,8 +1,10 @@
-"""Orthogonalizing a matrix with products alone: Newton-Schulz iterations.
+"""Optimizers of whole matrices: Muon, Adafactor, and those with a factor for each side, Shampoo, SOAP, K-FAC.
 
-Legend: a matrix X (r, c) and its singular values s. One iteration is X ← a·X + b·A X + c·A² X with A = X Xᵀ, and takes
-each s to a·s + b·s³ + c·s⁵ and leaves the singular vectors alone. Everything in fp32, one product after the other;
-practice runs it in bf16.
+None updates part of a matrix: a flat piece of one is refused. Workspace comes from the context, so that a rank's memory
+counts it.
+
+Legend: a matrix W (I, O), inputs by outputs as a linear layer has it, with gradient G; left factors (I, I), right ones
+(O, O); n elements of a piece.
 """
 
 import math
@@ -27,6 +29,9 @@ from zerosim.optim.base import (
     require_positive,
     require_tensor,
 )
+from zerosim.optim.elementwise import AdamW
+
+# -- Newton-Schulz iterations: a matrix made orthogonal by products alone ----------------------------------------------
 
 # The cubic converges to 1 (Björck and Bowie 1971), slowly from below: 5 steps take 0.01 to 0.076, 10 to 0.53, 20 to 1.
 # The quintic (Jordan et al. 2024, "Muon") is steeper at 0 and does not converge, since a + b + c = 0.701 is not 1:
@@ -72,10 +77,7 @@ def orthogonalize(ctx: UpdateContext, x: np.ndarray, iteration: str = "quintic",
         kernels.step_blocks(move, x, change, scratch=0)
 
 
-# -- Optimizers of whole matrices, and of whole tensors: what they do to one element depends on all the others -------
-# Legend: a matrix W (I, O), inputs by outputs as a linear layer has it; n elements of a piece. None updates part of a
-# matrix: a flat piece of one is refused. Workspace comes from the context, so that a ledger knows of it.
-
+# -- Muon and Adafactor ------------------------------------------------------------------------------------------------
 
 class MatrixOptimizer(Optimizer):
     """An optimizer that needs matrices whole, and takes any other tensor element by element."""
@@ -133,8 +135,7 @@ class Muon(MatrixOptimizer):
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
             lr = self.vector_lr if self.lr else 0.0
-            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=lr, beta1=self.beta1, beta2=self.beta2,
-                                  epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
+            AdamW(lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
         elif w.size:
             self._matrix_step(ctx, w, g, state["b"])
 
@@ -239,10 +240,8 @@ def _rms(ctx: UpdateContext, x: np.ndarray) -> float:
     return float((ctx.kernels.sum_of_squares(x) / x.size)**0.5)
 
 
-# -- What optimizers with a factor for each side of a matrix share ---------------------------------------------------
-# Legend: a matrix (I, O); left factors (I, I), right ones (O, O). Products accumulate in fp32; results are workspace of
-# the context.
-
+# -- Factors for each side of a matrix ---------------------------------------------------------------------------------
+# They are kept in fp32; their roots, inverses and eigenvectors are computed in float64.
 
 def outer_products(ctx: UpdateContext, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """G Gᵀ (I, I) and Gᵀ G (O, O)."""
@@ -277,12 +276,6 @@ def _product(ctx: UpdateContext, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     out = ctx.empty((a.shape[0], b.shape[1]))
     ctx.matmul(a, b, out)
     return out
-
-
-# -- Optimizers with a factor for each side of a matrix: Shampoo, SOAP, K-FAC ----------------------------------------
-# Legend: a matrix W (I, O), inputs by outputs as a linear layer has it, with gradient G; left factors (I, I), right ones
-# (O, O); n elements of a piece. Factors are kept in fp32; their roots, inverses and eigenvectors are computed in float64.
-# None updates part of a matrix: a flat piece of one is refused. Workspace comes from the context.
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +363,7 @@ class SOAP(MatrixOptimizer):
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
-            ctx.kernels.adam_step(w, state["m"], state["v"], g, lr=self.lr, beta1=self.beta1, beta2=self.beta2,
-                                  epsilon=self.epsilon, step=step, weight_decay=self.weight_decay)
+            AdamW(self.lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
             return
         if step > 1:
             self._adam_step(ctx, w, g, state, step - 1)

@@ -2,7 +2,7 @@
 
 Legend: n elements of a piece. A step has two halves: ``advance`` moves the moments, and ``direction`` says which
 vector's norm is wanted; then ``update``, which finds ‖w‖ and that norm, of the whole tensor, in its context. Between
-the halves the ranks tell each other the sums of squares of their pieces: one message of two numbers per tensor. Tensors
+the halves the ranks exchange the sums of squares of their pieces: one message of two numbers per tensor. Tensors
 of any number of dimensions are treated alike; practice often leaves biases and gains to another optimizer, by a Group.
 """
 
@@ -26,7 +26,7 @@ from zerosim.optim.base import (
 
 
 class TensorNormOptimizer(Optimizer):
-    """An optimizer that may be cut anywhere once it is told the norms of whole tensors."""
+    """An optimizer that may be cut anywhere once it is given the norms of whole tensors."""
 
     __slots__ = ()
     cut: ClassVar[Cut] = "anywhere"

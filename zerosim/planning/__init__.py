@@ -1,17 +1,20 @@
-"""What a training step holds, sends and takes, predicted with pencil and paper; of a run it sees a recording at most.
+"""Bytes and seconds of a training step, predicted by formulas before anything runs; a recorded run is replayed.
 
-`zerosim.plan` asks for a plan. The parts of one are modules: `activations`, `moments`, `buffers`, `model_flops` and
-`transformer_flops` reckon; `program` is a step in the engine's order, of which `passing` reads the bytes and `clock`
-the seconds; `hardware` knows devices and links, `cost` the seconds of a collective, `offload` those of the host; `fit`
-turns the question round; `recording` keeps a run, and `timeline` replays it on any machine.
+`zerosim.plan` makes a plan. `closed_forms` are the formulas that one teaches; `step` is the training step as events in
+the engine's order, over which transient memory and seconds are folds; `activations` and `flops` are of transformers,
+`shapes` knows models and `conventions` how texts and tools count bytes; `collectives` has the messages of each
+algorithm, `cost` their seconds, `hardware` devices and links. `recording` keeps a run, and `timeline` replays it on
+any machine.
 """
 
-from zerosim.course.published import activations as activations_published
-from zerosim.planning import activations, cost, hardware, recording, timeline
+import warnings
+from typing import Any
+
+from zerosim.planning import activations, cost, flops, hardware, recording, step, timeline
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
-    States,
+    ShardedStates,
     gathers_by_unit,
     gradient_peak_nbytes,
     resting_nbytes,
@@ -19,7 +22,7 @@ from zerosim.planning.closed_forms import (
     vectors_sent,
 )
 from zerosim.planning.collectives import ALGORITHMS, Sent, sent
-from zerosim.planning.conventions import DIALECTS, Dialect, estimate_nbytes, formula, states_nbytes
+from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbytes, formula, states_nbytes
 from zerosim.planning.cuts import (
     LAYOUTS,
     ceil_cut,
@@ -30,55 +33,61 @@ from zerosim.planning.cuts import (
     region_cuts,
     unit_cuts,
 )
-from zerosim.planning.plan import Plan, Question, Row, explained, question
+from zerosim.planning.plan import Plan, PlanConfig, Row, plan_config
+from zerosim.planning.plan_table import explained
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
 
 __all__ = [
     "ALGORITHMS",
-    "DIALECTS",
+    "CONVENTIONS",
     "LAYOUTS",
     "PRESETS",
     "STAGES",
-    "Dialect",
+    "Convention",
     "Job",
     "ModelShape",
     "Plan",
-    "Question",
+    "PlanConfig",
     "Row",
     "Sent",
-    "States",
+    "ShardedStates",
     "Transformer",
     "activations",
-    "activations_published",
-    "buffers",
     "ceil_cut",
     "chunk_lengths",
     "clip",
     "cost",
     "estimate_nbytes",
     "explained",
-    "fit",
+    "flops",
     "formula",
     "gathers_by_unit",
     "gradient_peak_nbytes",
     "hardware",
-    "model_flops",
     "model_of",
     "model_of_parameters",
     "model_shape",
-    "moments",
-    "offload",
     "owned_ranges",
     "padded_unit_lengths",
-    "question",
+    "plan_config",
     "recording",
     "region_cuts",
     "resting_nbytes",
     "sent",
     "sent_nbytes",
     "states_nbytes",
+    "step",
     "timeline",
-    "transformer_flops",
     "unit_cuts",
     "vectors_sent",
 ]
+
+RENAMED = {"question": "plan_config", "Question": "PlanConfig", "DIALECTS": "CONVENTIONS", "Dialect": "Convention",
+           "States": "ShardedStates"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"zerosim.planning.{name} is now called {RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[RENAMED[name]]

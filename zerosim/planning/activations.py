@@ -1,4 +1,4 @@
-"""What transformer blocks keep of their forward pass for backward, with pencil and paper and to the byte.
+"""Bytes that transformer blocks keep of their forward pass for backward, to the byte.
 
 Legend: B batch, L tokens of a sequence, d channels, H heads, n blocks; elements are in the compute format (2 bytes in
 16 bit), statistics in fp32 whatever the format. Q and K are H·d_h and H_kv·d_h channels, both d in a plain block; F are
@@ -57,7 +57,7 @@ class Block:
 
     @property
     def is_plain(self) -> bool:
-        """Whether queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
+        """True where queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
         plain = (self.channels, self.channels, 4 * self.channels, False)
         return (self.query_channels, self.key_channels, self.feed_forward, self.gated) == plain
 
@@ -99,7 +99,7 @@ STATISTICS: Mapping[str, Callable[[Block], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a policy keeps of a block, and what it computes again in backward: one of `again`'s parts at a time."""
+    """The tensors that a policy keeps of a block, and those that it makes again: one of `again`'s parts at a time."""
 
     kept: tuple[str, ...]
     again: tuple[tuple[str, ...], ...] = ()
@@ -153,7 +153,7 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
-    """What one block keeps, its input included: 14·BLd + BHL² elements and 4·BL statistics where all is kept.
+    """The numbers that one block keeps, its input too: 14·BLd + BHL² elements and 4·BL statistics where all is kept.
 
     >>> kept(EXAMPLE).elements == 14 * EXAMPLE.stream + EXAMPLE.square, kept(EXAMPLE).statistics
     (True, 32768)
@@ -172,7 +172,8 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
     (n/k - 1)·BLd + k(14·BLd + BHL²), where k divides n; block is k = 1. (Texts that write n/k for n/k - 1 count the
     input of the segment that goes back twice.)
 
-    >>> [round(peak(EXAMPLE, 32, policy).nbytes / 1e9, 2) for policy in ("none", "block", "selective", "sub_block")]
+    >>> policies = ("none", "block", "selective", "sub_block")
+    >>> [round(peak_nbytes(EXAMPLE, 32, policy).nbytes / 1e9, 2) for policy in policies]
     [64.43, 4.09, 31.14, 5.64]
 
     Raises ValueError for fewer than one block and for a text that names no policy.
@@ -198,6 +199,21 @@ def best_segment(block: Block, blocks: int) -> float:
     a block's inside to weigh as much as its input. Raises ValueError for fewer than one block.
     """
     return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, kept(block).elements))
+
+
+def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> int:
+    """Bytes of the logits (B, L, V), their gradient in the same place, and of what the loss keeps of them.
+
+    >>> logits_nbytes(Block(4, 2048, 4096, 32), 32000), logits_nbytes(Block(4, 2048, 4096, 32), 32000, fp32_copy=False)
+    (1572896768, 524320768)
+
+    Of each position the loss keeps a log-sum-exp in fp32. `fp32_copy`: logits in fewer bits are also held in fp32, for
+    the softmax, as most frameworks do and Korthikanti et al. 2022, section 4.3, count them (4·BLV).
+    Raises ValueError for an empty vocabulary.
+    """
+    elements = block.positions * checked_count("vocabulary", vocabulary, 1)
+    copy = FP32_NBYTES if fp32_copy and block.itemsize < FP32_NBYTES else 0
+    return elements * (block.itemsize + copy) + block.positions * FP32_NBYTES
 
 
 def recomputed_outputs_count(block: Block) -> int:
@@ -282,21 +298,22 @@ def _total(block: Block, parts: Iterable[Kept]) -> Kept:
     return sum(parts, Kept(0, 0, block.itemsize))
 
 
-# -- What a decoder's activations hold at every moment of a micro-batch, with pencil and paper and to the byte -------
+# -- a decoder's activations at every moment of a micro-batch, to the byte --------------------------------------------
 # Legend: B batch, L tokens, d channels, V vocabulary, n blocks; elements in the compute format, statistics in fp32.
 #
-# `activations.peak` says what is kept. Beside it there is at any moment what is just being made: a LayerNorm's output,
+# `peak_nbytes` says what is kept. Beside it there is at any moment what is just being made: a LayerNorm's output,
 # the gradients that flow back. Tensors come and go in the order in which the layers of a part (attention, or the
 # feed-forward network) run, and each goes when its last reader has run. Scratch of the kernels is not in it, nor are
 # gradients of weights.
 
 
 ACTIVATION, CHECKPOINT, GRADIENT = "activation", "checkpointed_input", "activation_gradient"
-BETWEEN = "between"  # the step of a moment in which no layer computes: what rests after a unit, or while it is absorbed
+# The step of a moment in which no layer computes: what rests after a unit, or while its gradient is accumulated.
+BETWEEN = "between"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """Bytes held by kind while a unit makes a step: forward, again or backward."""
 
     phase: str
@@ -311,7 +328,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HalfBlock:
     """Half a block in bytes: its input, what its first linear layer makes, what its last one takes, the statistics.
 
     `square` are the probabilities, `log_sums` attention's log-sum-exps.
@@ -326,11 +343,11 @@ class Part:
     log_sums: int = 0
 
     def middle(self, inside: str) -> int:
-        """What the middle makes beside its output, and keeps: probabilities, log-sum-exps or nothing."""
+        """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps or nothing."""
         return {"all": self.square, "tiled": self.log_sums}.get(inside, 0)
 
     def kept(self, inside: str) -> int:
-        """What the part keeps, its input included."""
+        """Bytes that the part keeps, its input included."""
         made = self.statistics + self.opening + self.closing + self.middle(inside)
         return self.stream + (0 if inside == "sub_block" else made)
 
@@ -369,15 +386,15 @@ class Part:
         yield "LayerNorm", rest, 3 * d
 
 
-def parts_of(block: Block) -> tuple[Part, Part]:
+def parts_of(block: Block) -> tuple[HalfBlock, HalfBlock]:
     """Attention and the feed-forward network of a block, in bytes; the opening of a gated one makes both factors."""
     channel, d = block.positions * block.itemsize, block.stream * block.itemsize
     statistics = 2 * block.positions * FP32_NBYTES
-    attention = Part("attention", d, (block.query_channels + 2 * block.key_channels) * channel,
-                     block.query_channels * channel, statistics, block.square * block.itemsize,
-                     block.positions * block.heads * FP32_NBYTES)
-    return attention, Part("ffn", d, (1 + block.gated) * block.feed_forward * channel, block.feed_forward * channel,
-                           statistics)
+    attention = HalfBlock("attention", d, (block.query_channels + 2 * block.key_channels) * channel,
+                          block.query_channels * channel, statistics, block.square * block.itemsize,
+                          block.positions * block.heads * FP32_NBYTES)
+    return attention, HalfBlock("ffn", d, (1 + block.gated) * block.feed_forward * channel,
+                                block.feed_forward * channel, statistics)
 
 
 def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
@@ -386,26 +403,26 @@ def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "no
     >>> fullest_nbytes(Block(1, 64, 32, 4), 3, 256), fullest_nbytes(Block(2, 64, 32, 4), 3, 256)
     (343808, 687616)
 
-    Raises ValueError as `moments` does.
+    Raises ValueError as `snapshots` does.
     """
     return block.batch * _fullest_of_one(replace(block, batch=1), blocks, vocabulary, policy)
 
 
 @lru_cache(maxsize=1024)
 def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> int:
-    """Of one sequence: all that is held grows with their number alike, so the fullest moment is the same for any."""
-    return max(moment.total_nbytes for moment in moments(block, blocks, vocabulary, policy))
+    """Of one sequence: all that is held grows with their number, so the fullest moment is the same for any."""
+    return max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
 
 
-def moments(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
-            output_itemsize: int | None = None, parts_per_unit: int = 2, between: bool = False) -> list[Moment]:
+def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
+            output_itemsize: int | None = None, parts_per_unit: int = 2, between: bool = False) -> list[Snapshot]:
     """Every moment of one micro-batch of a GPT: the units forward, the loss, the units backward.
 
     `parts_per_unit` is 2 where a unit is a block, 1 where it is half a block, 2k where k blocks are joined;
     `output_itemsize` that of the logits, where it is not the block's. Segments are of units, the embedding the first.
-    `between` are the moments after each unit too, in which gradients are taken up and weights gathered and freed.
+    `between` are the moments after each unit too, in which gradients are accumulated and weights gathered and freed.
 
-    >>> largest = max(moments(Block(1, 64, 32, 4), 3, 256), key=lambda moment: moment.total_nbytes)
+    >>> largest = max(snapshots(Block(1, 64, 32, 4), 3, 256), key=lambda moment: moment.total_nbytes)
     >>> largest.phase, largest.unit, largest.step, largest.nbytes
     ('backward', 4, 'loss', {'activation': 311040, 'activation_gradient': 32768})
 
@@ -418,7 +435,7 @@ def moments(block: Block, blocks: int, vocabulary: int, policy: str = "none", *,
     walk = Walk(units, block.stream * block.itemsize, logits * (output_itemsize or block.itemsize),
                 0 if output_itemsize in (None, block.itemsize) else logits * block.itemsize,
                 block.positions * FP32_NBYTES, parse(policy)[1], dropout)
-    return [moment for moment in walk.micro_batch(parse(policy)[0]) if between or moment.step != BETWEEN]
+    return [one for one in walk.micro_batch(parse(policy)[0]) if between or one.step != BETWEEN]
 
 
 @dataclass(slots=True)
@@ -429,7 +446,7 @@ class Walk:
     gradient of the logits in the compute format where that is another, `row` one number of fp32 for each token.
     """
 
-    units: list[list[Part]]
+    units: list[list[HalfBlock]]
     stream: int
     logits: int
     cast: int
@@ -440,7 +457,7 @@ class Walk:
     checkpoint: int = 0
     gradient: int = 0
 
-    def micro_batch(self, per_segment: int | None) -> Iterator[Moment]:
+    def micro_batch(self, per_segment: int | None) -> Iterator[Snapshot]:
         """Forward, loss and backward, in segments of so many units, or in none."""
         count = len(self.units)
         starts = range(0, count, per_segment or count)
@@ -449,35 +466,35 @@ class Walk:
                 self.checkpoint, self.activation = self.checkpoint + self.stream, self.activation - self.stream
             held = bool(per_segment) and unit in starts
             yield from self._forward("forward", unit, keep=not per_segment, input_held=held)
-            yield self._moment("forward", unit, BETWEEN)
+            yield self._snapshot("forward", unit, BETWEEN)
         self.activation += self.row
-        yield self._moment("forward", count - 1, "loss")
+        yield self._snapshot("forward", count - 1, "loss")
         self.gradient = self.logits
-        yield self._moment("backward", count - 1, "loss")
+        yield self._snapshot("backward", count - 1, "loss")
         self.activation -= self.row + self.logits
-        yield self._moment("loss", count - 1, BETWEEN)
+        yield self._snapshot("loss", count - 1, BETWEEN)
         for start in reversed(starts):
             segment = range(start, min(start + (per_segment or count), count))
             for unit in segment if per_segment else ():
                 yield from self._forward("again", unit, keep=True, input_held=True)
                 if unit == segment[-1]:
                     self.activation -= self.logits if unit == count - 1 else self.stream
-                yield self._moment("again", unit, BETWEEN)
+                yield self._snapshot("again", unit, BETWEEN)
             for unit in reversed(segment):
                 coming = self.gradient
                 yield from self._backward(unit)
                 self._drop_input(unit, checkpointed=bool(per_segment) and unit == start)
-                yield self._moment("absorbed", unit, BETWEEN, 0, coming)
-                yield self._moment("backward", unit, BETWEEN)
+                yield self._snapshot("accumulated", unit, BETWEEN, 0, coming)
+                yield self._snapshot("backward", unit, BETWEEN)
 
-    def _moment(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> Moment:
-        """What rests, and what is being made beside it."""
+    def _snapshot(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> Snapshot:
+        """The bytes that rest, and those that are being made beside them."""
         nbytes = {ACTIVATION: self.activation + activation, CHECKPOINT: self.checkpoint,
                   GRADIENT: self.gradient + gradient}
-        return Moment(phase, unit, step, {kind: n for kind, n in nbytes.items() if n})
+        return Snapshot(phase, unit, step, {kind: n for kind, n in nbytes.items() if n})
 
     def _drop_input(self, unit: int, *, checkpointed: bool) -> None:
-        """What a unit has read goes; the tokens are none of these kinds."""
+        """Frees the input that a unit has read; the tokens are none of these kinds."""
         if unit and checkpointed:
             self.checkpoint -= self.stream
         elif unit:
@@ -485,17 +502,17 @@ class Walk:
 
     # -- one unit forward ---------------------------------------------------------------------------------------------
 
-    def _forward(self, phase: str, unit: int, *, keep: bool, input_held: bool) -> Iterator[Moment]:
+    def _forward(self, phase: str, unit: int, *, keep: bool, input_held: bool) -> Iterator[Snapshot]:
         """Its output rests afterwards, and what it keeps if it is to keep it, or else not even its input."""
         before, last = self.activation, unit == len(self.units) - 1
         if unit == 0:
-            yield self._moment(phase, unit, "embedding", (2 if self.dropout else 1) * self.stream)
+            yield self._snapshot(phase, unit, "embedding", (2 if self.dropout else 1) * self.stream)
         elif last:
-            yield self._moment(phase, unit, "logits", self.stream + 2 * self.row + self.logits)
+            yield self._snapshot(phase, unit, "logits", self.stream + 2 * self.row + self.logits)
             self.activation += 2 * self.row if keep else 0
         for part in self.units[unit]:
             for step, made in part.forward(self.inside, dropout=self.dropout):
-                yield self._moment(phase, unit, f"{part.name} {step}", made)
+                yield self._snapshot(phase, unit, f"{part.name} {step}", made)
             self.activation += part.kept(self.inside)  # without its input, with its output, which weighs the same
         if not keep:
             self.activation = before
@@ -506,19 +523,19 @@ class Walk:
 
     # -- one unit backward --------------------------------------------------------------------------------------------
 
-    def _backward(self, unit: int) -> Iterator[Moment]:
+    def _backward(self, unit: int) -> Iterator[Snapshot]:
         """The gradient of its input rests afterwards; that of its output is held by the caller until then."""
         if unit == 0:
-            yield self._moment("backward", unit, "embedding", 0, self.stream if self.dropout else 0)
+            yield self._snapshot("backward", unit, "embedding", 0, self.stream if self.dropout else 0)
         elif unit == len(self.units) - 1:
-            yield self._moment("backward", unit, "LayerNorm output", self.stream, self.cast)
-            yield self._moment("backward", unit, "logits", self.stream, self.cast + self.stream)
-            yield self._moment("backward", unit, "LayerNorm", 0, 2 * self.stream)
+            yield self._snapshot("backward", unit, "LayerNorm output", self.stream, self.cast)
+            yield self._snapshot("backward", unit, "logits", self.stream, self.cast + self.stream)
+            yield self._snapshot("backward", unit, "LayerNorm", 0, 2 * self.stream)
             self.activation -= 2 * self.row
         for index, part in enumerate(reversed(self.units[unit])):
             kept, own = part.kept(self.inside), self.stream if index == 0 else 0
             for step, activation, gradient in part.backward(self.inside, dropout=self.dropout):
-                yield self._moment("backward", unit, f"{part.name} {step}", activation - kept, gradient - own)
+                yield self._snapshot("backward", unit, f"{part.name} {step}", activation - kept, gradient - own)
             self.activation -= kept - self.stream
             if index < len(self.units[unit]) - 1:
                 self.activation -= self.stream  # between two parts: the input of the one, that nobody else holds

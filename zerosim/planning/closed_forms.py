@@ -1,4 +1,4 @@
-"""What ZeRO holds and sends in one training step, with pencil and paper and to the byte.
+"""The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
 
 Legend: N ranks; k micro-batches a step; Ψ bytes of the flat vector, padding included: Ψ_g in the format that
 gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of a cut. Every collective
@@ -36,7 +36,7 @@ TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and updat
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class ShardedStates:
     """Which of the three model states are cut among the ranks; what is not lies whole on every rank."""
 
     parameters_sharded: bool
@@ -44,11 +44,11 @@ class States:
     optimizer_sharded: bool
 
 
-STAGES: Mapping[int, States] = {
-    0: States(False, False, False),
-    1: States(False, False, True),
-    2: States(False, True, True),
-    3: States(True, True, True),
+STAGES: Mapping[int, ShardedStates] = {
+    0: ShardedStates(False, False, False),
+    1: ShardedStates(False, False, True),
+    2: ShardedStates(False, True, True),
+    3: ShardedStates(True, True, True),
 }
 
 
@@ -59,26 +59,26 @@ class Job:
     `unit_lengths` are the elements of the model's units, padding not included; `slots` the tensors that the
     optimizer keeps for each parameter beside the master (Adam 2, momentum 1, SGD 0); `recompute_units` the
     length of the segments of which only the input is kept (None: everything is kept; 1: each block's input).
-    `kept_gathered` are the units that stay gathered from forward to the end of backward, `borrows` pairs (unit, owner)
-    of units that use another unit's parameters (tied weights), by their places in the model; `borrowed_lengths` are the
+    `kept_gathered` are the units that stay gathered from forward to the end of backward, `tied` pairs (unit, owner)
+    of units that use another unit's parameters (tied weights), by their places in the model; `tied_lengths` are the
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
-    the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's levers: they change no byte sent, but
-    what `program` reads from a job.
+    the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
+    what `step` reads from a job.
 
     Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
     """
 
     unit_lengths: tuple[int, ...]
     ranks: int
-    states: States
+    states: ShardedStates
     layout: str = "per_unit"
     policy: Policy = MIXED_PRECISION
     slots: int = 2
     micro_batches: int = 1
     recompute_units: int | None = None
     kept_gathered: tuple[int, ...] = ()
-    borrows: tuple[tuple[int, int], ...] = ()
-    borrowed_lengths: tuple[int, ...] = ()
+    tied: tuple[tuple[int, int], ...] = ()
+    tied_lengths: tuple[int, ...] = ()
     normed_tensors: int = 0
     overlap: bool = False
     prefetch: int = 0
@@ -91,8 +91,8 @@ class Job:
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
-        if not self.borrowed_lengths:
-            object.__setattr__(self, "borrowed_lengths", (0,) * len(self.borrows))
+        if not self.tied_lengths:
+            object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ class Job:
 
     @property
     def gathers(self) -> tuple[int, ...]:
-        """How often each unit's cut parameters are gathered in one micro-batch."""
-        return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.borrows)
+        """The times that each unit's sharded parameters are gathered in one micro-batch."""
+        return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
 
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
@@ -164,13 +164,13 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
 
 def _going_back_nbytes(job: Job) -> list[int]:
     """Bytes on their way while each unit goes back: its own gradient, unless it is written where it rests, and what
-    borrowers have written of parameters whose own unit has not gone back: in two formats while they do."""
+    users of tied weights have written whose own unit has not gone back: in two formats while they do."""
     written, added = job.policy.compute_dtype, job.policy.accumulate_dtype
     at_rest = not job.states.gradients_sharded and written == added and job.micro_batches == 1
     held = [0 if at_rest else length * written.itemsize for length in job.padded_lengths]
-    for (borrower, owner), length in zip(job.borrows, job.borrowed_lengths, strict=True):
-        held[borrower] += length * written.itemsize
-        for unit in range(owner, borrower + 1):
+    for (user, owner), length in zip(job.tied, job.tied_lengths, strict=True):
+        held[user] += length * written.itemsize
+        for unit in range(owner, user + 1):
             held[unit] += length * added.itemsize
         if written != added:  # the sum with the owner's own part is made in the wider format
             held[owner] += job.padded_lengths[owner] * added.itemsize
@@ -178,24 +178,24 @@ def _going_back_nbytes(job: Job) -> list[int]:
 
 
 def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
-                    borrows: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """How often each unit's cut parameters are gathered in one micro-batch.
+                    tied: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
+    """The times that each unit's sharded parameters are gathered in one micro-batch.
 
     >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
     ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
-    >>> gathers_by_unit(3, borrows=[(2, 0)]), gathers_by_unit(3, kept_gathered=[0], borrows=[(2, 0)])
+    >>> gathers_by_unit(3, tied=[(2, 0)]), gathers_by_unit(3, kept_gathered=[0], tied=[(2, 0)])
     ((4, 2, 2), (1, 2, 2))
 
     Once forward, once backward, and once more for each unit that is run again to find the input of the next
-    one in its segment: all but the segment's last, which is run again inside its own backward gather. A borrowed unit
-    is gathered at its borrowers' uses too; one that stays gathered, once.
+    one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
+    tied weights is gathered at its users' passes too; one that stays gathered, once.
     Raises ValueError for fewer than one unit, or segments of fewer than one.
     """
     count = checked_count("unit_count", unit_count, 1)
     segment = checked_count("recompute_units", 1 if recompute_units is None else recompute_units, 1)
     uses = [2 + (unit % segment < segment - 1 and unit < count - 1) for unit in range(count)]
-    borrowed = [(owner, uses[borrower]) for borrower, owner in borrows]
-    for owner, times in borrowed:
+    tied_uses = [(owner, uses[user]) for user, owner in tied]
+    for owner, times in tied_uses:
         uses[owner] += times
     kept = set(kept_gathered)
     return tuple(1 if unit in kept else times for unit, times in enumerate(uses))
@@ -249,18 +249,18 @@ def _sent_control(job: Job) -> list[int]:
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
            times: Iterable[int] | None = None) -> list[int]:
     """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
-    alike: Counter[Cut] = Counter()  # a model of many equal units has few cuts
+    times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
-        alike[cut] += count
+        times_of[cut] += count
     nbytes = [0] * job.ranks
-    for cut, count in alike.items():
+    for cut, count in times_of.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
     return nbytes
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
-    """How many vectors Ψ a rank sends in one step in the limit of many ranks: ZeRO's 2Ψ and 3Ψ, by purpose.
+    """The vectors Ψ that a rank sends in one step in the limit of many ranks: ZeRO's 2Ψ and 3Ψ, by purpose.
 
     >>> jobs = [Job((2, 2), 2, states, micro_batches=4) for states in STAGES.values()]
     >>> [int(sum(vectors_sent(job).values())) for job in jobs]

@@ -1,4 +1,4 @@
-"""What any optimizer keeps beside the weights, with pencil and paper, from what it declares itself.
+"""Bytes of model states: what any optimizer declares that it keeps, and how texts and tools count the rest.
 
 Legend: N ranks. An optimizer is a value that says for a tensor's shape which slots it keeps, and where that state may
 be cut: anywhere (then a rank's is that of its flat share), or on borders of tensors (then ranks own whole tensors, and
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
-from zerosim.planning.closed_forms import States
+from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import Cut, checked_count, padded_unit_lengths
 from zerosim.planning.shapes import ModelShape
 
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 class OptimizerLike(Protocol):
-    """What `zerosim.optim` declares of each optimizer, as far as pencil and paper need it."""
+    """An optimizer as `zerosim.optim` declares each, as far as a prediction needs it."""
 
     @property
     def cut(self) -> str: ...
@@ -34,7 +34,7 @@ class OptimizerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class StateSlot:
     """One tensor of state, in fp32 unless said."""
 
     shape: Shape
@@ -46,7 +46,7 @@ class Elementwise:
     """An optimizer of which only a number is known: the fp32 tensors that it keeps for each parameter.
 
     >>> ADAM.slots((10,))
-    {'slot0': Slot(shape=(10,), format='fp32'), 'slot1': Slot(shape=(10,), format='fp32')}
+    {'slot0': StateSlot(shape=(10,), format='fp32'), 'slot1': StateSlot(shape=(10,), format='fp32')}
 
     Its state may be cut anywhere. Raises ValueError for a number of tensors that is negative or not whole.
     """
@@ -58,9 +58,9 @@ class Elementwise:
     def __post_init__(self) -> None:
         checked_count("count", self.count, 0)
 
-    def slots(self, shape: Shape) -> Mapping[str, Slot]:
+    def slots(self, shape: Shape) -> Mapping[str, StateSlot]:
         """So many tensors of the parameter's own shape."""
-        return {f"slot{index}": Slot(shape) for index in range(self.count)}
+        return {f"slot{index}": StateSlot(shape) for index in range(self.count)}
 
 
 ADAM = Elementwise(2)  # m and v: Kingma & Ba 2015, algorithm 1
@@ -107,7 +107,7 @@ def per_parameter_nbytes(optimizer: OptimizerLike, fp32_itemsize: int = 4) -> in
 
 
 def is_cut_anywhere(optimizer: OptimizerLike) -> bool:
-    """Whether a shard of the optimizer's state may begin inside a tensor."""
+    """True where a shard of the optimizer's state may begin inside a tensor."""
     return optimizer.cut == "anywhere"
 
 
@@ -142,16 +142,16 @@ def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int,
     return [(starts[high] - starts[low], state[high] - state[low]) for low, high in pairwise(places)]
 
 
-# -- Accounting dialects: how published tools and texts count the bytes of model states, by name and as values -------
-# Legend: N ranks. What a dialect counts lies whole on every rank or is cut among them, as three indicators say
-# (`closed_forms.States`): parameters, gradients, and all that the optimizer reads and writes.
+# -- Accounting conventions: how published tools and texts count the bytes of model states, by name and as values -----
+# Legend: N ranks. What a convention counts lies whole on every rank or is cut among them, as three indicators say
+# (`closed_forms.ShardedStates`): parameters, gradients, and all that the optimizer reads and writes.
 
 
 ADAM_STATE_NBYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class Convention:
     """Bytes that a text or a tool counts for each parameter, by kind, beside the optimizer's own state.
 
     `gradient_copy` are gradients in fp32 that lie with the optimizer's state, `whole_layer` bytes for each parameter of
@@ -171,11 +171,11 @@ class Dialect:
     master_is_parameter: bool = False
     state_itemsize: int = 4
 
-    def per_parameter(self, states: States, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> tuple[int, int]:
+    def per_parameter(self, states: ShardedStates, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> tuple[int, int]:
         """(replicated, shared): a rank holds replicated + shared/N bytes for each parameter.
 
         >>> from zerosim.planning.closed_forms import STAGES
-        >>> [DIALECTS["zero-paper"].per_parameter(states) for states in STAGES.values()]
+        >>> [CONVENTIONS["zero-paper"].per_parameter(states) for states in STAGES.values()]
         [(16, 0), (4, 12), (2, 14), (0, 16)]
         """
         replicated = shared = 0
@@ -185,63 +185,65 @@ class Dialect:
             replicated += nbytes * (not is_cut)
         return replicated, shared
 
-    def kinds(self, states: States) -> dict[str, int]:
+    def kinds(self, states: ShardedStates) -> dict[str, int]:
         """Bytes for each parameter by kind, the optimizer's own state apart."""
         has_master = not (self.master_is_parameter and (states.optimizer_sharded or not states.parameters_sharded))
         return {"parameter": self.parameter, "gradient": self.gradient, "gradient_copy": self.gradient_copy,
                 "master": self.master * has_master}
 
 
-DIALECTS: Mapping[str, Dialect] = {row.name: row for row in (
-    Dialect("zero-paper", 2, 2, 0, 4, "Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1"),
-    Dialect("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman 2024, "
-            "Machine Learning Engineering: gradients add up in fp32"),
-    Dialect("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
+CONVENTIONS: Mapping[str, Convention] = {row.name: row for row in (
+    Convention("zero-paper", 2, 2, 0, 4, "Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1"),
+    Convention("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman "
+               "2024, Machine Learning Engineering: gradients add up in fp32"),
+    Convention("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
             "parameters, fp32 gradients (2024)", (0, 1)),
-    Dialect("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
+    Convention("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
             "parameters, fp16 gradients (2024)", (0, 1)),
-    Dialect("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)", (2,)),
-    Dialect("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
+    Convention("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)",
+               (2,)),
+    Convention("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
             whole_layer=4),
-    Dialect("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
-    Dialect("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 parameters, "
-            "fp32 gradients (2024)", (0, 1), master_is_parameter=True),
-    Dialect("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
+    Convention("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
+    Convention("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 "
+               "parameters, fp32 gradients (2024)", (0, 1), master_is_parameter=True),
+    Convention("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
             "moments", (3,)),
 )}
 
 
-def dialect_of(dialect: str | Dialect | Policy) -> Dialect:
-    """The dialect of a name, a dialect itself, or zerosim's own: what the ledger of an engine of this policy counts.
+def convention_of(convention: str | Convention | Policy) -> Convention:
+    """The convention of a name, a convention itself, or zerosim's own: the bytes of an engine of this policy.
 
-    >>> own = dialect_of(Policy("bf16", accumulate="fp32"))
+    >>> own = convention_of(Policy("bf16", accumulate="fp32"))
     >>> own.parameter, own.gradient, own.gradient_copy, own.master
     (2, 4, 0, 4)
 
     Raises ValueError for a name that there is not, with the nearest.
     """
-    if isinstance(dialect, Dialect):
-        return dialect
-    if isinstance(dialect, Policy):
-        return Dialect("zerosim", dialect.compute_dtype.itemsize, dialect.accumulate_dtype.itemsize, 0,
-                       dialect.master_dtype.itemsize, "what the engine's ledger counts",
-                       master_is_parameter=dialect.compute_dtype == dialect.master_dtype,
-                       state_itemsize=dialect.state_dtype.itemsize)
-    if str(dialect) not in DIALECTS:
-        raise ValueError(f"no accounting dialect is called {dialect!r}; there are {', '.join(DIALECTS)}, "
+    if isinstance(convention, Convention):
+        return convention
+    if isinstance(convention, Policy):
+        return Convention("zerosim", convention.compute_dtype.itemsize, convention.accumulate_dtype.itemsize, 0,
+                       convention.master_dtype.itemsize, "the bytes that the engine holds",
+                       master_is_parameter=convention.compute_dtype == convention.master_dtype,
+                       state_itemsize=convention.state_dtype.itemsize)
+    if str(convention) not in CONVENTIONS:
+        raise ValueError(f"no accounting convention is called {convention!r}; there are {', '.join(CONVENTIONS)}, "
                          "and zerosim, the engine's own, which is that of a Policy"
-                         f"{did_you_mean(dialect, DIALECTS)}")
-    return DIALECTS[dialect]
+                         f"{did_you_mean(convention, CONVENTIONS)}")
+    return CONVENTIONS[convention]
 
 
-def is_sharded(kind: str, states: States) -> bool:
-    """Whether a kind of model state is cut among the ranks."""
+def is_sharded(kind: str, states: ShardedStates) -> bool:
+    """True for a kind of model state that is cut among the ranks."""
     return {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded}.get(
         kind, states.optimizer_sharded)
 
 
-def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
-                  optimizer: OptimizerLike = ADAM, layout: str = "per_unit") -> dict[str, int]:
+def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
+                  convention: str | Convention | Policy = "zero-paper", *, optimizer: OptimizerLike = ADAM,
+                  layout: str = "per_unit") -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 
     >>> from zerosim.planning.closed_forms import STAGES
@@ -251,9 +253,9 @@ def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | 
 
     All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
     padded, `layout` does not count, and it is the rank that holds most.
-    Raises ValueError for fewer than one rank and for an unknown dialect or layout.
+    Raises ValueError for fewer than one rank and for an unknown convention or layout.
     """
-    named = dialect_of(dialect)
+    named = convention_of(convention)
     count = checked_count("ranks", ranks, 1)
     if is_cut_anywhere(optimizer):
         total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
@@ -268,29 +270,30 @@ def states_nbytes(model: ModelShape, ranks: int, states: States, dialect: str | 
     return max(held, key=lambda kinds: sum(kinds.values()))
 
 
-def _by_kind(dialect: Dialect, states: States, total: int, share: int, state: int) -> dict[str, int]:
+def _by_kind(convention: Convention, states: ShardedStates, total: int, share: int, state: int) -> dict[str, int]:
     found = {kind: nbytes * (share if is_sharded(kind, states) else total)
-             for kind, nbytes in dialect.kinds(states).items()}
+             for kind, nbytes in convention.kinds(states).items()}
     return {kind: nbytes for kind, nbytes in (found | {"optimizer_state": state}).items() if nbytes}
 
 
-def estimate_nbytes(parameters: int, ranks: int, states: States, dialect: str | Dialect | Policy = "zero-paper", *,
-                    largest_layer: int = 0, optimizer_nbytes: int = ADAM_STATE_NBYTES) -> int:
-    """Bytes on a rank as the dialect's own formula gives them: nothing is padded, and the largest layer is added.
+def estimate_nbytes(parameters: int, ranks: int, states: ShardedStates,
+                    convention: str | Convention | Policy = "zero-paper", *, largest_layer: int = 0,
+                    optimizer_nbytes: int = ADAM_STATE_NBYTES) -> int:
+    """Bytes on a rank as the convention's own formula gives them: nothing is padded, and the largest layer is added.
 
     >>> from zerosim.planning.closed_forms import STAGES
     >>> estimate_nbytes(2_851_000_000, 8, STAGES[3], "deepspeed-zero3", largest_layer=32_000_000)
     6542750000
 
-    Shares are rounded down. Raises ValueError for counts below one and for an unknown dialect.
+    Shares are rounded down. Raises ValueError for counts below one and for an unknown convention.
     """
-    named, count = dialect_of(dialect), checked_count("parameters", parameters, 1)
+    named, count = convention_of(convention), checked_count("parameters", parameters, 1)
     replicated, shared = named.per_parameter(states, optimizer_nbytes)
     layer = checked_count("largest_layer", largest_layer, 0)
     return replicated * count + shared * count // checked_count("ranks", ranks, 1) + named.whole_layer * layer
 
 
-def formula(states: States, dialect: str | Dialect | Policy = "zero-paper",
+def formula(states: ShardedStates, convention: str | Convention | Policy = "zero-paper",
             optimizer_nbytes: int = ADAM_STATE_NBYTES) -> str:
     """Bytes of a rank for each parameter, as one writes them.
 
@@ -298,5 +301,5 @@ def formula(states: States, dialect: str | Dialect | Policy = "zero-paper",
     >>> [formula(states, "megatron-fp16") for states in STAGES.values()]
     ['20', '4 + 16/N', '2 + 18/N', '20/N']
     """
-    replicated, shared = dialect_of(dialect).per_parameter(states, optimizer_nbytes)
+    replicated, shared = convention_of(convention).per_parameter(states, optimizer_nbytes)
     return " + ".join([f"{replicated}"] * bool(replicated) + [f"{shared}/N"] * bool(shared)) or "0"

@@ -14,9 +14,8 @@ from zerosim.ranks.errors import (
 )
 from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory
-from zerosim.ranks.rank import Rank
+from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Hop, Trace
-from zerosim.ranks.work import Work
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "DeadlockError", "Hop",
            "Memory", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",

@@ -1,22 +1,28 @@
-"""Cuts: how a vector of n elements is divided into N consecutive chunks, one for each rank.
+"""A collective call: what all ranks of a group must agree on, and one rank's pending part of it.
 
-Legend: n elements, N ranks. A cut is a tuple of N+1 boundaries; chunk i is ``vector[cut[i]:cut[i + 1]]``.
+`Rank.reduce_scatter` and the others check what the program hands them, put all that the ranks must agree on into a
+`Call`, and this rank's arrays into a `PendingCall`. The algorithms' generators get that one as ``me``, and so does the
+backend that carries the call out.
+
+Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundaries; chunk i is
+``vector[cut[i]:cut[i + 1]]``, and belongs to rank i.
 """
 
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from types import EllipsisType
 from typing import Any, Protocol
 
 import numpy as np
 
+from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
 from zerosim.numerics.checks import did_you_mean, is_count
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.numerics.rounding import round_to
-from zerosim.ranks.trace import Collective, Message, Trace
 
 Cut = tuple[int, ...]
 
@@ -88,11 +94,10 @@ def largest_chunk(cut: Cut) -> int:
     return int(chunk_lengths(cut).max())
 
 
-# -- A call: everything about a collective on which the ranks of its group must agree --------------------------------
-# Legend: n elements, N ranks.
-
+# -- What all ranks agree on -----------------------------------------------------------------------------------------
 
 OPS = ("sum", "mean", "max", "min")
+ONLY_ROOT_RECEIVES = ("reduce", "gather")
 Group = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
 
 
@@ -140,6 +145,15 @@ class Call:
         """The dtype in which values travel."""
         return self.dtype if self.wire is None else self.wire
 
+    def gets_result(self, index: int) -> bool:
+        """True unless only the root receives a result, and the rank is another one."""
+        return index == self.root or self.operation not in ONLY_ROOT_RECEIVES
+
+    def normalized(self) -> "Call":
+        """The call without what tells it apart from others of the same hops: the n-th of a loop makes the first's."""
+        return replace(self, number=0, communicator=(), group=tuple(range(self.ranks)), purpose="unspecified",
+                       agreement="")
+
     def __str__(self) -> str:
         details = [f"call {self.number}", str(self.shape), str(self.dtype)]
         details += [f"op={self.op}"] * (self.op != "sum")
@@ -157,27 +171,16 @@ class Call:
                 f"agreement={self.agreement!r}, group={self.group})")
 
 
-# -- The averaging rules by name: where a mean over N ranks divides, which decides what overflows or underflows ------
-# Legend: N ranks. Every multiplication and division is computed in fp32 and rounded once to the array's format.
+# -- Means: the averaging rules by name ------------------------------------------------------------------------------
+# Where a mean over N ranks divides decides what overflows or underflows. Every multiplication and division is computed
+# in fp32 and rounded once to the array's format.
 
-
-def split_factors(ranks: int) -> tuple[int, float]:
-    """(before, after): a power of two near sqrt(N) that divides before the sum, and the rest that divides after it.
-
-    Keeps fp16 sums of many ranks in range at both ends; the rule of fairscale's and PyTorch's FSDP.
-
-    >>> split_factors(6), split_factors(64)
-    ((4, 1.5), (8, 8.0))
-    """
-    before = 1
-    while ranks % before == 0 and ranks / before > before:
-        before *= 2
-    return before, ranks / before
+AVERAGES = ("sum_then_divide", "divide_then_sum", "split", "premultiply")
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """What a rule does with each contribution before the sum, and with the sum: divide, or multiply by a factor."""
+class MeanRule:
+    """What a mean does with each contribution before the sum, and with the sum: divide, or multiply by a factor."""
 
     divide_before: float = 1.0
     multiply_before: float = 1.0
@@ -200,58 +203,131 @@ class Scaling:
             kernels.divide_rounded(total, self.divide_after, total)
 
 
-AVERAGES = ("sum_then_divide", "divide_then_sum", "split", "premultiply")
-
-
-def scaling(rule: str, ranks: int, dtype: np.dtype) -> Scaling:
+def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
     """The factors of a rule for N ranks.
 
     ``sum_then_divide`` can overflow, ``divide_then_sum`` underflow; ``split`` divides by a power of two before and by
     the rest after; ``premultiply`` multiplies by 1/N rounded to the format, which biases bf16 by +0.195 % at N = 3.
     Raises ValueError for an unknown rule.
     """
-    match rule:
+    match name:
         case "sum_then_divide":
-            return Scaling(divide_after=ranks)
+            return MeanRule(divide_after=ranks)
         case "divide_then_sum":
-            return Scaling(divide_before=ranks)
+            return MeanRule(divide_before=ranks)
         case "split":
             before, after = split_factors(ranks)
-            return Scaling(divide_before=before, divide_after=after)
+            return MeanRule(divide_before=before, divide_after=after)
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
-            return Scaling(multiply_before=inverse)
-    raise ValueError(f"no averaging rule {rule!r}; choose one of {', '.join(AVERAGES)}"
-                     f"{did_you_mean(rule, AVERAGES)}")
+            return MeanRule(multiply_before=inverse)
+    raise ValueError(f"no averaging rule {name!r}; choose one of {', '.join(AVERAGES)}"
+                     f"{did_you_mean(name, AVERAGES)}")
 
 
-# -- What one rank hands to the transport: its part in a collective, or an exchange of its own -----------------------
-# A transport (the in-process hub, MPI, NCCL) offers ``issue(rank, entry)``, which returns at once, and
-# ``wait(rank, entry)``, which returns when ``entry.done``.
+def split_factors(ranks: int) -> tuple[int, float]:
+    """(before, after): a power of two near sqrt(N) that divides before the sum, and the rest that divides after it.
+
+    Keeps fp16 sums of many ranks in range at both ends; the rule of fairscale's and PyTorch's FSDP.
+
+    >>> split_factors(6), split_factors(64)
+    ((4, 1.5), (8, 8.0))
+    """
+    before = 1
+    while ranks % before == 0 and ranks / before > before:
+        before *= 2
+    return before, ranks / before
+
+
+# -- One rank's part -------------------------------------------------------------------------------------------------
+
+Array = Any  # numpy's, cupy's, or an array without data when a call is only expanded
+
+
+def count_nothing(nbytes: int) -> None:
+    """The counter of a call that is only expanded."""
 
 
 @dataclass(slots=True, eq=False)
-class CollectiveEntry:
-    """A rank's part in one call: its arrays, its charged buffers, and the trace's row that counts its bytes."""
+class PendingCall:
+    """One rank's part in a call, from its issue until its result is there; algorithms know it as ``me``.
+
+    ``index`` is the rank's place in the group; ``x`` and ``out`` are flat, ``buffers`` those that the algorithm
+    declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` is told the bytes that
+    the rank has sent.
+    """
 
     call: Call
     index: int
-    x: np.ndarray
-    out: np.ndarray
-    buffers: list[np.ndarray]
-    in_place: bool
-    row: Collective
-    trace: Trace
+    kernels: NumpyKernels | NullKernels
+    x: Array
+    out: Array
+    buffers: list[Array] = field(default_factory=list)
+    in_place: bool = False
+    count: Callable[[int], None] = count_nothing
     done: bool = False
+    size: int = field(init=False)
+    root: int = field(init=False)
+    dtype: np.dtype[Any] = field(init=False)
+    wire: np.dtype[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        call = self.call
+        self.size, self.root, self.dtype = len(call.group), call.root, call.dtype
+        self.wire = call.dtype if call.wire is None else call.wire
+
+    # -- for the algorithm --------------------------------------------------------------------------------------------
+
+    def neighbor(self, distance: int) -> int:
+        """The rank ``distance`` places further on the ring."""
+        return (self.index + distance) % self.size
+
+    def bounds(self, chunk: int, count: int = 1) -> slice:
+        """The place of ``count`` consecutive chunks from ``chunk`` on in the whole vector."""
+        return slice(self.call.cut[chunk], self.call.cut[chunk + count])
+
+    def length(self, chunk: int) -> int:
+        """Elements of one chunk; ``chunk`` counts modulo N."""
+        low, high = self.call.cut[chunk % self.size:chunk % self.size + 2]
+        return high - low
+
+    def chunk(self, vector: Array, chunk: int) -> Array:
+        """A view of one chunk of the whole vector; ``chunk`` counts modulo N."""
+        return vector[self.bounds(chunk % self.size)]
+
+    def copy(self, source: Array, out: Array) -> None:
+        """Copies, casting to the dtype of ``out`` with one rounding; nothing to do when both are the same memory."""
+        if source is not out:
+            self.kernels.cast_pack(source, out)
+
+    def copy_whole(self, source: Array, out: Array) -> None:
+        """Copies the rank's whole vector to where it is worked on, unless it lies there already."""
+        if not self.in_place and source is not out:
+            self.kernels.cast_pack(source, out)
+
+    def combine(self, a: Array, b: Array, out: Array) -> None:
+        """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""
+        casts = b.dtype != out.dtype and isinstance(out, np.ndarray)
+        # A block at a time, since the cast takes memory that no ledger has.
+        for here in spans(len(out)) if casts else (slice(None),):
+            match self.call.op:
+                case "max":
+                    self.kernels.maximum_rounded(a[here], b[here], out[here])
+                case "min":
+                    self.kernels.minimum_rounded(a[here], b[here], out[here])
+                case _:
+                    self.kernels.add_rounded(a[here], b[here], out[here])
+
+    # -- for the backend ----------------------------------------------------------------------------------------------
 
     def finish(self, nbytes: int) -> None:
-        """The transport has carried the call out, and this rank sent ``nbytes`` in it."""
-        self.trace.sent(self.row, nbytes)
+        """The backend has carried the call out, and this rank sent ``nbytes`` in it."""
+        self.count(nbytes)
         self.done = True
 
-    def let_go(self) -> None:
-        """The rank has fetched its result: nothing is held through this entry any more."""
-        self.x = self.out = np.empty(0, self.x.dtype)
+    def release(self) -> None:
+        """The rank has fetched its result: nothing is held through this object any more."""
+        self.x = self.out = np.empty(0, self.dtype)
         self.buffers = []
 
     def describe(self) -> str:
@@ -260,26 +336,22 @@ class CollectiveEntry:
 
 
 @dataclass(slots=True, eq=False)
-class ExchangeEntry:
-    """The one primitive as a program uses it; indices are those of the whole cluster, None for an absent half."""
+class PendingExchange:
+    """A message that the program sends or receives itself; ranks are indices in the whole cluster, None for an absent
+    half. ``to_send`` and ``to_receive`` say which halves have not moved yet."""
 
-    me: int
-    send: np.ndarray | None
+    rank: int
+    send: Array | None
     to: int | None
-    out: np.ndarray | None
+    out: Array | None
     source: int | None
     key: Group
-    row: Message
-    trace: Trace
+    count: Callable[[int], None] = count_nothing
     to_send: bool = field(init=False)
     to_receive: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.to_send, self.to_receive = self.to is not None, self.source is not None
-
-    def count(self, nbytes: int) -> None:
-        """The transport has moved the sent half."""
-        self.trace.sent(self.row, nbytes)
 
     @property
     def done(self) -> bool:
@@ -296,11 +368,11 @@ class ExchangeEntry:
         return " and ".join(halves)
 
 
-Entry = CollectiveEntry | ExchangeEntry
+Pending = PendingCall | PendingExchange
 
 
-class Transport(Protocol):
-    """What carries entries between ranks."""
+class Backend(Protocol):
+    """The way between ranks, as one rank's program sees it: the in-process hub, or a process of MPI or NCCL."""
 
     @property
     def knows_the_others(self) -> bool:
@@ -308,15 +380,15 @@ class Transport(Protocol):
 
     @property
     def library(self) -> str | None:
-        """Whose collectives ``algorithm="native"`` asks for: ``MPI``, ``NCCL``; None where there is no library."""
+        """The library whose collectives ``algorithm="native"`` asks for, MPI or NCCL; None where there is none."""
 
-    def issue(self, rank: int, entry: Entry) -> None:
-        """Takes the entry and returns at once."""
+    def issue(self, rank: int, me: Pending) -> None:
+        """Takes the rank's part and returns at once."""
 
-    def wait(self, rank: int, entry: Entry) -> None:
-        """Returns when the entry is done."""
+    def wait(self, rank: int, me: Pending) -> None:
+        """Returns when ``me.done``."""
 
-    def join(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: Group, key: Group) -> None:
         """The ranks of ``key``, all of the group ``parent``, have agreed to be a group of their own."""
 
     def progress(self) -> bool:
@@ -324,3 +396,71 @@ class Transport(Protocol):
 
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is the rank's own running program."""
+
+
+# -- Checks of what a program hands to a collective: what was asked, what was found, what to do ----------------------
+
+Part = slice | EllipsisType
+Same = tuple[Part, Part]  # the parts of x and of out that may be the same memory
+WHOLE: Same = (..., ...)
+
+
+def checked_vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
+    """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too."""
+    if not is_array(x):
+        raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; "
+                         "wrap numbers as np.array([...], np.float32)")
+    if not x.flags.c_contiguous:
+        raise ValueError(f"{what} of shape {x.shape} is not contiguous, and a collective makes no hidden copies; "
+                         "pass np.ascontiguousarray(...)")
+    if not x.dtype.isnative:
+        raise ValueError(f"{what} is in {x.dtype.str}, whose byte order is not this machine's; "
+                         "pass x.astype(x.dtype.newbyteorder('='))")
+    if x.dtype.hasobject:
+        raise ValueError(f"{what} holds Python objects ({x.dtype}); only numbers travel")
+    if flat and x.ndim != 1:
+        raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; "
+                         "pass x.reshape(-1)")
+    found: np.ndarray = x
+    return found
+
+
+def checked_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """``out=`` as given, if the result fits in it."""
+    out = checked_vector(out, "out=")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out= has shape {out.shape} and dtype {out.dtype}, but the result has {shape} and {dtype}; "
+                         "pass an array of that shape and dtype, or none")
+    return checked_writable(out, "out=")
+
+
+def checked_writable(out: Any, what: str) -> np.ndarray:
+    """The array, if values can arrive in it."""
+    if not is_writable(checked_vector(out, what)):
+        raise ValueError(f"{what} is read-only; pass a writable array")
+    found: np.ndarray = out
+    return found
+
+
+def checked_member(index: Any, ranks: int, what: str) -> int:
+    """A rank's index, if there is such a rank."""
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < ranks:
+        raise ValueError(f"{what}={index!r}, but the group has the ranks 0 to {ranks - 1}")
+    return int(index)
+
+
+def is_in_place(x: np.ndarray, out: np.ndarray, same: Same | None) -> bool:
+    """True when the operation is in place; both arrays are contiguous.
+
+    ``same`` names the parts of ``x`` and ``out`` that may be the same memory, None where none may.
+    """
+    if not may_share_memory(x, out):
+        return False
+    if same is None:
+        raise ValueError("out= overlaps the input, which is still sent from when the first elements arrive; "
+                         "pass memory of its own")
+    mine, its = x[same[0]], out[same[1]]
+    if start(mine) == start(its) and mine.nbytes == its.nbytes:
+        return True
+    raise ValueError("out= overlaps the input without being the same elements; pass the input itself (or, where one of "
+                     "them is the rank's chunk of the other, a view of that chunk), or memory of its own")

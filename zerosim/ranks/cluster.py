@@ -1,5 +1,8 @@
 """A cluster of N ranks in this process, and the runs of programs on it.
 
+`Cluster.run` gives each rank's program to a backend, the hub, and drives it to its end under one BLAS thread. Where
+arrays have no data (`NullCluster`), one rank may stand for all, and a backend without partners serves it.
+
 Legend: N ranks.
 """
 
@@ -10,17 +13,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast, overload
 
 import numpy as np
 
 from zerosim.numerics.arrays import has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Call, CollectiveEntry, Entry, ExchangeEntry, Group, chunk_lengths
-from zerosim.ranks.errors import AsymmetryError, Interrupts, RankUseError, clear_frames, guarded, patient_interrupts
-from zerosim.ranks.hub import Carriage, Ended, Event, InProcess, Watch, anywhere, blas_limited_to, sent_by
+from zerosim.ranks.call import Backend, Call, Group, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.errors import AsymmetryError, RankUseError
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, RunOptions, Transport, Watch, sent_by
 from zerosim.ranks.memory import Memories, Memory
+from zerosim.ranks.process import Interrupts, blas_limited_to, clear_frames, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
 from zerosim.shown import Shown, upstairs
@@ -36,7 +40,7 @@ Program = Callable[..., Any]
 
 @guarded
 class Results(Sequence[Any]):
-    """What the program returned on each rank, in rank order."""
+    """The results of the program, in rank order."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = tuple(values)
@@ -64,6 +68,25 @@ class Run:
     trace: Traces
 
 
+# -- The cluster -----------------------------------------------------------------------------------------------------
+
+Events = Generator[HopEvent | CollectiveEvent, None, None]
+
+
+class RunBackend(Backend, Protocol):
+    """A backend as the cluster sees it: for one run."""
+
+    @property
+    def results(self) -> Sequence[Any]:
+        """The results of the ranks that run here."""
+
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Events:
+        """Runs the programs of the ranks that are here to their end; yields what is watched."""
+
+    def release(self, error: BaseException) -> None:
+        """After a failure: clears what the error's frames would keep in the ledgers."""
+
+
 @guarded
 class Cluster(Shown):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
@@ -87,37 +110,57 @@ class Cluster(Shown):
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
-        self.kernels = self._new_kernels()
         group = tuple(range(ranks))
-        self._states = []
-        for index in self._present(group):
-            kernels = self._kernels_of(index)
-            self._states.append(RankState(index, Memory(f"rank {index}", kernels, capacity_nbytes, debug), kernels))
-        self.ranks = [Rank(state, group) for state in self._states]
+        present = self._present(group)
+        kernels = self._kernels(len(present))
+        self.kernels = kernels[0]
+        self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its)
+                       for index, its in zip(present, kernels, strict=True)]
+        self.ranks = [Rank(state, group) for state in self.states]
         self.runs: list[Run] = []
+        self.backend: RunBackend | None = None  # of the run under way
         self._running: int | None = None
-        self._hub: Any = None  # of the run under way
 
-    def _new_kernels(self) -> NumpyKernels:
-        return NumpyKernels()
-
-    def _kernels_of(self, rank: int) -> NumpyKernels:
-        """What the rank computes with; ranks of one processor share it, as only one of them runs at a time."""
-        return self.kernels
+    # -- in which clusters differ -------------------------------------------------------------------------------------
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that run here."""
         return group
 
+    def _kernels(self, count: int) -> list[NumpyKernels]:
+        """The arithmetic of each rank; ranks of one processor share it, as only one of them runs at a time."""
+        return [NumpyKernels()] * count
+
+    def _transport(self, options: RunOptions) -> Transport:
+        """Moves arrays between the ranks of one run."""
+        return Transport(options)
+
+    def _backend(self, options: RunOptions) -> RunBackend:
+        return Hub(len(self.ranks), self._transport(options), seed=self.seed)
+
+    def _results(self, values: Sequence[Any]) -> Results:
+        return Results(values)
+
+    def device_scope(self) -> AbstractContextManager[Any]:
+        """Ends what ranks have selected on their devices with the ``with`` block; here they have none."""
+        return nullcontext()
+
+    @property
+    def world(self) -> str:
+        """The place of the ranks, in words."""
+        return "all in this process"
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
     @property
     def trace(self) -> Traces:
         """The traces of the last run, in rank order."""
-        return Traces(state.trace for state in self._states)
+        return Traces(state.trace for state in self.states)
 
     @property
     def memory(self) -> Memories:
         """The memories of all ranks, in rank order."""
-        return Memories(state.memory for state in self._states)
+        return Memories(state.memory for state in self.states)
 
     def run(self, program: Program, *args: Any) -> Results:
         """Runs ``program(rank, *args)`` on every rank and returns what each returned.
@@ -126,61 +169,47 @@ class Cluster(Shown):
         DeadlockError say who was where. After any of them the cluster works again.
         """
         with patient_interrupts() as interrupts:
-            for _ in self._drive(program, args, interrupts=interrupts):
+            for _ in self.drive(program, args, interrupts=interrupts):
                 pass
         return self.runs[-1].results
 
-    def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[Event, None, None]:
-        """Like ``run``, but yields an Event after every hop made; ``hop_by_hop`` makes those of the ring too."""
-        return cast("Generator[Event, None, None]", self._drive(program, args, hop_by_hop=hop_by_hop, watch="hop"))
+    def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[HopEvent, None, None]:
+        """Like ``run``, but yields a HopEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
+        return cast("Generator[HopEvent, None, None]", self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop"))
 
-    def _drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watch: Watch | None = None,
-               interrupts: Interrupts | None = None) -> Generator[Event | Ended, None, None]:
+    def drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watch: Watch | None = None,
+              interrupts: Interrupts | None = None) -> Events:
+        """The events of a run, which goes on when the next one is asked for; see `run`, `events`, `step_through`."""
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
         self._enter()
         try:
-            self._hub = hub = self._driver(hop_by_hop=hop_by_hop or self.debug, watch=watch,
-                                           interrupts=interrupts or Interrupts())
+            self.backend = backend = self._backend(
+                RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts()))
         except BaseException:
             self._running = None
             raise
         try:
-            for state in self._states:
-                state.begin(hub)
-            with closing(hub.drive([functools.partial(_body, rank, program, args) for rank in self.ranks])) as steps:
+            for state in self.states:
+                state.begin(backend)
+            programs = [functools.partial(_body, rank, program, args) for rank in self.ranks]
+            with closing(backend.drive(programs)) as steps:
                 while (event := self._next(steps)) is not None:
                     yield event
-            self.runs.append(Run(self._results(hub.results), self.trace))
+            self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
-            hub.let_go(error)
+            backend.release(error)
             raise
         finally:
-            for state in self._states:
+            for state in self.states:
                 state.end()
-            self._running = self._hub = None
+            self._running = self.backend = None
 
-    def _driver(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> Any:
-        from zerosim.ranks.hub import Hub  # greenlet is imported when a program first runs
-
-        return Hub(len(self.ranks), self._carriage(hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts),
-                   seed=self.seed, watch=watch, interrupts=interrupts)
-
-    def _carriage(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> Carriage:
-        return InProcess(self.kernels, hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts)
-
-    def _results(self, values: Sequence[Any]) -> Results:
-        return Results(values)
-
-    def _next(self, steps: Generator[Event | Ended, None, None]) -> Event | Ended | None:
+    def _next(self, steps: Events) -> HopEvent | CollectiveEvent | None:
         """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""
-        with blas_limited_to(self.blas_threads), self._device():
+        with blas_limited_to(self.blas_threads), self.device_scope():
             return next(steps, None)
-
-    def _device(self) -> AbstractContextManager[Any]:
-        """What ranks have selected on their devices ends with the ``with`` block; here they have none."""
-        return nullcontext()
 
     def _enter(self) -> None:
         if self._running is not None:
@@ -206,11 +235,6 @@ class Cluster(Shown):
         saved: Path = upstairs().save(self, path)
         return saved
 
-    @property
-    def world(self) -> str:
-        """Where the ranks are, in words."""
-        return "all in this process"
-
     def __repr__(self) -> str:
         return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
 
@@ -229,12 +253,12 @@ def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
 
 
 # -- One rank that stands for all: the others would do the same, and so need not be there ----------------------------
-# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked at
-# each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
+# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked
+# at each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
 
 
 class Representative:
-    """The transport of a rank without partners: what it sends is counted, and what arrives has no data."""
+    """The backend of a rank without partners: what it sends is counted, and what arrives has no data."""
 
     knows_the_others = False
     library = None
@@ -242,12 +266,12 @@ class Representative:
     def __init__(self) -> None:
         self.results: list[Any] = []
 
-    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[Event, None, None]:
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Events:
         """Runs the only program to its end; there is no event to watch."""
         self.results = [program() for program in programs]
         yield from ()
 
-    def let_go(self, error: BaseException) -> None:
+    def release(self, error: BaseException) -> None:
         """After a failure: clears what the error's frames would keep in the ledger."""
         clear_frames(error, chain=False)
 
@@ -258,30 +282,30 @@ class Representative:
     def check_use(self, rank: int) -> None:
         """There is one program, and no other that could use its rank."""
 
-    def issue(self, rank: int, entry: Entry) -> None:
+    def issue(self, rank: int, me: Pending) -> None:
         """Carries the collective out at once; AsymmetryError where not every rank would do the same."""
-        if isinstance(entry, ExchangeEntry):
-            _refuse(rank, entry, "a message has one sender and one receiver, who do different things")
-        sent = sent_by_each(anywhere(entry.call))
+        if isinstance(me, PendingExchange):
+            _refuse(rank, me, "a message has one sender and one receiver, who do different things")
+        sent = sent_by_each(me.call.normalized())
         if sent is None:
-            _refuse(rank, entry, "its ranks do not all bring, or not all send, the same number of bytes")
-        if has_data(entry.x):
-            self._answer(rank, entry)
-        entry.finish(sent)
+            _refuse(rank, me, "its ranks do not all bring, or not all send, the same number of bytes")
+        if has_data(me.x):
+            self._answer(rank, me)
+        me.finish(sent)
 
-    def join(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: Group, key: Group) -> None:
         """Never called: a rank without partners is not split."""
 
-    def wait(self, rank: int, entry: Entry) -> None:
+    def wait(self, rank: int, me: Pending) -> None:
         """All is done when it is issued."""
 
     @staticmethod
-    def _answer(rank: int, entry: CollectiveEntry) -> None:
-        """What the others say where the program brings numbers of its own: the same as this rank."""
-        if entry.call.operation == "all_gather":
-            entry.out[...] = np.tile(entry.x, entry.call.ranks)
-        elif entry.call.operation != "barrier":
-            _refuse(rank, entry, "its array has data, and that of the other ranks is not there")
+    def _answer(rank: int, me: PendingCall) -> None:
+        """The others say the same as this rank, where the program brings numbers of its own."""
+        if me.call.operation == "all_gather":
+            me.out[...] = np.tile(me.x, me.size)
+        elif me.call.operation != "barrier":
+            _refuse(rank, me, "its array has data, and that of the other ranks is not there")
 
 
 @lru_cache(maxsize=1024)
@@ -293,8 +317,8 @@ def sent_by_each(call: Call) -> int | None:
     return sent.pop() if len(sent) == 1 else None
 
 
-def _refuse(rank: int, entry: Entry, why: str) -> NoReturn:
-    raise AsymmetryError(f"rank {rank} stands for all ranks and was asked for {entry.describe()}, but {why}; run all "
+def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
+    raise AsymmetryError(f"rank {rank} stands for all ranks and was asked for {me.describe()}, but {why}; run all "
                          "of them, with NullCluster(ranks) without representative=, or do what is the same on each")
 
 
@@ -320,8 +344,8 @@ class NullCluster(Cluster):
         self.representative = representative
         super().__init__(ranks, capacity_nbytes=capacity_nbytes)
 
-    def _new_kernels(self) -> NumpyKernels:
-        return cast(NumpyKernels, NullKernels())  # a test compares the methods of the two
+    def _kernels(self, count: int) -> list[NumpyKernels]:
+        return [cast(NumpyKernels, NullKernels())] * count  # a test compares the methods of the two
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if self.representative is None:
@@ -331,10 +355,8 @@ class NullCluster(Cluster):
                              "one of them, or pass None to run all")
         return (self.representative,)
 
-    def _driver(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> Any:
-        if self.representative is not None:
-            return Representative()
-        return super()._driver(hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts)
+    def _backend(self, options: RunOptions) -> RunBackend:
+        return super()._backend(options) if self.representative is None else Representative()
 
     def __repr__(self) -> str:
         here = "all" if self.representative is None else f"rank {self.representative} for all"

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import BLOCK, copy_elements, has_data, on_host, spans
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Call, CollectiveEntry, Cut, chunk_lengths, largest_chunk
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.ranks.call import Call, Cut, PendingCall, chunk_lengths, largest_chunk
+
+Kernels = NumpyKernels | NullKernels
 
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
@@ -46,21 +48,22 @@ def scratch_nbytes(call: Call) -> int:
     return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
 
 
-def run(call: Call, kernels: NumpyKernels, entries: Sequence[CollectiveEntry]) -> None:
+def run(calls: Sequence[PendingCall]) -> None:
     """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
-    if not has_data(entries[0].x):
+    call, kernels = calls[0].call, calls[0].kernels
+    if not has_data(calls[0].x):
         return
-    inputs, outs = [entry.x for entry in entries], [entry.out for entry in entries]
+    inputs, outs = [me.x for me in calls], [me.out for me in calls]
     match call.operation:
         case "reduce_scatter":
             reduce_scatter(call.cut, kernels, inputs, outs)
         case "all_gather":
-            all_gather(call.cut, inputs, outs, [entry.in_place for entry in entries])
+            all_gather(call.cut, inputs, outs, [me.in_place for me in calls])
         case _:
             all_reduce(call.cut, kernels, inputs, outs)
 
 
-def reduce_scatter(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+def reduce_scatter(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """inputs N x (n,), outs[c] (len(chunk c),): out[c] = x[c+1] + x[c+2] + ... + x[c], rounded after each addition."""
     if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
         for out, total in zip(outs, stacked_sums(cut, kernels, inputs), strict=True):
@@ -71,7 +74,7 @@ def reduce_scatter(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray], ou
         ring_sum(kernels, [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], [out])
 
 
-def all_reduce(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+def all_reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """inputs and outs N x (n,), out possibly x itself: every rank receives every chunk's sum."""
     if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
         sums = stacked_sums(cut, kernels, inputs)
@@ -97,7 +100,7 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], in_pl
                 out[cut[c]:cut[c + 1]] = x
 
 
-def ring_sum(kernels: NumpyKernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
+def ring_sum(kernels: Kernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """Adds the addends from left to right, block by block, so that the partial sum stays in cache (on a GPU in
     registers); writes all outs."""
     put: Any = setitem if on_host(addends[0]) else _put_on_device
@@ -118,7 +121,7 @@ def worth_stacking(cut: Cut, ranks: int) -> bool:
     return ranks > 2 and longest <= STACK_CHUNK and longest * ranks * ranks <= STACK_ELEMENTS
 
 
-def stacked_sums(cut: Cut, kernels: NumpyKernels, inputs: list[np.ndarray]) -> np.ndarray:
+def stacked_sums(cut: Cut, kernels: Kernels, inputs: list[np.ndarray]) -> np.ndarray:
     """(N, longest chunk): row c begins with the ring sum of chunk c. One addition adds one hop of all ranks.
 
     Short chunks are filled up with some element of the vector, whose sums nobody reads.

@@ -1,68 +1,45 @@
-"""Drives the generators of all ranks of one call together, hop by hop, and expands a call without data.
+"""The hub: runs the ranks of a cluster in one process, and carries out what they ask of each other.
 
-A message moves when both its halves are there: the sender has yielded ``send`` and the receiver ``out``. All messages
-that can move in one round make one step.
+First the lockstep, which drives the generators of all ranks of one call together, hop by hop, or expands a call without
+data. Then the transport, which moves the arrays. Last the hub itself: ranks are greenlets, of which exactly one runs at
+a time, the next one chosen by a rule. A rank parks when it waits for something that is not done. The hub carries out a
+collective when all of its group have issued it and agree, and moves a message when both its halves are there. Same
+program, same order, same bits.
 """
 
 import contextvars
-import os
 import random
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, lru_cache
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from greenlet import getcurrent, greenlet
-
-from zerosim.numerics.arrays import NullArray, copy_elements, poison
-from zerosim.numerics.checks import is_count
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks import fast_ring as direct
-from zerosim.ranks.call import Call, CollectiveEntry, Entry, ExchangeEntry, Group
-from zerosim.ranks.checks import private_memory
-from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Algorithm, Array, Exchange, Party, Steps, algorithm_of
+from zerosim.numerics.arrays import NullArray, copy_elements, poison, start
+from zerosim.numerics.kernels import NullKernels
+from zerosim.ranks import fast_ring
+from zerosim.ranks.call import Array, Call, Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Steps, row_of
 from zerosim.ranks.errors import (
     DeadlockError,
-    Interrupts,
     MismatchError,
+    RankPosition,
     RankStopped,
     RankUseError,
-    clear_frames,
-    guarded,
+    deadlock_text,
+    misfit_text,
+    mismatch_text,
+    place_of,
 )
+from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.trace import Hop
 
 Watch = Literal["hop", "collective"]  # what a run stops after
 
 
-class Seat:
-    """One rank's generator in the lockstep: the exchange that it waits for, and with whom halves are still open."""
-
-    def __init__(self, steps: Steps) -> None:
-        self.steps = steps
-        self.open: Exchange | None = None
-        self.to: int | None = None
-        self.source: int | None = None
-
-    def advance(self) -> None:
-        """Runs the generator to its next exchange; ``open`` is None when it has none left."""
-        self.open = next(self.steps, None)
-        if self.open is not None:
-            self.to, self.source = self.open.to, self.open.source
-
-    @property
-    def settled(self) -> bool:
-        return self.to is None and self.source is None
-
-
-class Event(NamedTuple):
+class HopEvent(NamedTuple):
     """A hop that has just been made: its call, the hop, and a copy of the values that arrived.
 
     ``call`` is None for a message that the program sent itself.
@@ -73,66 +50,86 @@ class Event(NamedTuple):
     values: Array
 
 
-class Ended(NamedTuple):
+class CollectiveEvent(NamedTuple):
     """A collective that has just been carried out, before any of its ranks goes on."""
 
     call: Call
 
 
-class Move(NamedTuple):
-    """A message of which both halves are there, with what carries it from ``sent`` to ``out``."""
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them."""
+
+    hop_by_hop: bool
+    watch: Watch | None
+    interrupts: Interrupts
+
+
+# -- Lockstep: all ranks of one call, hop by hop ---------------------------------------------------------------------
+# A message moves when both its halves are there: the sender has yielded ``send`` and the receiver ``out``. All messages
+# that can move in one round make one step.
+
+class Runner:
+    """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.advance()
+
+    def advance(self) -> None:
+        """Runs the generator to its next exchange; ``waiting`` is None when it has none left."""
+        self.waiting: Exchange | None = next(self.steps, None)
+        self.to = None if self.waiting is None else self.waiting.to
+        self.source = None if self.waiting is None else self.waiting.source
+
+
+class Delivery(NamedTuple):
+    """A message of which both halves are there: the hop, what is sent, and where it arrives on which rank."""
 
     hop: Hop
     sent: Array
     out: Array
-    receiver: Party
+    receiver: PendingCall
 
 
-def steps_of(party: Party, x: Array, out: Array) -> Steps:
+def steps_of(me: PendingCall) -> Steps:
     """The generator of one rank's part in a call."""
-    return row_of(party.call).steps(party, x, out)
+    return row_of(me.call).steps(me, me.x, me.out)
 
 
-def copied(moves: Sequence[Move]) -> Iterator[tuple[Hop, Array]]:
+def copied(deliveries: Sequence[Delivery]) -> Iterator[tuple[Hop, Array]]:
     """Copies each message to where it arrives, one after the other."""
-    for move in moves:
-        move.receiver.kernels.cast_pack(move.sent, move.out)
-        yield move.hop, move.out
+    for delivery in deliveries:
+        delivery.receiver.kernels.cast_pack(delivery.sent, delivery.out)
+        yield delivery.hop, delivery.out
 
 
-def lockstep(parties: Sequence[Party], arrays: Sequence[tuple[Array, Array]], *,
-             begin: Callable[[Party, Array, Array], Steps] = steps_of,
-             carry: Callable[[Sequence[Move]], Iterator[tuple[Hop, Array]]] = copied,
+def lockstep(calls: Sequence[PendingCall], *, begin: Callable[[PendingCall], Steps] = steps_of,
+             carry: Callable[[Sequence[Delivery]], Iterator[tuple[Hop, Array]]] = copied,
              ) -> Generator[tuple[Hop, Array], None, None]:
-    """Runs the call of all ``parties`` on their (x, out) arrays; yields every hop made, with a view of what arrived.
+    """Runs the parts of all ranks of one call; yields every hop made, with a view of what arrived.
 
     ``begin`` makes one rank's generator; ``carry`` makes the hops of one step, and yields them.
     """
-    call = parties[0].call
-    seats = [Seat(begin(party, x, out)) for party, (x, out) in zip(parties, arrays, strict=True)]
-    for seat in seats:
-        seat.advance()
+    call = calls[0].call
+    runners = [Runner(begin(me)) for me in calls]
     step = 0
-    while any(seat.open is not None for seat in seats):
-        moves = _possible_moves(seats, parties, step)
-        assert moves, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
-        yield from carry(moves)
-        for move in moves:
-            seats[move.hop.source].to = seats[move.hop.destination].source = None
-        for seat in seats:
-            if seat.open is not None and seat.settled:
-                seat.advance()
+    while any(runner.waiting is not None for runner in runners):
+        deliveries = [_delivery(runner.waiting, runners[runner.to].waiting, step, source, runner.to, calls[runner.to])
+                      for source, runner in enumerate(runners)
+                      if runner.to is not None and runners[runner.to].source == source]
+        assert deliveries, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
+        yield from carry(deliveries)
+        for delivery in deliveries:
+            runners[delivery.hop.source].to = runners[delivery.hop.destination].source = None
+        for runner in runners:
+            if runner.waiting is not None and runner.to is None and runner.source is None:
+                runner.advance()
         step += 1
 
 
-def _possible_moves(seats: list[Seat], parties: Sequence[Party], step: int) -> list[Move]:
-    """Every message of which both halves are there."""
-    return [_move(seat.open, seats[seat.to].open, step, source, seat.to, parties[seat.to])
-            for source, seat in enumerate(seats) if seat.to is not None and seats[seat.to].source == source]
-
-
-def _move(sender: Exchange | None, taker: Exchange | None, step: int, source: int, destination: int,
-          receiver: Party) -> Move:
+def _delivery(sender: Exchange | None, taker: Exchange | None, step: int, source: int, destination: int,
+              receiver: PendingCall) -> Delivery:
     assert sender is not None
     assert taker is not None
     sent, out = sender.send, taker.out
@@ -140,29 +137,18 @@ def _move(sender: Exchange | None, taker: Exchange | None, step: int, source: in
     assert out is not None
     assert len(sent) == len(out)
     assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
-    return Move(Hop(step, source, destination, sender.chunks, sent.nbytes), sent, out, receiver)
-
-
-def row_of(call: Call) -> Algorithm:
-    """The table's row for a call."""
-    return algorithm_of(call.operation, call.algorithm, call.ranks)
+    return Delivery(Hop(step, source, destination, sender.chunks, sent.nbytes), sent, out, receiver)
 
 
 def expand(call: Call) -> list[Hop]:
     """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
-    return list(_expand(anywhere(call)))
-
-
-def anywhere(call: Call) -> Call:
-    """The call without what tells it apart from others of the same hops: the n-th of a loop makes the first one's."""
-    return replace(call, number=0, communicator=(), group=tuple(range(call.ranks)), purpose="unspecified", agreement="")
+    return list(_expand(call.normalized()))
 
 
 @lru_cache(maxsize=8)  # few: 512 ranks in a ring make half a million hops
 def _expand(call: Call) -> tuple[Hop, ...]:
     kernels = NullKernels()
-    parties = [null_party(call, index, kernels) for index in range(call.ranks)]
-    return tuple(hop for hop, _ in lockstep(parties, [null_arrays(party) for party in parties]))
+    return tuple(hop for hop, _ in lockstep([without_data(call, index, kernels) for index in range(call.ranks)]))
 
 
 def sent_by(call: Call, index: int) -> int:
@@ -172,215 +158,113 @@ def sent_by(call: Call, index: int) -> int:
     """
     if call.algorithm == NATIVE:
         call = replace(call, algorithm=next(iter(ALGORITHMS[call.operation])))
-    if direct.serves(call):
-        return direct.sent_nbytes(call, index)
-    party = null_party(call, index, NullKernels())
-    steps = row_of(call).steps(party, *null_arrays(party))
+    if fast_ring.serves(call):
+        return fast_ring.sent_nbytes(call, index)
+    steps = steps_of(without_data(call, index, NullKernels()))
     return sum(exchange.send.nbytes for exchange in steps if exchange.send is not None)
 
 
-def null_party(call: Call, index: int, kernels: NullKernels) -> Party:
-    """One rank inside the call, its buffers without data."""
-    party = Party(call, index, kernels)
-    party.buffers = [NullArray((length,), dtype) for length, dtype in row_of(call).buffers(party)]
-    return party
-
-
-def null_arrays(party: Party) -> tuple[Any, Any]:
-    """(x, out) without data, of the lengths that the operation has on this rank."""
-    n = party.call.length
-    own = len(range(*party.bounds(party.index).indices(n)))
+def without_data(call: Call, index: int, kernels: NullKernels) -> PendingCall:
+    """One rank's part in the call on arrays without data, of the lengths that the operation has on this rank."""
+    n = call.length
+    own = call.cut[index + 1] - call.cut[index]
     x, out = {"reduce_scatter": (n, own), "all_gather": (own, n), "gather": (own, n),
-              "all_to_all": (n, party.size * own)}.get(party.call.operation, (n, n))
-    return NullArray((x,), party.dtype), NullArray((out,), party.dtype)
+              "all_to_all": (n, call.ranks * own)}.get(call.operation, (n, n))
+    me = PendingCall(call, index, kernels, NullArray(x, call.dtype), NullArray(out, call.dtype))
+    me.buffers = [NullArray(length, dtype) for length, dtype in row_of(call).buffers(me)]
+    return me
 
 
-# -- What carries out the collectives and messages of ranks that share a process. The hub decides when ---------------
-# ``InProcess`` computes with NumPy in the hub's own thread, and what it carries is there at once. NCCL's carriage puts
-# everything on streams of GPUs, and lets a rank's own stream wait for it.
-
+# -- The transport: moves the arrays of all ranks of one hub ---------------------------------------------------------
 
 @guarded
-class Carriage(Protocol):
-    """Moves the arrays of all ranks of one hub; ranks are named by their index in the whole cluster."""
+class Transport:
+    """Computes with NumPy in the hub's own thread, and what it moves is there at once: so most of its hooks are empty.
 
-    @property
-    def library(self) -> str | None:
-        """Whose own collectives ``algorithm="native"`` asks for; None where there is no library."""
+    Where ranks have devices of their own a subclass fills them (`backends.nccl`). Ranks are named by their index in the
+    whole cluster. ``library`` is whose own collectives ``algorithm="native"`` asks for.
+    """
+
+    library: str | None = None
+
+    def __init__(self, options: RunOptions) -> None:
+        self.hop_by_hop, self.watch, self.interrupts = options.hop_by_hop, options.watch, options.interrupts
 
     def resume(self, rank: int) -> None:
         """The hub is about to let this rank's program go on."""
 
-    def issued(self, rank: int, entry: Entry) -> None:
-        """The rank's program has issued the entry: what it reads has been written, or is about to be."""
+    def issued(self, rank: int, me: Pending) -> None:
+        """The rank's program has issued its part: what it reads has been written, or is about to be."""
 
-    def collective(self, entries: Sequence[CollectiveEntry]) -> Generator[Event, None, list[int]]:
-        """Carries one call out for all ranks of its group; returns the bytes that each sent. Yields what is watched."""
+    def collective(self, calls: Sequence[PendingCall]) -> Generator[HopEvent, None, list[int]]:
+        """Carries one call out for all ranks of its group; returns the bytes that each sent. Yields what is watched.
 
-    def message(self, sender: ExchangeEntry, receiver: ExchangeEntry) -> None:
+        A ring whose hops nobody watches is computed without them.
+        """
+        call = calls[0].call
+        if not self.hop_by_hop and fast_ring.serves(call):
+            fast_ring.run(calls)
+            return [fast_ring.sent_nbytes(call, me.index) for me in calls]
+        sent = [0] * len(calls)
+        if self.watch == "hop":  # who looks between two hops sees what is not written yet
+            for me in calls:
+                if not me.in_place:
+                    poison(me.out)
+        for hop, values in lockstep(calls):
+            sent[hop.source] += hop.nbytes
+            self.interrupts.raise_pending()
+            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in the ledger
+                yield HopEvent(call, hop, values.copy())
+        return sent
+
+    def message(self, sender: PendingExchange, receiver: PendingExchange) -> None:
         """Moves the elements of ``sender.send`` to ``receiver.out``, which have one shape and dtype.
 
         It is called by the program that issued one of the two, and last.
         """
+        copy_elements(sender.send, receiver.out)
 
-    def arrived(self, rank: int, entry: Entry) -> None:
-        """The rank's program goes on with an entry that is done: what it reads next must be there."""
+    def completed(self, rank: int, me: Pending) -> None:
+        """The rank's program goes on with a part that is done: what it reads next must be there."""
 
-    def join(self, parent: Group, key: Group) -> None:
-        """One of the ranks of ``key``, all of the group ``parent``, has heard that they are a group of their own."""
-
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """All programs have returned: waits until all that they asked for is done."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """The run has failed: ends what is under way, before the ranks are unwound."""
 
     def close(self) -> None:
         """The run is over, and no rank runs any more."""
 
 
-@guarded
-class InProcess:
-    """Additions by the ranks' own kernels: all ranks in lockstep, or directly where no one watches the hops."""
-
-    library = None
-
-    def __init__(self, kernels: NumpyKernels, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> None:
-        self.kernels, self.hop_by_hop, self.watch, self.interrupts = kernels, hop_by_hop, watch, interrupts
-
-    def resume(self, rank: int) -> None:
-        """Nothing belongs to the thread that would be another rank's."""
-
-    def issued(self, rank: int, entry: Entry) -> None:
-        """What the entry reads is there."""
-
-    def collective(self, entries: Sequence[CollectiveEntry]) -> Generator[Event, None, list[int]]:
-        """The call's own hops; a ring, where nobody watches, without them."""
-        call, kernels = entries[0].call, self.kernels.serving(entries[0].x)
-        if not self.hop_by_hop and direct.serves(call):
-            direct.run(call, kernels, entries)
-            return [direct.sent_nbytes(call, entry.index) for entry in entries]
-        sent = [0] * len(entries)
-        parties = [Party(call, e.index, kernels, e.buffers, e.in_place) for e in entries]
-        if self.watch == "hop":  # who looks between two hops sees what is not written yet
-            for entry in entries:
-                if not entry.in_place:
-                    poison(entry.out)
-        for hop, values in lockstep(parties, [(e.x, e.out) for e in entries]):
-            sent[hop.source] += hop.nbytes
-            self.interrupts.raise_pending()
-            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in the ledger
-                yield Event(call, hop, values.copy())
-        return sent
-
-    def message(self, sender: ExchangeEntry, receiver: ExchangeEntry) -> None:
-        """A copy."""
-        copy_elements(sender.send, receiver.out)
-
-    def arrived(self, rank: int, entry: Entry) -> None:
-        """What is done is there."""
-
-    def join(self, parent: Group, key: Group) -> None:
-        """Nothing to do: entries name their group."""
-
-    def settle(self) -> None:
-        """All is done when it is asked for."""
-
-    def give_up(self) -> None:
-        """Nothing is under way between two hops."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
+def check_private_memory(calls: Sequence[PendingCall]) -> None:
+    """Raises ValueError where one rank's result would be written over what another one reads or writes."""
+    spans = []
+    for me in calls:
+        for array, writes in ((me.out, True), (me.x, False)):
+            if array.nbytes:
+                low = start(array)
+                spans.append((low, low + array.nbytes, me.index, writes))
+    spans.sort()
+    written, read = (0, -1), [(0, -1)]  # the farthest end so far, and whose; of two ranks, where they only read
+    for low, high, rank, writes in spans:
+        for end, other in [written, *(read if writes else [])]:
+            if low < end and other != rank:
+                raise ValueError(
+                    f"ranks {min(rank, other)} and {max(rank, other)} handed the same memory to a collective that "
+                    "writes to it, but a rank's memory is its own; give each rank an array of its own"
+                )
+        if writes:
+            written = max(written, (high, rank))
+        else:
+            others = [pair for pair in read if pair[1] != rank]
+            mine = max([pair for pair in read if pair[1] == rank] + [(high, rank)])
+            read = sorted([*others, mine])[-2:]
 
 
-# -- Turns the state of a run into sentences: who is in which call, who waits for whom, and where in the source ------
+# -- The hub ---------------------------------------------------------------------------------------------------------
 
-PACKAGE = str(Path(__file__).parent.parent) + os.sep
-
-
-def place_of(frame: FrameType | None) -> str:
-    """``file:line in function`` of the innermost frame outside the package; or of the innermost one there is."""
-    outer = frame
-    while outer is not None and outer.f_code.co_filename.startswith(PACKAGE):
-        outer = outer.f_back
-    found = outer or frame
-    if found is None:
-        return "an unknown place"
-    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
-
-
-def place_of_call() -> str:
-    """The place in the user's program that called into the package."""
-    return place_of(sys._getframe(1))
-
-
-def mismatch_text(calls: Mapping[int, Call]) -> str:
-    """Names every group of ranks that made the same call. ``calls``: rank -> its call, in rank order."""
-    show = str if len({str(call) for call in calls.values()}) > 1 else Call.in_full
-    groups: dict[str, list[int]] = {}
-    for rank, call in calls.items():
-        groups.setdefault(show(call), []).append(rank)
-    said = "; ".join(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {text}"
-                     for text, ranks in groups.items())
-    return (f"the ranks of a group must make the same collective calls in the same order, but {said}. "
-            "Look for a branch that depends on the rank, or for shapes, dtypes or options that differ.")
-
-
-class State(NamedTuple):
-    """Where a rank is: in ``what`` at ``where``, waiting for the ranks ``missing`` if it is a collective's."""
-
-    what: str | None  # None: it has finished
-    where: str = ""
-    missing: list[int] | None = None
-
-    def __str__(self) -> str:
-        if self.what is None:
-            return "finished"
-        for_whom = "" if self.missing is None else f", waiting for {ranks_text(self.missing)}"
-        return f"in {self.what} at {self.where}{for_whom}"
-
-
-class Shaped(Protocol):
-    """What has a shape and a dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> Any: ...
-
-
-def misfit(sender: int, send: Shaped, receiver: int, out: Shaped) -> str:
-    """A message that does not fit where it arrives."""
-    return (f"rank {sender} sends ({send.shape}, {send.dtype}) to rank {receiver}, which expects ({out.shape}, "
-            f"{out.dtype}); both sides must name the same shape and dtype")
-
-
-def deadlock_text(states: Sequence[State]) -> str:
-    """Who waits for whom; ``states`` in rank order."""
-    lines = []
-    for text, members in groupby(enumerate(states), key=lambda item: str(item[1])):
-        ranks = [rank for rank, _ in members]
-        lines.append(f"  rank {ranks[0]}: {text}" if len(ranks) == 1 else f"  ranks {ranks[0]}-{ranks[-1]}: {text}")
-    return ("no rank can go on:\n" + "\n".join(lines) + "\nEvery send needs a receive of the same size that is waiting "
-            "for it (exchange() does both at once), and every rank of a group must enter each collective.")
-
-
-def left_over(found: Iterable[str]) -> str:
-    """What was sent and never received, though every rank's program has returned."""
-    lines = "\n".join(f"  {text}" for text in found)
-    return (f"all ranks have finished, but not all messages have arrived:\n{lines}\nThe library took them only because "
-            "they are small; larger ones would wait for ever. Every send needs a receive, and every rank of a group "
-            "must enter each collective.")
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 2`` or ``ranks [1, 2]``."""
-    ranks = list(ranks)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
-
-
-# -- Threads: a rank belongs to one, and BLAS gets one ---------------------------------------------------------------
-# The number of BLAS threads changes the bits of larger products, and launchers bind cores.
+MISSING = object()
 
 
 @guarded
@@ -392,123 +276,33 @@ def check_thread(thread: int, rank: int) -> None:
 
 
 @guarded
-@cache
-def controller() -> Any:
-    """The thread pools of the libraries that are loaded (found once; looking takes milliseconds)."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-@guarded
-class _Limits:
-    """Who is inside ``blas_limited_to``, in any thread: BLAS has one number of threads for the whole process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: list[tuple[int, int]] = []  # the thread that entered, and its limit
-        self._before: list[list[int]] = []  # what each found, by library
-
-    def enter(self, blas_threads: int) -> None:
-        """Raises RankUseError where another thread is inside with another limit."""
-        with self._lock:
-            here = threading.get_ident()
-            others = {limit for thread, limit in self._inside if thread != here} - {blas_threads}
-            if others:
-                raise RankUseError(
-                    f"a cluster with blas_threads={blas_threads} was asked to run while one with "
-                    f"blas_threads={min(others)} runs in another thread, and BLAS has one limit for all threads, which "
-                    "bits depend on; give both the same, or run one after the other")
-            libraries = _blas_libraries()
-            self._before.append([library.get_num_threads() for library in libraries])
-            self._inside.append((here, blas_threads))
-            _set_threads(libraries, [blas_threads] * len(libraries))
-
-    def leave(self) -> None:
-        """Sets what the caller found; or who came after it and is still inside does that later."""
-        with self._lock:
-            here = threading.get_ident()
-            place = max(i for i, (thread, _) in enumerate(self._inside) if thread == here)
-            del self._inside[place]
-            before = self._before.pop(place)
-            if place < len(self._before):
-                self._before[place] = before
-            else:
-                _set_threads(_blas_libraries(), before)
-
-
-@guarded
-def _blas_libraries() -> list[Any]:
-    return [library for library in controller().lib_controllers if library.user_api == "blas"]
-
-
-@guarded
-def _set_threads(libraries: list[Any], counts: list[int]) -> None:
-    for library, count in zip(libraries, counts, strict=True):
-        # From threadpoolctl 3.8 on, the thread that set OpenBLAS first is the only one that may, until it lets go.
-        let_go = getattr(library, "clear_controlling_thread", lambda force: None)
-        let_go(force=True)
-        library.set_num_threads(count)
-        let_go(force=True)
-
-
-_limits = _Limits()
-
-
-@guarded
-@contextmanager
-def blas_limited_to(blas_threads: int) -> Iterator[None]:
-    """Limits BLAS to this many threads inside the ``with`` block, until the last of all threads has left it.
-
-    Raises ValueError for fewer than one thread, RankUseError where another thread is inside with another limit.
-    """
-    if not is_count(blas_threads) or blas_threads < 1:
-        raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs a whole number of threads, at least one")
-    _limits.enter(blas_threads)
-    try:
-        yield
-    finally:
-        _limits.leave()
-
-
-# -- The hub: runs the ranks of a cluster as greenlets, exactly one at a time, the next one chosen by a rule ---------
-# A rank parks when it waits for an entry that is not done. The hub carries out a collective when all of its group have
-# issued it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
-
-
-MISSING = object()
-
-
-@guarded
 class Hub:
     """One run of one program on N ranks, in the thread that drives it."""
 
     knows_the_others = True
 
-    def __init__(self, size: int, carriage: Carriage, *, seed: int, watch: Watch | None,
-                 interrupts: Interrupts) -> None:
-        self.carriage, self.watch, self.interrupts = carriage, watch, interrupts
-        self.chance = random.Random(seed) if seed else None
+    def __init__(self, size: int, transport: Transport, *, seed: int) -> None:
+        self.transport, self.watch, self.interrupts = transport, transport.watch, transport.interrupts
+        self.library = transport.library
+        self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
+        from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
+
+        self.current = getcurrent
         self.thread = threading.get_ident()
-        self.greenlets: list[greenlet] = []
+        self.greenlets: list[Any] = []
         self.results: list[Any] = [MISSING] * size
-        self.waiting: list[Entry | None] = [None] * size
+        self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
-        self.incomplete: dict[tuple[Group, int], dict[int, CollectiveEntry]] = {}
-        self.complete: deque[list[CollectiveEntry]] = deque()
-        self.mailbox: dict[int, ExchangeEntry] = {}
-        self.messages: deque[Event] = deque()
-        self.under_way: list[CollectiveEntry] = []  # the collective that is being carried out: for who looks
+        self.incomplete: dict[tuple[Group, int], dict[int, PendingCall]] = {}
+        self.complete: deque[list[PendingCall]] = deque()
+        self.exchanges: dict[int, PendingExchange] = {}
+        self.messages: deque[HopEvent] = deque()
+        self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
 
     # -- called by ranks, inside their greenlets ------------------------------------------------------------------
-
-    @property
-    def library(self) -> str | None:
-        """Whose own collectives ``native`` asks for."""
-        return self.carriage.library
 
     def progress(self) -> bool:
         """Nothing goes on while a rank runs: others take their turns when it waits."""
@@ -517,45 +311,43 @@ class Hub:
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
         check_thread(self.thread, rank)
-        if getcurrent() is not self.greenlets[rank]:
+        if self.current() is not self.greenlets[rank]:
             raise RankUseError(f"rank {rank} was used outside its own program (a program must only use the rank that "
                                "it was handed; reading another rank's memory and trace is fine after the run)")
 
-    def issue(self, rank: int, entry: Entry) -> None:
-        """Takes an entry; a collective becomes due when all of its group have issued it."""
+    def issue(self, rank: int, me: Pending) -> None:
+        """Takes the rank's part; a collective becomes due when all of its group have issued theirs."""
         if self.stopping:
             raise RankStopped
-        self.carriage.issued(rank, entry)
-        if isinstance(entry, ExchangeEntry):
-            self.mailbox[rank] = entry
-            self._move_messages(entry)
+        self.transport.issued(rank, me)
+        if isinstance(me, PendingExchange):
+            self.exchanges[rank] = me
+            self._move_messages(me)
         else:
-            call = entry.call
-            key = call.key, call.number
-            group = self.incomplete.setdefault(key, {})
-            group[entry.index] = entry
-            if len(group) == call.ranks:
+            key = me.call.key, me.call.number
+            parts = self.incomplete.setdefault(key, {})
+            parts[me.index] = me
+            if len(parts) == me.size:
                 del self.incomplete[key]
-                self.complete.append([group[i] for i in range(call.ranks)])
+                self.complete.append([parts[i] for i in range(me.size)])
         if self.chance is not None and self.chance.random() < 0.5:
             self.ready.append(rank)
             self._park()
 
-    def join(self, parent: Group, key: Group) -> None:
-        """The carriage may have to prepare the group."""
-        self.carriage.join(parent, key)
+    def new_group(self, parent: Group, key: Group) -> None:
+        """Nothing to prepare: each call names its group."""
 
-    def wait(self, rank: int, entry: Entry) -> None:
-        """Parks the rank until its entry is done."""
-        while not entry.done:
-            self.waiting[rank] = entry
+    def wait(self, rank: int, me: Pending) -> None:
+        """Parks the rank until its part is done."""
+        while not me.done:
+            self.waiting[rank] = me
             self._park()
-        self.carriage.arrived(rank, entry)
+        self.transport.completed(rank, me)
 
     def _park(self) -> None:
         if self.stopping:
             raise RankStopped
-        parent = getcurrent().parent
+        parent = self.current().parent
         assert parent is not None
         parent.switch()
         if self.stopping:
@@ -563,7 +355,7 @@ class Hub:
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
-    def drive(self, programs: list[Callable[[], Any]]) -> Generator[Event | Ended, None, None]:
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[HopEvent | CollectiveEvent, None, None]:
         """Runs the programs to their end; a watched hub yields every message, and every hop made hop by hop, or every
         collective when it has ended.
 
@@ -572,24 +364,30 @@ class Hub:
         self.greenlets = [self._greenlet(rank, program) for rank, program in enumerate(programs)]
         try:
             while self.ready or self.complete:
-                self.interrupts.raise_pending()
-                if self.complete and self._carries_out_now():
+                if self.interrupts.pending:
+                    self.interrupts.raise_pending()
+                # A collective goes first, unless a seeded schedule lets ready ranks run before it.
+                if self.complete and (self.chance is None or not self.ready or self.chance.random() < 0.5):
                     yield from self._carry_out(self.complete.popleft())
                 else:
-                    self._resume(self._next_ready())
+                    if self.chance is not None:
+                        self.ready.rotate(self.chance.randrange(len(self.ready)))
+                    self._resume(self.ready.popleft())
                     while self.messages:
                         yield self.messages.popleft()
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(self._explain_deadlock())
-            self.carriage.settle()
+            self.transport.synchronize()
         except BaseException:
-            self.carriage.give_up()
+            self.transport.abort()
             raise
         finally:
             self._unwind()
-            self.carriage.close()
+            self.transport.close()
 
-    def _greenlet(self, rank: int, program: Callable[[], Any]) -> greenlet:
+    def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
+        from greenlet import greenlet
+
         def body() -> None:
             try:
                 self.results[rank] = program()
@@ -613,107 +411,98 @@ class Hub:
         else:
             self.failure = (rank, error)
 
-    def _carries_out_now(self) -> bool:
-        """Always, unless a seeded schedule lets ready ranks run first."""
-        return self.chance is None or not self.ready or self.chance.random() < 0.5
-
-    def _next_ready(self) -> int:
-        if self.chance is not None:
-            self.ready.rotate(self.chance.randrange(len(self.ready)))
-        return self.ready.popleft()
-
     def _resume(self, rank: int) -> None:
         if threading.get_ident() != self.thread:
             raise RankUseError("a run can only be continued in the thread that started it; step through it there")
         g = self.greenlets[rank]
-        g.parent = getcurrent()
-        self.carriage.resume(rank)
+        g.parent = self.current()
+        self.transport.resume(rank)
         g.switch()
         if self.failure is not None:
             raise self.failure[1]
 
-    def _wake(self, rank: int, entry: Entry) -> None:
-        if entry.done and self.waiting[rank] is entry:
+    def _wake(self, rank: int, me: Pending) -> None:
+        if self.waiting[rank] is me and me.done:
             self.waiting[rank] = None
             self.ready.append(rank)
 
     # -- collectives and messages ---------------------------------------------------------------------------------
 
-    def _carry_out(self, entries: list[CollectiveEntry]) -> Generator[Event | Ended, None, None]:
-        call, self.under_way = entries[0].call, entries
-        if any(entry.call != call for entry in entries):
-            raise MismatchError(mismatch_text({call.group[e.index]: e.call for e in entries}))
-        private_memory(entries)
-        sent = yield from self.carriage.collective(entries)
-        for entry, nbytes in zip(entries, sent, strict=True):
-            entry.finish(nbytes)
-            self._wake(call.group[entry.index], entry)
+    def _carry_out(self, calls: list[PendingCall]) -> Generator[HopEvent | CollectiveEvent, None, None]:
+        call, self.under_way = calls[0].call, calls
+        for me in calls:
+            if me.call != call:
+                raise MismatchError(mismatch_text({call.group[each.index]: each.call for each in calls}))
+        check_private_memory(calls)
+        sent = yield from self.transport.collective(calls)
+        for me, nbytes in zip(calls, sent, strict=True):
+            me.finish(nbytes)
+            self._wake(call.group[me.index], me)
         if self.watch == "collective":
-            yield Ended(call)
+            yield CollectiveEvent(call)
         self.under_way = []
 
-    def _move_messages(self, entry: ExchangeEntry) -> None:
-        """Moves what the new entry makes possible: its send to a rank that receives from it, and the reverse."""
-        for source, destination in dict.fromkeys([(entry.me, entry.to), (entry.source, entry.me)]):
+    def _move_messages(self, me: PendingExchange) -> None:
+        """Moves what the new exchange makes possible: its send to a rank that receives from it, and the reverse."""
+        for source, destination in dict.fromkeys([(me.rank, me.to), (me.source, me.rank)]):
             if source is None or destination is None:
                 continue
-            sender, receiver = self.mailbox.get(source), self.mailbox.get(destination)
+            sender, receiver = self.exchanges.get(source), self.exchanges.get(destination)
             if (sender and receiver and sender.to_send and sender.to == destination and receiver.to_receive
                     and receiver.source == source and sender.key == receiver.key):
                 self._move(sender, receiver)
 
-    def _move(self, sender: ExchangeEntry, receiver: ExchangeEntry) -> None:
+    def _move(self, sender: PendingExchange, receiver: PendingExchange) -> None:
         send, out = sender.send, receiver.out
         assert send is not None
         assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
-            raise MismatchError(misfit(sender.me, send, receiver.me, out))
-        self.carriage.message(sender, receiver)
+            raise MismatchError(misfit_text(sender.rank, send, receiver.rank, out))
+        self.transport.message(sender, receiver)
         sender.to_send = receiver.to_receive = False
         sender.count(send.nbytes)
         if self.watch:
-            self.messages.append(Event(None, Hop(0, sender.me, receiver.me, (), send.nbytes), out.copy()))
-        for entry in (sender, receiver):
-            if entry.done:
-                self.mailbox.pop(entry.me, None)
-                self._wake(entry.me, entry)
+            self.messages.append(HopEvent(None, Hop(0, sender.rank, receiver.rank, (), send.nbytes), out.copy()))
+        for me in (sender, receiver):
+            if me.done:
+                self.exchanges.pop(me.rank, None)
+                self._wake(me.rank, me)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def _explain_deadlock(self) -> str:
-        return deadlock_text([self._state(rank, entry) for rank, entry in enumerate(self.waiting)])
+        return deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)])
 
-    def _state(self, rank: int, entry: Entry | None) -> State:
-        if entry is None:
-            return State(None)
-        missing = self._absent(entry.call) if isinstance(entry, CollectiveEntry) else None
-        return State(entry.describe(), place_of(self._frame(rank)), missing)
+    def _position(self, rank: int, me: Pending | None) -> RankPosition:
+        if me is None:
+            return RankPosition(None)
+        missing = None
+        if isinstance(me, PendingCall):
+            issued = self.incomplete[me.call.key, me.call.number]
+            missing = [member for i, member in enumerate(me.call.group) if i not in issued]
+        return RankPosition(me.describe(), self.place(rank), missing)
 
-    def _absent(self, call: Call) -> list[int]:
-        """The ranks of the call's group that have not issued it."""
-        there = self.incomplete[call.key, call.number]
-        return [rank for i, rank in enumerate(call.group) if i not in there]
-
-    def _frame(self, rank: int) -> FrameType | None:
+    def place(self, rank: int) -> str:
+        """The line at which the program of a rank that has begun and not finished waits."""
         frame: FrameType | None = self.greenlets[rank].gr_frame
-        return frame
+        return place_of(frame)
 
     def _unwind(self) -> None:
         """Stops every rank that still runs; its ``finally`` blocks run, and any further call stops it again."""
         self.stopping = True
         for rank, g in enumerate(self.greenlets if threading.get_ident() == self.thread else ()):
             if g:  # begun and not ended: one that has not begun has nothing to unwind, and would raise out of here
-                g.parent = getcurrent()
-                self.carriage.resume(rank)
+                g.parent = self.current()
+                self.transport.resume(rank)
                 g.throw(RankStopped)
         self.incomplete.clear()
         self.complete.clear()
         self.ready.clear()
-        self.mailbox.clear()
+        self.exchanges.clear()
         self.under_way = []
         self.waiting = [None] * len(self.waiting)
 
-    def let_go(self, error: BaseException) -> None:
+    def release(self, error: BaseException) -> None:
         """After a failure: names the ranks in notes, and clears what the error's frames would keep in the ledgers."""
         if self.failure is not None and self.failure[1] is error:
             error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")

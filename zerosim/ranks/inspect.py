@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
-from zerosim.ranks.call import Call, CollectiveEntry
+from zerosim.ranks.call import Call, PendingCall
 from zerosim.ranks.cluster import Cluster, Program
-from zerosim.ranks.errors import Interrupts, RankUseError, patient_interrupts
-from zerosim.ranks.hub import Ended, Event, Hub, Watch, expand, place_of
+from zerosim.ranks.errors import RankUseError
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch, expand
+from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Hop, Row, Trace
 from zerosim.shown import Shown, upstairs
@@ -62,18 +63,18 @@ class RankNow:
 def look(hub: Hub, states: Sequence[RankState], before: Sequence[RankNow] = ()) -> tuple[RankNow, ...]:
     """All ranks of a hub that stands still, in rank order. What has not changed since the look ``before`` is not copied
     again: who keeps all steps of a run keeps what changed in it, not every rank's arrays at each of them."""
-    entries = {entry.call.group[entry.index]: entry for entry in hub.under_way}
+    parts = {me.call.group[me.index]: me for me in hub.under_way}
     earlier = {now.rank: now for now in before}
-    hub.carriage.settle()
-    return tuple(_now(hub, state, entries.get(state.index), earlier.get(state.index)) for state in states)
+    hub.transport.synchronize()
+    return tuple(_now(hub, state, parts.get(state.index), earlier.get(state.index)) for state in states)
 
 
-def _now(hub: Hub, state: RankState, entry: CollectiveEntry | None, before: RankNow | None) -> RankNow:
-    hub.carriage.resume(state.index)
+def _now(hub: Hub, state: RankState, me: PendingCall | None, before: RankNow | None) -> RankNow:
+    hub.transport.resume(state.index)
     trace, memory = state.trace, state.memory
-    arrays: dict[str, Any] = {} if entry is None else {
-        "place": entry.index, "x": _copy(entry.x, before.x if before else None),
-        "out": _copy(entry.out, before.out if before else None)}
+    arrays: dict[str, Any] = {} if me is None else {
+        "place": me.index, "x": _copy(me.x, before.x if before else None),
+        "out": _copy(me.out, before.out if before else None)}
     return RankNow(state.index, _where(hub, state.index), memory.now_nbytes_by_kind, trace.sent_nbytes(), **arrays,
                    _trace=trace, _row_count=len(trace.rows))
 
@@ -91,7 +92,7 @@ def _where(hub: Hub, rank: int) -> str:
     greenlet = hub.greenlets[rank]
     if greenlet.dead:
         return FINISHED
-    return place_of(greenlet.gr_frame) if greenlet else NOT_BEGUN
+    return hub.place(rank) if greenlet else NOT_BEGUN
 
 
 # -- Stepping: a run that stops after every hop, or every collective, so that one can look at all ranks in between ---
@@ -151,7 +152,7 @@ class Steps(Iterator[Step], Shown):
         self.cluster, self.by, self.taken = cluster, by, 0
         self.last: Step | None = None
         self._interrupts = Interrupts()
-        self._events = cluster._drive(program, args, hop_by_hop=by == "hop", watch=by, interrupts=self._interrupts)
+        self._events = cluster.drive(program, args, hop_by_hop=by == "hop", watch=by, interrupts=self._interrupts)
         self._thread: int | None = None
 
     def __next__(self) -> Step:
@@ -164,12 +165,13 @@ class Steps(Iterator[Step], Shown):
             raise
         return self.last
 
-    def _step(self, event: Event | Ended) -> Step:
-
+    def _step(self, event: HopEvent | CollectiveEvent) -> Step:
+        hub, cluster = self.cluster.backend, self.cluster
+        assert isinstance(hub, Hub), "other backends yield no events"
         self.taken += 1
-        with self.cluster._device():
-            ranks = look(self.cluster._hub, self.cluster._states, self.last.ranks if self.last else ())
-        if isinstance(event, Ended):
+        with cluster.device_scope():
+            ranks = look(hub, cluster.states, self.last.ranks if self.last else ())
+        if isinstance(event, CollectiveEvent):
             return Step(self.taken, event.call, None, np.empty(0, event.call.dtype), ranks, self.by)
         return Step(self.taken, *event, ranks, self.by)
 

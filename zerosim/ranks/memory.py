@@ -8,20 +8,20 @@ takes multiples of 512 bytes of CuPy's pool, and what is beyond its own is slack
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import OutOfMemoryError, guarded
-from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd, Trace
+from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.process import guarded
+from zerosim.ranks.trace import KINDS, Held, Trace
 from zerosim.shown import Plotted
 
-KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
-         "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
 
 
@@ -78,7 +78,7 @@ class Memory(Plotted):
         """
         dtype = np.dtype(dtype)
         lengths = (shape,) if isinstance(shape, int | np.integer) else shape
-        if any(length < 0 for length in lengths):
+        if lengths and min(lengths) < 0:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")
         nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)
@@ -171,13 +171,13 @@ class Memory(Plotted):
 
     def _enter(self, base: np.ndarray, kind: str, name: str, nbytes: int, slack_nbytes: int) -> None:
         key = id(base)
-        reference = weakref.ref(base, lambda _: self._leave(key))
+        reference = weakref.ref(base, partial(self._leave, key))
         self._entered += 1
         holding = self._holdings[key] = Holding(reference, kind, name, nbytes, slack_nbytes, self._entered)
         self.slack_nbytes += slack_nbytes
         self._move(holding, +1)
 
-    def _leave(self, key: int) -> None:
+    def _leave(self, key: int, dead: object = None) -> None:
         holding = self._holdings.pop(key, None)
         if holding is not None:
             self.slack_nbytes -= holding.slack_nbytes
@@ -221,76 +221,3 @@ class Memories(tuple[Memory, ...], Plotted):
 
     def __repr__(self) -> str:
         return f"<Memories of {len(self)} ranks: {self.now_nbytes} bytes now, {self.peak_nbytes} at the peak>"
-
-
-# -- When each array of a rank's ledger lived: from which row of the trace to which, and inside which spans ----------
-
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """One array in the ledger, as one kind.
-
-    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
-    None, and no spans: it was held before the run, or still is after it.
-    """
-
-    kind: str
-    name: str
-    nbytes: int
-    born: int | None
-    died: int | None = None
-    born_in: tuple[str, ...] = ()
-    died_in: tuple[str, ...] = ()
-
-    def lives_at(self, row: int) -> bool:
-        """Whether it is held right after this row of the trace."""
-        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
-
-
-def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
-    """When each array of these kinds (None: of all) lived, by the rows of one rank's trace, in the order of birth.
-
-    Arrays that were held before the run come first, and only those that left the ledger in it: of the others a trace
-    has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in either. Arrays
-    without elements are left out.
-
-    >>> import numpy as np, zerosim as zs
-    >>> def program(rank):
-    ...     kept = rank.memory.alloc(3, np.float32, "activation", "h")
-    ...     rank.memory.free(rank.memory.alloc(2, np.float32, "gathered_parameter", "w"))
-    ...     return kept
-    >>> cluster = zs.Cluster(1)
-    >>> h, = cluster.run(program)
-    >>> for life in cluster.trace[0].lifetimes():
-    ...     print(life.kind, life.name, life.nbytes, life.born, life.died)
-    activation h 12 0 None
-    gathered_parameter w 8 1 2
-
-    Raises ValueError for a kind that there is not.
-    """
-    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
-    if unknown := sorted(asked.difference(KINDS)):
-        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
-    living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
-    for place, row, path in _changes(rows):
-        if row.kind not in asked:
-            continue
-        if row.nbytes > 0:
-            living[row.number, row.kind] = len(found)
-            found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
-        elif (at := living.pop((row.number, row.kind), None)) is not None:
-            found[at] = replace(found[at], died=place, died_in=path)
-        else:
-            before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
-    return before + found
-
-
-def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
-    """The rows by which the ledger changes, each with its place and the spans that are open there."""
-    path: tuple[str, ...] = ()
-    for place, row in enumerate(rows):
-        if isinstance(row, SpanBegin):
-            path = row.path
-        elif isinstance(row, SpanEnd):
-            path = row.path[:-1]
-        elif isinstance(row, Held) and row.nbytes:
-            yield place, row, path

@@ -1,91 +1,106 @@
-"""What all of a rank's groups share: its memory, its trace, its transport, its counters, its open works."""
+"""A rank, as its program sees it: who it is, what it holds, what it did, and how it talks to the others.
+
+Each collective takes the same way. Its method (`Rank.reduce_scatter`) says what is cut and what may lie where;
+`Rank._collective` checks that, makes the `Call` on which all ranks must agree and this rank's `PendingCall`, charges
+buffers and hands it to the backend; `_finish` waits for it and returns the result, at once or from `Work.wait`.
+
+Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 1]].
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import copy_elements, may_share_memory, poison
+from zerosim.numerics.arrays import checksum, copy_elements, may_share_memory, on_device, poison, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks import checks
 from zerosim.ranks.call import (
+    WHOLE,
+    Backend,
     Call,
-    CollectiveEntry,
     Cut,
-    ExchangeEntry,
     Group,
-    Scaling,
-    Transport,
+    MeanRule,
+    PendingCall,
+    PendingExchange,
+    Same,
+    ceil_cut,
     checked_cut,
+    checked_member,
+    checked_output,
+    checked_vector,
+    checked_writable,
     gathered_cut,
-    scaling,
+    is_in_place,
+    mean_rule,
 )
-from zerosim.ranks.collectives import Algorithm, Party, algorithm_of
-from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, guarded
-from zerosim.ranks.hub import place_of_call
+from zerosim.ranks.collectives import algorithm_of, check_cuts, checked_options
+from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, place_of_call
 from zerosim.ranks.memory import Memory
-from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, nothing_follows
-from zerosim.ranks.work import Borrowed, Work
+from zerosim.ranks.process import guarded
+from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose, nothing_follows
+
+Array = np.ndarray
+Splits = Iterable[int] | None
+BUFFER = "communication_buffer"
 
 
 @guarded
 @dataclass(slots=True)
 class RankState:
-    """One rank of a cluster, behind the handles that programs see."""
+    """One rank of a cluster, shared by its handles in all groups that it is in."""
 
     index: int
     memory: Memory
     kernels: NumpyKernels
     trace: Trace = field(default_factory=Trace)
-    transport: Transport | None = None
+    backend: Backend | None = None  # None between runs
     calls: Counter[Group] = field(default_factory=Counter)
-    pending: list[Work] = field(default_factory=list)
-    doubts: list[Callable[[], None]] = field(default_factory=list)  # checks that the end of the program makes
+    pending: "list[Work]" = field(default_factory=list)
+    deferred_checks: list[Callable[[], None]] = field(default_factory=list)  # made when the program has ended
 
-    @property
-    def xp(self) -> Any:
-        """The array module of what the rank holds."""
-        return self.kernels.xp
-
-    def begin(self, transport: Transport) -> None:
+    def begin(self, backend: Backend) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
-        self.transport, self.trace = transport, Trace(
-            held_at_start=self.memory.now_nbytes_by_kind, after_compute=transport.progress)
+        self.backend, self.trace = backend, Trace(
+            held_at_start=self.memory.now_nbytes_by_kind, after_compute=backend.progress)
         self.memory.trace = self.trace
         self.calls.clear()
         self.pending.clear()
-        self.doubts.clear()
+        self.deferred_checks.clear()
 
     def end(self) -> None:
         """The run is over."""
-        self.transport, self.trace.after_compute = None, nothing_follows
+        self.backend, self.trace.after_compute = None, nothing_follows
         self.pending.clear()
-        self.doubts.clear()
+        self.deferred_checks.clear()
 
-    def in_use(self) -> Transport:
-        """The transport, if it is this rank's own program that asks.
+    def in_use(self) -> Backend:
+        """The backend, if it is this rank's own program that asks.
 
         Raises RankUseError otherwise.
         """
-        if self.transport is None:
+        if self.backend is None:
             raise RankUseError(f"rank {self.index} is in no run; "
                                "call it inside the program that Cluster.run(program) runs")
-        self.transport.check_use(self.index)
-        return self.transport
+        self.backend.check_use(self.index)
+        return self.backend
 
-    def check_same_run(self, transport: Transport, title: str) -> None:
-        """Raises RankUseError unless it is the program that issued a work, in the same run, that waits for it."""
-        if self.in_use() is not transport:
-            raise RankUseError(f"rank {self.index} waited for {title}, which was issued in an earlier run and ended "
-                               "with it; wait in the run that issues")
+    def check_not_pending(self, operation: str, x: np.ndarray, out: np.ndarray | None) -> None:
+        """Raises PendingWorkError for memory in which the result of an earlier work is still to appear."""
+        for work in self.pending:
+            if work.hides(x) or work.hides(out):
+                raise PendingWorkError(
+                    f"{operation} was given the out= of {work.title}, issued at {work.where}, which "
+                    "was not waited for; call work.wait() first, or pass other memory"
+                )
 
     def check_all_waited(self) -> None:
         """Raises PendingWorkError when the program ended with works that nobody waited for, or whose input changed."""
-        for check in self.doubts:
+        for check in self.deferred_checks:
             check()
         if self.pending:
             listed = "; ".join(f"{work.title}, issued at {work.where}" for work in self.pending)
@@ -93,168 +108,77 @@ class RankState:
                                    f"collective(s) that were never waited for: {listed}. Call work.wait() on each")
 
 
-# -- From a rank's call to the transport and back: checks, buffers, the entry, and what follows when it is done ------
-# Legend: n elements, N ranks.
+class Work:
+    """The handle that ``async_op=True`` returns.
 
-
-BUFFER = "communication_buffer"
-
-
-@dataclass(slots=True)
-class Request:
-    """What a program asked for, before anything is charged or sent.
-
-    ``shape`` is that of the whole vector; ``same`` names the parts of ``x`` and ``out`` that may be the same memory;
-    None where none may.
+    Until this rank's own ``wait()`` the result cannot be read and a caller's ``out=`` shows NaN (0xA5 for integers),
+    whatever has been computed already: so a program that reads too early fails on every schedule, not only on an
+    unlucky one. The input ``x`` must not change either, which a checksum shows, or ``copy`` where there is one.
     """
 
-    rank: "Rank"
-    operation: str
-    algorithm: str
-    x: np.ndarray
-    cut: Cut
-    _: KW_ONLY
-    shape: tuple[int, ...]
-    out: np.ndarray | None
-    out_shape: tuple[int, ...]
-    same: checks.Same | None
-    op: str = "sum"
-    average: str | None = None
-    wire: str | None = None
-    accumulate: str | None = None
-    root: int = 0
-    only_root: bool = False
-    async_op: bool = False
-    purpose: str = "unspecified"
-    agreement: str = ""
+    def __init__(self, state: RankState, backend: Backend, call: Call, finish: Callable[[], np.ndarray | None], *,
+                 out: np.ndarray | None, x: np.ndarray | None, copy: np.ndarray | None) -> None:
+        self.title, self.where, self.out = str(call), place_of_call(), out
+        self._state, self._backend = state, backend
+        self._finish: Callable[[], np.ndarray | None] | None = finish
+        self._result: np.ndarray | None = None
+        self._x, self._copy = x, copy
+        self._checksum = None if x is None or copy is not None else checksum(x)
+        state.pending.append(self)
 
-    def call(self, row: Algorithm, number: int) -> Call:
-        """The part on which all ranks must agree."""
-        average = checks.reduction(self.op, self.average, self.x.dtype) if "reduce" in self.operation else None
-        wire, accumulate = checks.wire_options(row, self.operation, self.algorithm, self.x.dtype, self.op,
-                                               wire=self.wire, accumulate=self.accumulate)
-        return Call(number, self.rank.communicator, self.rank.group, self.operation, self.algorithm, self.shape,
-                    self.x.dtype, self.cut, self.op, average, wire, accumulate, self.root, checks.purpose(self.purpose),
-                    self.agreement)
+    def hides(self, array: np.ndarray | None) -> bool:
+        """True when the array shares memory with an ``out=`` that shows nothing yet."""
+        return array is not None and self.out is not None and may_share_memory(array, self.out)
 
     @property
-    def gets_result(self) -> bool:
-        return not self.only_root or self.rank.index == self.root
+    def waited(self) -> bool:
+        """True after ``wait()``."""
+        return self._finish is None
 
+    @property
+    def result(self) -> np.ndarray | None:
+        """The collective's result; raises PendingWorkError before ``wait()``."""
+        if not self.waited:
+            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(); "
+                                   "call work.wait() first, which also returns it")
+        return self._result
 
-def perform(state: RankState, request: Request) -> Any:
-    """Carries a request out: returns its result, or a Work when it is asynchronous."""
-    transport = state.in_use()
-    row = algorithm_of(request.operation, request.algorithm, request.rank.size)
-    checks.served(request.operation, request.algorithm, transport.library)
-    call = request.call(row, state.calls[request.rank.key])
-    _check_pending(state, request)
-    in_place = _check_output(request)
-    rule = scaling(call.average, call.ranks, call.dtype) if call.average else Scaling()
-    x, borrowed = _captured(state, request, rule, in_place)
-    landing = _landing(state, request, in_place)
-    entry = _entry(state, request, call, row, x, landing, in_place and x is request.x)
-    state.calls[request.rank.key] += 1
-    state.trace.rows.append(entry.row)
-    if request.async_op:
-        state.trace.rows.append(Issue(call))
-        if request.out is not None and request.gets_result:
-            poison(request.out)
-    transport.issue(state.index, entry)
+    def wait(self) -> np.ndarray | None:
+        """Blocks until the collective is done and returns its result; a second wait returns it again.
 
-    if not request.async_op:
-        return _finish(transport, state, request, rule, entry)
-    return Work(str(call), place_of_call(), partial(state.check_same_run, transport),
-                partial(_finish, transport, state, request, rule, entry), borrowed, state.pending, state.doubts,
-                request.out)
+        Raises PendingWorkError when the input was changed since the issue (on a device: at the end of the program), and
+        RankUseError outside the run and the program that issued it.
+        """
+        if self._finish is not None:
+            if self._state.in_use() is not self._backend:
+                raise RankUseError(f"rank {self._state.index} waited for {self.title}, which was issued in an earlier "
+                                   "run and ended with it; wait in the run that issues")
+            if self._x is not None:
+                self._check_unchanged(self._x)
+            self._result = self._finish()
+            self._finish = self._x = self._copy = None
+            self._state.pending.remove(self)
+        return self._result
 
-
-def _finish(transport: Transport, state: RankState, request: Request, rule: Scaling,
-            entry: CollectiveEntry) -> np.ndarray | None:
-    """Waits for the entry and returns the result. No closure: a frame that is cleared after an error keeps those."""
-    transport.wait(state.index, entry)
-    if request.async_op:
-        state.trace.rows.append(Wait(entry.call))
-    return _result(state, request, rule, entry)
-
-
-def _check_pending(state: RankState, request: Request) -> None:
-    """Raises PendingWorkError for memory in which the result of an earlier work is still to appear."""
-    for work in state.pending:
-        if work.hides(request.x) or work.hides(request.out):
-            raise PendingWorkError(
-                f"{request.operation} was given the out= of {work.title}, issued at {work.where}, which "
-                "was not waited for; call work.wait() first, or pass other memory"
-            )
-
-
-def _check_output(request: Request) -> bool:
-    """Checks ``out=``; True when the operation is in place."""
-    if request.out is None:
-        return False
-    if not request.gets_result:
-        raise ValueError(f"out= was given to {request.operation} on rank {request.rank.index}, but only the root, rank "
-                         f"{request.root}, receives a result; pass out= there alone")
-    checks.output(request.out, request.out_shape, request.x.dtype)
-    return checks.overlap(request.x, request.out, request.same)
-
-
-def _captured(state: RankState, request: Request, rule: Scaling, in_place: bool) -> tuple[np.ndarray, Borrowed | None]:
-    """The array that the algorithm reads: the input itself, or a charged copy; and how its change would be noticed."""
-    x, memory = request.x, state.memory
-    copied = rule.changes_input or (request.async_op and (in_place or memory.debug))
-    if copied:
-        x = memory.alloc(request.x.shape, request.x.dtype, BUFFER, "captured input", like=request.x)
-        if rule.changes_input:
-            rule.before(state.kernels.serving(request.x), request.x.reshape(-1), x.reshape(-1))
+    def _check_unchanged(self, x: np.ndarray) -> None:
+        """At once for an input on the host; a checksum of one on a device is read when the program has ended, since
+        that waits for the device."""
+        if self._copy is not None:
+            _check_same(self.title, self.where, True, same_bytes(x, self._copy))
+        elif on_device(x):
+            self._state.deferred_checks.append(
+                partial(_check_same, self.title, self.where, self._checksum, checksum(x)))
         else:
-            copy_elements(request.x, x)
-    if not request.async_op or in_place:
-        return x, None
-    return x, Borrowed(request.x, x if copied and not rule.changes_input else None)
+            _check_same(self.title, self.where, self._checksum, checksum(x))
+
+    def __repr__(self) -> str:
+        return f"<Work {self.title}, {'done' if self.waited else 'pending'}>"
 
 
-def _landing(state: RankState, request: Request, in_place: bool) -> np.ndarray:
-    """Where the algorithm writes: ``out=`` itself, unless it must stay hidden until ``wait()``; or a new array."""
-    if request.out is not None and not request.async_op:
-        return request.out
-    if not request.gets_result:
-        return np.empty(0, request.x.dtype)
-    kind = BUFFER if request.async_op else "workspace"
-    return state.memory.alloc(request.out_shape, request.x.dtype, kind, request.operation, like=request.x)
-
-
-def _entry(state: RankState, request: Request, call: Call, row: Algorithm, x: np.ndarray, landing: np.ndarray,
-           in_place: bool) -> CollectiveEntry:
-    party = Party(call, request.rank.index, state.kernels)
-    buffers = [state.memory.alloc(length, dtype, BUFFER, call.operation, like=x)
-               for length, dtype in row.buffers(party)]
-    return CollectiveEntry(call, request.rank.index, x.reshape(-1), landing.reshape(-1), buffers, in_place,
-                           Collective(call, state.trace.path, request.async_op), state.trace)
-
-
-def _result(state: RankState, request: Request, rule: Scaling, entry: CollectiveEntry) -> np.ndarray | None:
-    """After the transport is done: the mean's last division, and the result where the caller wants it."""
-    landing = entry.out
-    entry.let_go()
-    if not request.gets_result:
-        return None
-    rule.after(state.kernels.serving(landing), landing)
-    if request.out is None:
-        if request.async_op:
-            state.memory.reclassify(landing, "workspace")
-        return landing.reshape(request.out_shape)
-    if request.async_op:
-        copy_elements(landing.reshape(request.out_shape), request.out)
-    return request.out
-
-
-# -- A rank, as its program sees it: who it is, what it holds, what it did, and how it talks to the others -----------
-# Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 1]].
-
-
-Array = np.ndarray
-Splits = Iterable[int] | None
+def _check_same(title: str, where: str, before: Any, after: Any) -> None:
+    if int(before) != int(after):
+        raise PendingWorkError(f"the input of {title}, issued at {where}, was changed before wait(); it is only "
+                               "borrowed until then: wait first, or hand over a copy")
 
 
 class Rank:
@@ -277,18 +201,18 @@ class Rank:
 
     @property
     def memory(self) -> Memory:
-        """What the rank holds, by kind."""
+        """The bytes that the rank holds, by kind."""
         return self._state.memory
 
     @property
     def trace(self) -> Trace:
-        """What the rank did in this run, or in the last one."""
+        """The record of what the rank did in this run, or in the last one."""
         return self._state.trace
 
     @property
     def xp(self) -> Any:
         """The array module: numpy, cupy on a GPU, or one whose arrays have no data."""
-        return self._state.xp
+        return self._state.kernels.xp
 
     @property
     def kernels(self) -> Any:
@@ -307,22 +231,24 @@ class Rank:
         The one primitive. Either half may be absent (None, None). ``out`` fixes the shape and dtype of what arrives;
         the two sizes may differ. It returns when ``send`` may be reused; where MPI would hang it raises DeadlockError.
         """
-        transport = self._state.in_use()
+        state, backend = self._state, self._state.in_use()
         if (send is None) != (to is None) or (out is None) != (source is None):
             raise ValueError("exchange takes send and to together, and out and source together; "
                              "pass both or None for both")
         if send is not None:
-            checks.vector(send, "send")
+            checked_vector(send, "send")
         if out is not None:
-            checks.writable(out, "out=")
+            checked_writable(out, "out=")
         if send is not None and out is not None and may_share_memory(send, out):
             raise ValueError("out= overlaps send, which may not have left when the first elements arrive; "
                              "pass memory of its own")
-        row = Message(self._global(to, "to"), self._global(source, "source"), checks.purpose(purpose), self.trace.path)
-        self.trace.rows.append(row)
-        entry = ExchangeEntry(self._state.index, send, row.destination, out, row.source, self.key, row, self.trace)
-        transport.issue(self._state.index, entry)
-        transport.wait(self._state.index, entry)
+        row = Message(self._global(to, "to"), self._global(source, "source"), checked_purpose(purpose),
+                      state.trace.path)
+        state.trace.rows.append(row)
+        me = PendingExchange(state.index, send, row.destination, out, row.source, self.key,
+                             partial(state.trace.sent, row))
+        backend.issue(state.index, me)
+        backend.wait(state.index, me)
         return out
 
     def send(self, x: Array, to: int, *, purpose: str = "unspecified") -> None:
@@ -334,7 +260,7 @@ class Rank:
         return self.exchange(None, None, out, source, purpose=purpose)
 
     def _global(self, index: int | None, what: str) -> int | None:
-        return None if index is None else self.group[checks.member(index, self.size, what)]
+        return None if index is None else self.group[checked_member(index, self.size, what)]
 
     # -- collectives of equals ------------------------------------------------------------------------------------
 
@@ -343,13 +269,12 @@ class Rank:
                        out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
                        agreement: str = "") -> Any:
         """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
-        checks.vector(x, "the input of reduce_scatter", flat=True)
+        checked_vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(self._state, Request(
-            self, "reduce_scatter", algorithm, x, cut, shape=x.shape, out=out, out_shape=x[own].shape,
-            same=(own, ...), op=op, average=average, wire=wire, accumulate=accumulate, async_op=async_op,
-            purpose=purpose, agreement=agreement))
+        return self._collective("reduce_scatter", algorithm, x, cut, result=(own.stop - own.start,), same=(own, ...),
+                                out=out, async_op=async_op, op=op, average=average, wire=wire, accumulate=accumulate,
+                                purpose=purpose, agreement=agreement)
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
@@ -358,75 +283,63 @@ class Rank:
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
         """
-        checks.vector(x, "the input of all_gather", flat=True)
+        checked_vector(x, "the input of all_gather", flat=True)
         cut = self._gathered_cut("all_gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(self._state, Request(
-            self, "all_gather", algorithm, x, cut, shape=(cut[-1],), out=out, out_shape=(cut[-1],), same=(..., own),
-            async_op=async_op, purpose=purpose, agreement=agreement))
+        return self._collective("all_gather", algorithm, x, cut, whole=(cut[-1],), same=(..., own), out=out,
+                                async_op=async_op, purpose=purpose, agreement=agreement)
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
                    out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
                    agreement: str = "") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
-        checks.vector(x, "the input of all_reduce")
+        checked_vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
-            checks.cutting(algorithm_of("all_reduce", algorithm, self.size), "all_reduce", algorithm, self.size)
-        return perform(self._state, Request(
-            self, "all_reduce", algorithm, x, cut, shape=x.shape, out=out, out_shape=x.shape, same=checks.WHOLE,
-            op=op, average=average, wire=wire, accumulate=accumulate, async_op=async_op, purpose=purpose,
-            agreement=agreement))
+            check_cuts("all_reduce", algorithm, self.size)
+        return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op, op=op, average=average,
+                                wire=wire, accumulate=accumulate, purpose=purpose, agreement=agreement)
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (n,) -> (N * len(chunk r),): chunk r of every rank, in rank order. It does not work in place."""
-        checks.vector(x, "the input of all_to_all", flat=True)
+        checked_vector(x, "the input of all_to_all", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         length = self.size * (cut[self.index + 1] - cut[self.index])
-        return perform(self._state, Request(
-            self, "all_to_all", algorithm, x, cut, shape=x.shape, out=out, out_shape=(length,), same=None,
-            async_op=async_op, purpose=purpose))
+        return self._collective("all_to_all", algorithm, x, cut, result=(length,), same=None, out=out,
+                                async_op=async_op, purpose=purpose)
 
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""
-        nothing = np.empty(0, np.uint8)
-        cut = (0,) * (self.size + 1)
-        perform(self._state, Request(
-            self, "barrier", "dissemination", nothing, cut, shape=(0,), out=np.empty(0, np.uint8), out_shape=(0,),
-            same=checks.WHOLE, purpose="control"))
+        x, out = np.empty(0, np.uint8), np.empty(0, np.uint8)
+        self._collective("barrier", "dissemination", x, (0,) * (self.size + 1), out=out, purpose="control")
 
     # -- collectives with a root ----------------------------------------------------------------------------------
 
     def broadcast(self, x: Array, root: int = 0, *, algorithm: str = "tree", out: Array | None = None,
                   async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) of the root -> the same on every rank; elsewhere ``x`` gives shape and dtype only."""
-        checks.vector(x, "the input of broadcast")
-        return perform(self._state, Request(
-            self, "broadcast", algorithm, x, checked_cut(None, x.size, self.size), shape=x.shape, out=out,
-            out_shape=x.shape, same=checks.WHOLE,
-            root=checks.member(root, self.size, "root"), async_op=async_op, purpose=purpose))
+        checked_vector(x, "the input of broadcast")
+        return self._collective("broadcast", algorithm, x, ceil_cut(x.size, self.size), out=out, async_op=async_op,
+                                root=checked_member(root, self.size, "root"), purpose=purpose)
 
     def reduce(self, x: Array, root: int = 0, *, op: str = "sum", algorithm: str = "tree", average: str | None = None,
                out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks at the root; None elsewhere (there ``out`` is refused)."""
-        checks.vector(x, "the input of reduce")
-        return perform(self._state, Request(
-            self, "reduce", algorithm, x, checked_cut(None, x.size, self.size), shape=x.shape, out=out,
-            out_shape=x.shape, same=checks.WHOLE, op=op, average=average, root=checks.member(root, self.size, "root"),
-            only_root=True, async_op=async_op, purpose=purpose))
+        checked_vector(x, "the input of reduce")
+        return self._collective("reduce", algorithm, x, ceil_cut(x.size, self.size), out=out, async_op=async_op, op=op,
+                                average=average, root=checked_member(root, self.size, "root"), purpose=purpose)
 
     def gather(self, x: Array, root: int = 0, *, algorithm: str = "pairwise", length: int | None = None,
                splits: Splits = None, out: Array | None = None, async_op: bool = False,
                purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,) at the root, None elsewhere."""
-        checks.vector(x, "the input of gather", flat=True)
+        checked_vector(x, "the input of gather", flat=True)
         cut = self._gathered_cut("gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
-        return perform(self._state, Request(
-            self, "gather", algorithm, x, cut, shape=(cut[-1],), out=out, out_shape=(cut[-1],), same=(..., own),
-            root=checks.member(root, self.size, "root"), only_root=True, async_op=async_op, purpose=purpose))
+        return self._collective("gather", algorithm, x, cut, whole=(cut[-1],), same=(..., own), out=out,
+                                async_op=async_op, root=checked_member(root, self.size, "root"), purpose=purpose)
 
     def _gathered_cut(self, operation: str, x: Array, splits: Splits, length: int | None) -> Cut:
         cut = gathered_cut(splits, length, len(x), self.size)
@@ -435,6 +348,64 @@ class Rank:
             raise ValueError(f"rank {self.index} brings {len(x)} elements to {operation}, but its chunk of the cut "
                              f"{cut} has {expected}; pass the chunk, or the splits= that it was cut by")
         return cut
+
+    # -- the way that all collectives take ------------------------------------------------------------------------
+
+    def _collective(self, operation: str, algorithm: str, x: Array, cut: Cut, *, out: Array | None,
+                    whole: tuple[int, ...] | None = None, result: tuple[int, ...] | None = None,
+                    same: Same | None = WHOLE, async_op: bool = False, wire: str | None = None,
+                    accumulate: str | None = None, purpose: str = "unspecified", **options: Any) -> Any:
+        """Carries a collective out: returns its result, or a Work when it is asynchronous.
+
+        ``whole`` and ``result`` are the shapes of the whole vector and of the result, ``x``'s where none is given;
+        ``same`` names the parts of ``x`` and ``out`` that may be the same memory, None where none may; ``options`` are
+        fields of the `Call`.
+        """
+        state, backend = self._state, self._state.in_use()
+        memory, trace = state.memory, state.trace
+        row = algorithm_of(operation, algorithm, self.size)
+        whole = x.shape if whole is None else whole
+        call = checked_options(
+            Call(state.calls[self.key], self.communicator, self.group, operation, algorithm, whole, x.dtype, cut,
+                 purpose=checked_purpose(purpose), **options),
+            row, library=backend.library, wire=wire, accumulate=accumulate)
+        state.check_not_pending(operation, x, out)
+        shape, receives = whole if result is None else result, call.gets_result(self.index)
+        if out is not None and not receives:
+            raise ValueError(f"out= was given to {operation} on rank {self.index}, but only the root, rank "
+                             f"{call.root}, receives a result; pass out= there alone")
+        in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
+
+        # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
+        rule = mean_rule(call.average, self.size, x.dtype) if call.average else None
+        scaled, captured = rule is not None and rule.changes_input, x
+        if scaled or (async_op and (in_place or memory.debug)):
+            captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
+            if scaled and rule is not None:
+                rule.before(state.kernels.serving(x), x.reshape(-1), captured.reshape(-1))
+            else:
+                copy_elements(x, captured)
+        landing = np.empty(0, x.dtype)
+        if out is not None and not async_op:  # an asynchronous result stays hidden until wait()
+            landing = out
+        elif receives:
+            landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation, like=x)
+        sends = Collective(call, trace.path, async_op)
+        me = PendingCall(call, self.index, state.kernels.serving(x), captured.reshape(-1), landing.reshape(-1),
+                         in_place=in_place and captured is x, count=partial(trace.sent, sends))
+        me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
+
+        state.calls[self.key] += 1
+        trace.rows.append(sends)
+        if async_op:
+            trace.rows.append(Issue(call))
+            if out is not None:
+                poison(out)
+        backend.issue(state.index, me)
+        if not async_op:
+            return _finish(state, backend, me, out, shape, rule)
+        return Work(state, backend, call, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
+                    out=out, x=None if in_place else x, copy=None if scaled or captured is x else captured)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -460,5 +431,29 @@ class Rank:
         members = sorted((int(k), index) for index, (c, k) in enumerate(table) if c == color)
         joined = Rank(self._state, tuple(self.group[index] for _, index in members),
                       (*self.communicator, number, int(color)))
-        self._state.in_use().join(self.key, joined.key)
+        self._state.in_use().new_group(self.key, joined.key)
         return joined
+
+
+def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | None, shape: tuple[int, ...],
+            rule: MeanRule | None, *, async_op: bool = False) -> np.ndarray | None:
+    """Waits for the rank's part and returns the result where the caller wants it, after a mean's last division.
+
+    No closure: a frame that is cleared after an error keeps those.
+    """
+    backend.wait(state.index, me)
+    if async_op:
+        state.trace.rows.append(Wait(me.call))
+    landing: Array = me.out
+    me.release()
+    if not me.call.gets_result(me.index):
+        return None
+    if rule is not None:
+        rule.after(state.kernels.serving(landing), landing)
+    if out is None:
+        if async_op:
+            state.memory.reclassify(landing, "workspace")
+        return landing.reshape(shape)
+    if async_op:
+        copy_elements(landing.reshape(shape), out)
+    return out

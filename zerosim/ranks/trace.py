@@ -1,22 +1,31 @@
 """The trace: one ordered list of what a rank did, from which everything else is drawn, priced or explained.
 
+Each `Rank` writes one per run: its collectives and messages, the arrays that entered and left its memory, arithmetic,
+and the named spans of the program. Sent bytes are counted here and nowhere else.
+
 Legend: N ranks of a group. Bytes are those a rank *sends*; each is received once, by another rank.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
+from zerosim.numerics.checks import did_you_mean
+from zerosim.ranks.call import Call
 from zerosim.shown import Plotted
 
-if TYPE_CHECKING:
-    from zerosim.ranks.call import Call
-    from zerosim.ranks.memory import Lifetime
-
-
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
+KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
+         "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
+
+
+def checked_purpose(name: str) -> str:
+    """The purpose that a message is counted under. Raises ValueError where there is no such one."""
+    if name not in PURPOSES:
+        raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
+                         f"{did_you_mean(name, PURPOSES)}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Hop:
 class Collective:
     """A rank's part in one collective: the call, and the bytes that this rank sent in it."""
 
-    call: "Call"
+    call: Call
     span: tuple[str, ...]
     asynchronous: bool
     sent_nbytes: int = 0
@@ -49,7 +58,7 @@ class Collective:
 
     def hops(self) -> list[Hop]:
         """Every message of the collective, of all ranks, in the order of the steps (expanded on null arrays)."""
-        from zerosim.ranks.hub import expand
+        from zerosim.ranks.hub import expand  # the hub writes traces; here one is read
 
         return expand(self.call)
 
@@ -69,14 +78,14 @@ class Message:
 class Issue:
     """An asynchronous collective was issued here."""
 
-    call: "Call"
+    call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The program waited here for the asynchronous collective."""
 
-    call: "Call"
+    call: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +127,83 @@ class SpanEnd:
 Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
 
 
+# -- Lifetimes: from which row of the trace to which each array was held, and inside which spans ---------------------
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One array in the ledger, as one kind.
+
+    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
+    None, and no spans: it was held before the run, or still is after it.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    born: int | None
+    died: int | None = None
+    born_in: tuple[str, ...] = ()
+    died_in: tuple[str, ...] = ()
+
+    def lives_at(self, row: int) -> bool:
+        """True where it is held right after this row of the trace."""
+        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
+
+
+def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
+    """The lifetimes of the arrays of these kinds (None: of all), by the rows of one rank's trace, in order of birth.
+
+    Arrays that were held before the run come first, and only those that left the ledger in it: of the others a trace
+    has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in either. Arrays
+    without elements are left out.
+
+    >>> import numpy as np, zerosim as zs
+    >>> def program(rank):
+    ...     kept = rank.memory.alloc(3, np.float32, "activation", "h")
+    ...     rank.memory.free(rank.memory.alloc(2, np.float32, "gathered_parameter", "w"))
+    ...     return kept
+    >>> cluster = zs.Cluster(1)
+    >>> h, = cluster.run(program)
+    >>> for life in cluster.trace[0].lifetimes():
+    ...     print(life.kind, life.name, life.nbytes, life.born, life.died)
+    activation h 12 0 None
+    gathered_parameter w 8 1 2
+
+    Raises ValueError for a kind that there is not.
+    """
+    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
+    if unknown := sorted(asked.difference(KINDS)):
+        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
+    living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
+    for place, row, path in _changes(rows):
+        if row.kind not in asked:
+            continue
+        if row.nbytes > 0:
+            living[row.number, row.kind] = len(found)
+            found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
+        elif (at := living.pop((row.number, row.kind), None)) is not None:
+            found[at] = replace(found[at], died=place, died_in=path)
+        else:
+            before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
+    return before + found
+
+
+def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
+    """The rows by which the ledger changes, each with its place and the spans that are open there."""
+    path: tuple[str, ...] = ()
+    for place, row in enumerate(rows):
+        if isinstance(row, SpanBegin):
+            path = row.path
+        elif isinstance(row, SpanEnd):
+            path = row.path[:-1]
+        elif isinstance(row, Held) and row.nbytes:
+            yield place, row, path
+
+
+# -- The trace of one rank in one run --------------------------------------------------------------------------------
+
 def nothing_follows() -> None:
-    """What is done after arithmetic where no messages are under way."""
+    """The step after arithmetic where no messages are under way."""
 
 
 @dataclass(slots=True, repr=False)
@@ -178,10 +262,8 @@ class Trace(Plotted):
         return [row for row in self.messages(purpose)
                 if isinstance(row, Collective) and operation in (None, row.call.operation)]
 
-    def lifetimes(self, kinds: str | Iterable[str] | None = None) -> "list[Lifetime]":
-        """When each array of these kinds (None: of all) lived, in the order of birth; see `lifetimes.lifetimes`."""
-        from zerosim.ranks.memory import lifetimes
-
+    def lifetimes(self, kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
+        """The lifetimes of the arrays of these kinds (None: of all), in the order of birth; see `lifetimes`."""
         return lifetimes(self.rows, kinds)
 
     def __repr__(self) -> str:

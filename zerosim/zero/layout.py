@@ -131,7 +131,7 @@ class Layout(Shown):
         return vector
 
     def shard(self, rank: int, vector: np.ndarray) -> np.ndarray:
-        """What the rank owns of the flat vector (n,): a copy (s,), its chunks of all regions one after the other.
+        """The rank's shard of the flat vector (n,): a copy (s,), its chunks of all regions one after the other.
 
         Raises ValueError for a rank that there is not, and for a vector of another shape.
         """
@@ -156,7 +156,7 @@ class Layout(Shown):
         return self._cuts[low, high]
 
     def owned(self, rank: int, low: int, high: int) -> slice:
-        """Where the rank's part of [low, high), a range inside one region, lies in its shard."""
+        """The place of the rank's part of [low, high), a range inside one region, in its shard."""
         region, start = self._region(low, high), 0
         for earlier in self.regions[:self.regions.index(region)]:
             start += earlier.bounds[rank + 1] - earlier.bounds[rank]
@@ -168,7 +168,7 @@ class Layout(Shown):
         return sum(region.bounds[rank + 1] - region.bounds[rank] for region in self.regions)
 
     def valid(self, rank: int) -> list[Piece]:
-        """What the rank owns without padding, region by region; every scan of a shard goes through here."""
+        """The rank's elements without padding, region by region; every scan of a shard goes through here."""
         pieces, start = [], 0
         for region in self.regions:
             low, high = region.bounds[rank], region.bounds[rank + 1]
@@ -187,7 +187,7 @@ class Layout(Shown):
                 if entry.low < entry.high]
 
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
-        """What the rank owns, parameter by parameter in the order of the vector; empty pieces are left out."""
+        """The rank's elements, parameter by parameter in the order of the vector; empty pieces are left out."""
         return [ParameterPiece(slice(low, high), slice(at, at + high - low), entry, low - entry.low)
                 for piece in self.valid(rank)
                 for entry, low, high in self.entries_in(piece.vector.start, piece.vector.stop)
@@ -339,7 +339,7 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
 
 
 def layout_of(model: Model, ranks: int, name: str = "per_unit") -> Layout:
-    """How the engine lays out a model on N ranks when it is asked for no groups; ``name`` is one of LAYOUTS.
+    """The layout of a model on N ranks, as the engine makes it without groups; ``name`` is one of LAYOUTS.
 
     Raises ValueError as `lay_out` does.
     """
@@ -389,14 +389,8 @@ class Bucket:
         """The parts of the bucket's vector in one array for each stretch; empty ones are left out of a packed one."""
         if not self.is_packed:
             return [(slice(0, self.length), stretches[0])]
-        parts, at = [], 0
-        for owner in range(self.layout.ranks):
-            for stretch, cut in zip(stretches, self.cuts, strict=True):
-                own = stretch[cut[owner]:cut[owner + 1]]
-                if len(own):
-                    parts.append((slice(at, at + len(own)), own))
-                at += len(own)
-        return parts
+        return _joined(stretch[cut[owner]:cut[owner + 1]] for owner in range(self.layout.ranks)
+                       for stretch, cut in zip(stretches, self.cuts, strict=True))
 
     def in_vector(self, vector: np.ndarray) -> Parts:
         """The parts of the bucket's vector in the layout's vector (n,)."""
@@ -404,20 +398,23 @@ class Bucket:
 
     def own_in_vector(self, rank: int, vector: np.ndarray) -> Parts:
         """The parts of the rank's chunk in the layout's vector (n,)."""
-        return self._own(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
-                         for lies, cut in zip(self.ranges, self.cuts, strict=True))
+        return _joined(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
+                       for lies, cut in zip(self.ranges, self.cuts, strict=True))
 
     def own_in_shard(self, rank: int, shard: np.ndarray) -> Parts:
         """The parts of the rank's chunk in its shard (s,)."""
-        return self._own(shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges)
+        own = [shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges]
+        return _joined(own) if self.is_packed else [(slice(0, len(own[0])), own[0])]
 
-    def _own(self, pieces: Iterable[np.ndarray]) -> Parts:
-        parts, at = [], 0
-        for own in pieces:
-            if len(own) or not self.is_packed:
-                parts.append((slice(at, at + len(own)), own))
-            at += len(own)
-        return parts
+
+def _joined(pieces: Iterable[np.ndarray]) -> Parts:
+    """Pieces one after the other, without the empty ones."""
+    parts, at = [], 0
+    for piece in pieces:
+        if len(piece):
+            parts.append((slice(at, at + len(piece)), piece))
+        at += len(piece)
+    return parts
 
 
 def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[Bucket]:

@@ -1,4 +1,4 @@
-"""Where state rests, and the whole of ZeRO's communication: the change from one placement to another.
+"""Placements of state, and the whole of ZeRO's communication: the change from one placement to another.
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -12,13 +12,12 @@ import numpy as np
 
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.policy import Policy
-from zerosim.ranks import checks
-from zerosim.ranks.call import Cut, checked_cut
+from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
 
 
 class Placement(Enum):
-    """How one vector rests on N ranks."""
+    """A way in which one vector rests on N ranks."""
 
     REPLICATED = "replicated"  # every rank has all of it, the same bits
     PARTIAL = "partial"        # every rank has an addend of all of it; the vector is their sum
@@ -36,7 +35,7 @@ def check_placement(placement: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where parameters, gradients (between micro-batches) and optimizer state rest: a row of ZeRO's table.
+    """Placements of parameters, gradients (between micro-batches) and optimizer state: a row of ZeRO's table.
 
     Raises ValueError for parameters or optimizer state that would be PARTIAL: they are no sums.
     """
@@ -108,7 +107,7 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
     if out is None:
         return found
-    checks.output(out, found.shape, found.dtype)[...] = found
+    checked_output(out, found.shape, found.dtype)[...] = found
     return out
 
 
@@ -116,7 +115,7 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     """The cut, if it is one of the whole vector, of which ``vector`` is all or the own chunk."""
     check_placement(have)
     check_placement(want)
-    checks.vector(vector, "the vector to redistribute", flat=True)
+    checked_vector(vector, "the vector to redistribute", flat=True)
     whole = checked_cut(cut, max(cut, default=0), rank.size)
     expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
     if len(vector) != expected:

@@ -31,6 +31,13 @@ def cupy_on(device: int) -> Any:
     return cupy
 
 
+def cupy_kernels() -> NumpyKernels:
+    """The arithmetic of the current device; its module is imported where a device is there."""
+    from zerosim.backends.cupy.kernels import CupyKernels
+
+    return CupyKernels()
+
+
 def device_count(cupy: Any) -> int:
     """The GPUs that CUDA shows to this process."""
     count: int = cupy.cuda.runtime.getDeviceCount()
@@ -85,13 +92,11 @@ class CuPyCluster(Cluster):
         self._cupy, self.device = cupy_on(device), device
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads)
 
-    def _new_kernels(self) -> NumpyKernels:
-        from zerosim.backends.cupy.kernels import CupyKernels
-
+    def _kernels(self, count: int) -> list[NumpyKernels]:
         with self._cupy.cuda.Device(self.device):
-            return CupyKernels()
+            return [cupy_kernels()] * count
 
-    def _device(self) -> AbstractContextManager[Any]:
+    def device_scope(self) -> AbstractContextManager[Any]:
         """The device is selected: CuPy's current one belongs to the thread."""
         selected: AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
         return selected

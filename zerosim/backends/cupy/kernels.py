@@ -1,4 +1,4 @@
-"""What the parts of the CuPy kernels share: memory of their own, fused launches, values in the type of the arithmetic.
+"""The parts that all CuPy kernels share: memory of their own, fused launches, values in the type of the arithmetic.
 
 Shapes: n elements; all arrays on the device.
 """
@@ -133,7 +133,7 @@ class CupyBase:
             self._fused(copy, [wide], out)
 
     def _room_for(self, name: str, out: Array, work: np.dtype[Any]) -> Array:
-        """Where the values of `out` are to be computed: `out` itself where it has the type `work` and no gaps."""
+        """The array in which to compute the values of `out`: itself where it has the type `work` and no gaps."""
         return out if out.dtype == work and out.flags.c_contiguous else self._room(name, out.shape, work)
 
     def _row_sums(self, x: Array) -> Array:
@@ -151,7 +151,7 @@ class CupyBase:
         raise NotImplementedError
 
     def all_finite(self, x: Any) -> bool:
-        """Whether no element of x is infinite or NaN."""
+        """True where no element of x is infinite or NaN."""
         raise NotImplementedError
 
     def _uploaded(self, x: np.ndarray) -> Array:
@@ -256,8 +256,9 @@ def _relu(x: Any, y: Any) -> None:
 
 # ----------------------------------------------------------------------------------------------------
 # Products of matrices on tensor cores: operands in 16 bits as they rest, sums in float32, one rounding at the end
-# cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may round
-# partial sums too. The order of its additions is its own. fp8 operands are widened to fp16, which has all their values.
+# cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may
+# round partial sums too. The order of its additions is its own. fp8 operands are widened to fp16, which has all their
+# values.
 #
 # Shapes: m rows, k inner, n columns.
 
@@ -325,14 +326,14 @@ class CupyProducts(CupyBase):
 
 
 def _lies(x: Array) -> tuple[bool, int]:
-    """Whether a contiguous or transposed matrix lies transposed, and the elements from one of its lines to another."""
+    """True for a matrix that lies transposed, False for a contiguous one; and the elements from line to line."""
     turned = not x.flags.c_contiguous
     return turned, x.shape[0 if turned else 1]
 
 
 # -- Whole matrices on the device: decompositions by cuSOLVER, in float64, rounded to float32 once -------------------
-# Legend: a symmetric matrix A (m, m); a matrix X (r, c). What is computed is what `matrix_kernels` says; eigenvectors are
-# those that the library finds, which differ from LAPACK's by their signs, and in the space of equal eigenvalues.
+# Legend: a symmetric matrix A (m, m); a matrix X (r, c). What is computed is what `matrix_kernels` says; eigenvectors
+# are those that the library finds, which differ from LAPACK's by their signs, and in the space of equal eigenvalues.
 
 
 class CupyMatrix(CupyBase):
@@ -480,14 +481,14 @@ class CupyReductions(CupyBase):
     _numbers: NumpyKernels
 
     def all_finite(self, x: Any) -> bool:
-        """Whether no element of x is infinite or NaN."""
+        """True where no element of x is infinite or NaN."""
         constants = nonfinite_codes(x.dtype)
         if not on_device(x) or constants is None:
             return self._numbers.all_finite(x) if constants else True
         return not self._codes_from(x, int(constants[0]), constants[1], "*found = 1u")
 
     def count_nan(self, x: Any) -> int:
-        """How many elements are NaN; none of a type that has no NaN. Any type, byte order and strides."""
+        """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
         if not on_device(x):
             return self._numbers.count_nan(x)
         constants = nonfinite_codes(x.dtype)
@@ -497,7 +498,7 @@ class CupyReductions(CupyBase):
         return self._codes_from(x, int(constants[0]), constants[1] + has_infinity, "atomicAdd(found, 1u)")
 
     def _codes_from(self, x: Array, mask: int, low: int, action: str) -> int:
-        """What `action` leaves of 0 after every element whose code, masked, is at least `low`."""
+        """The value that `action` leaves of 0 after every element whose code, masked, is at least `low`."""
         row, found = as_row(x), self.xp.zeros(1, np.uint32)
         code = f"u{8 * x.dtype.itemsize}"
         launch(_CODES_FROM.format(code=code, action=action), f"zs_codes_from_{code}", row.size,
@@ -577,8 +578,8 @@ def _finite_magnitude(x: Any, result: Any) -> None:
 
 # -- Kernels that work on rows, on the device: normalization, tables of rows, losses of softmax ----------------------
 # Legend: M rows, C columns, V classes. Everything is computed in float32 (float64 where an array is) and rounded once;
-# the sums along rows are CuPy's, in an order of its own that depends on nothing but the row's length; sums over rows are
-# added in NumPy's order.
+# the sums along rows are CuPy's, in an order of its own that depends on nothing but the row's length; sums over rows
+# are added in NumPy's order.
 
 
 HALVINGS = 11  # of BLOCK rows, until 128 or fewer are left of each part, whose lengths are rounded to multiples of 8
@@ -757,7 +758,7 @@ class CupyRows(CupyBase):
     # --- losses of softmax ----------------------------------------------------------------------------------
 
     def count_targets(self, targets: Any) -> int:
-        """How many are classes: 0 or more."""
+        """The number of targets that are classes: 0 or more."""
         return int((targets >= 0).sum()) if on_device(targets) else int(np.count_nonzero(targets >= 0))
 
     def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
@@ -1019,13 +1020,14 @@ def _plus(x: Any, y: Any, result: Any) -> None:
 # What is promised, beside `NumpyKernels` on the same inputs (a NaN is a NaN, whatever its code):
 #
 # - The same bits: casts, sums, products and quotients of elements, maxima, accumulation, gradients' blocks, ReLU,
-#   dropout, taking and adding rows, column sums, sums of squares, every optimizer's step that is a function of elements.
+#   dropout, taking and adding rows, column sums, sums of squares, every optimizer's step that is a function of
+#   elements.
 # - The same formula with CUDA's exp, log and tanh, each within 2 ULP of the exact value where NumPy's are within 4
 #   (CUDA C++ Programming Guide, "Mathematical Functions"): GELU, softmax.
-# - The library's order of additions: products of matrices (cuBLAS, 16-bit operands on tensor cores, sums in float32, one
-#   rounding at the end), means and variances of rows, softmax's sums, attention, decompositions of matrices. A sum of k
-#   products is within k·2^-23·Σ|a·b| of the exact one, before the one rounding (tensor cores cut what they add off, which
-#   doubles float32's 2^-24). CuPy's own sums along rows take subnormal float32 numbers for zeros.
+# - The library's order of additions: products of matrices (cuBLAS, 16-bit operands on tensor cores, sums in float32,
+#   one rounding at the end), means and variances of rows, softmax's sums, attention, decompositions of matrices. A sum
+#   of k products is within k·2^-23·Σ|a·b| of the exact one, before the one rounding (tensor cores cut what they add
+#   off, which doubles float32's 2^-24). CuPy's own sums along rows take subnormal float32 numbers for zeros.
 #
 # Shapes: n elements; m rows, k inner, n columns in a product of matrices.
 

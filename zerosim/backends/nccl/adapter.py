@@ -13,8 +13,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import start, to_host
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.errors import BackendError, guarded
-from zerosim.ranks.hub import ranks_text
+from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.process import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
 TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32",
@@ -84,7 +84,7 @@ class Communicator:
         self._inner.check_async_error()
 
     def abort(self) -> None:
-        """Ends at once, whatever is under way; other ranks must be told by other means."""
+        """Ends at once, whatever is under way; other ranks must hear of it by other means."""
         self._inner.abort()
 
     def destroy(self) -> None:
@@ -199,7 +199,7 @@ def devices_for(ranks: int, count: int, devices: Sequence[int] | None, *, share:
     return chosen
 
 
-class Lane:
+class DeviceStreams:
     """One rank's device: the stream that communicates, the kernels that add on it, and how the streams wait.
 
     The kernels are not the rank's own, since theirs is scratch memory that the stream that computes may be using.
@@ -279,11 +279,11 @@ class Lane:
         Gives up after some seconds, and where the device is broken.
         """
         deadline = time.monotonic() + REST_SECONDS
-        with suppress(Exception):  # an error has brought us here, and that one is to be told
+        with suppress(Exception):  # an error has brought us here, and that one is to be raised
             while not self.idle() and time.monotonic() < deadline:
                 time.sleep(NAP_SECONDS)
 
     def synchronize(self) -> None:
-        """Waits until the lane is idle, so that Ctrl-C is heard meanwhile."""
+        """Waits until both streams are idle, so that Ctrl-C is heard meanwhile."""
         while not self.idle():
             time.sleep(NAP_SECONDS)

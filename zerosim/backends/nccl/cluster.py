@@ -12,28 +12,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
-from zerosim.backends.cupy.cluster import cupy_on, device_count
-from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, Lane, devices_for
+from zerosim.backends import TIMEOUT_SECONDS
+from zerosim.backends.cupy.cluster import cupy_kernels, cupy_on, device_count
+from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, DeviceStreams, devices_for
 from zerosim.backends.nccl.collectives import (
     Communicators,
     Native,
-    NCCLCarriage,
+    NCCLTransport,
     arrays_on_device,
-    on_lane,
-    party_of,
+    on_stream,
     receive,
     send,
 )
-from zerosim.backends.processes.notes import Mail
-from zerosim.backends.processes.transport import Course, ProcessCluster, ProcessTransport
+from zerosim.backends.processes.notes import Channel
+from zerosim.backends.processes.transport import ProcessBackend, ProcessCluster, Request
 from zerosim.numerics.arrays import words
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import CollectiveEntry, Entry, ExchangeEntry, Group
+from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.collectives import NATIVE
-from zerosim.ranks.errors import BackendError, Interrupts, forget_frames
-from zerosim.ranks.hub import InProcess, Watch, ranks_text
+from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.hub import RunOptions
+from zerosim.ranks.process import forget_frames
 
 
 class NCCLCluster(Cluster):
@@ -41,7 +41,7 @@ class NCCLCluster(Cluster):
 
     The project's own algorithms give the bits that ``Cluster`` gives, since NCCL only moves what our kernels add;
     ``algorithm="native"`` asks NCCL for its own. Rank r has device r, or ``devices[r]``; ``share_devices`` lets several
-    ranks have one, for tests, where NCCL has been told to allow it. Communication runs on a stream of its own:
+    ranks have one, for tests, where NCCL is set to allow it. Communication runs on a stream of its own:
     ``Work.wait()`` lets the stream that computes wait for it, and not the program. ``run`` returns when all devices are
     done. Arrays on the host (flags, counts) are exchanged as without GPUs. Other options are those of ``Cluster``.
     """
@@ -52,7 +52,8 @@ class NCCLCluster(Cluster):
         self._cupy = cupy_on(0)
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads)
         chosen = devices_for(ranks, device_count(self._cupy), devices, share=share_devices)
-        self._lanes = [Lane(self._cupy, device, self._new_kernels()) for device in chosen]
+        self._all_streams = [DeviceStreams(self._cupy, device, kernels)
+                             for device, kernels in zip(chosen, self._kernels(ranks), strict=True)]
         self._communicators = Communicators(NCCL(), chosen)
 
     @property
@@ -65,21 +66,15 @@ class NCCLCluster(Cluster):
         """Where the ranks are, in words."""
         return "each on a GPU of this machine, over NCCL"
 
-    def _new_kernels(self) -> NumpyKernels:
-        from zerosim.backends.cupy.kernels import CupyKernels
-
-        return CupyKernels()
-
-    def _kernels_of(self, rank: int) -> NumpyKernels:
+    def _kernels(self, count: int) -> list[NumpyKernels]:
         """Of each rank its own, since what they hold lies on its device."""
-        return self._new_kernels()
+        return [cupy_kernels() for _ in range(count)]
 
-    def _carriage(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> NCCLCarriage:
-        host = InProcess(self.kernels, hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts)
-        return NCCLCarriage(self._lanes, self._communicators, host, watch=watch, interrupts=interrupts)
+    def _transport(self, options: RunOptions) -> NCCLTransport:
+        return NCCLTransport(self._all_streams, self._communicators, options)
 
     @contextmanager
-    def _device(self) -> Iterator[None]:
+    def device_scope(self) -> Iterator[None]:
         """The caller's own device is current again afterwards."""
         current = self._cupy.cuda.Device()
         try:
@@ -92,9 +87,9 @@ class NCCLCluster(Cluster):
 
 
 # -- One process per GPU: this rank's part in each call, put on its communication stream as soon as it is issued -----
-# Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and what
-# reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one group
-# issue the calls of two groups in different orders, NCCL waits for ever. The debug mode finds out who disagrees.
+# Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and
+# what reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one
+# group issue the calls of two groups in different orders, NCCL waits for ever. The debug mode finds out who disagrees.
 
 
 HEARSAY_SECONDS = 5.0
@@ -102,10 +97,10 @@ Finish = Callable[[], None]
 
 
 class OnDevice:
-    """An entry whose arrays lie on the device: done for the host, under way there."""
+    """A part whose arrays lie on the device: done for the host, under way there."""
 
-    def __init__(self, lane: Lane, abort: Finish) -> None:
-        self._lane, self._abort, self._finished = lane, abort, lane.finished()
+    def __init__(self, streams: DeviceStreams, abort: Finish) -> None:
+        self._streams, self._abort, self._finished = streams, abort, streams.finished()
 
     def advance(self) -> bool:
         """Nothing is left for the host to do."""
@@ -113,24 +108,24 @@ class OnDevice:
 
     def wait(self) -> None:
         """The stream that computes waits; the host does not."""
-        self._lane.select()
-        self._lane.catch_up(self._finished)
+        self._streams.select()
+        self._streams.catch_up(self._finished)
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Aborts NCCL: a call on a stream cannot be taken back."""
         self._abort()
 
 
 class OnHost:
-    """An entry whose arrays lie on the host, carried by copies on the device: done when what arrived is copied back."""
+    """A part whose arrays lie on the host, carried by copies on the device: done when what arrived is copied back."""
 
-    def __init__(self, lane: Lane, abort: Finish, finish: Finish) -> None:
-        self._lane, self._abort, self._finished = lane, abort, lane.finished()
+    def __init__(self, streams: DeviceStreams, abort: Finish, finish: Finish) -> None:
+        self._streams, self._abort, self._finished = streams, abort, streams.finished()
         self._finish: Finish | None = finish
 
     def advance(self) -> bool:
         """Looks whether the device is done, and if so copies what has arrived."""
-        if self._finish is None or not self._lane.reached(self._finished):
+        if self._finish is None or not self._streams.reached(self._finished):
             return False
         self._finish()
         self._finish = None
@@ -139,17 +134,17 @@ class OnHost:
     def wait(self) -> None:
         """What arrived is in memory."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Aborts NCCL: a call on a stream cannot be taken back."""
         self._abort()
 
 
 class Broken:
-    """An entry that NCCL refused, perhaps because another rank has failed: then the mail soon says so. If not, NCCL's
+    """A part that NCCL refused, perhaps because another rank has failed: then a note soon says so. If not, NCCL's
     error is this rank's own."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
-        # Its frames know the entry's arrays and, by way of the transport's, this object: the ledger would keep those.
+        # Its frames know the arrays of the call and, by way of the backend's, this object: the ledger would keep those.
         self._error, self._abort = forget_frames(error), abort
         self._deadline = time.monotonic() + HEARSAY_SECONDS
 
@@ -160,14 +155,14 @@ class Broken:
         return False
 
     def wait(self) -> None:
-        """Never called: the entry is never done."""
+        """Never called: the part is never done."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Aborts NCCL."""
         self._abort()
 
 
-class NCCLCarrier:
+class NCCLPointToPoint:
     """Makes the calls of this process' rank: one communicator for each group of ranks, one stream for all of them.
 
     ``gone`` is called once when the communicators have been aborted.
@@ -176,137 +171,138 @@ class NCCLCarrier:
     library = "NCCL"
     in_order = True  # there is one stream
 
-    def __init__(self, nccl: NCCL, lane: Lane, world: Communicator, index: int, ranks: int, gone: Finish) -> None:
-        self._nccl, self._lane, self._index, self._gone = nccl, lane, index, gone
+    def __init__(self, nccl: NCCL, streams: DeviceStreams, world: Communicator, index: int, ranks: int,
+                 gone: Finish) -> None:
+        self._nccl, self._streams, self._index, self._gone = nccl, streams, index, gone
         self._world: Group = tuple(range(ranks)), ()
         self._comms: dict[Group, Communicator] = {self._world: world}
 
-    def begin(self, entry: Entry) -> Course:
-        """Puts all that the entry asks for on the stream."""
-        lane, on_device = self._lane, arrays_on_device(entry)
-        lane.select()
-        lane.follow(lane.ready())
+    def begin(self, me: Pending) -> Request:
+        """Puts all that the part asks for on the stream."""
+        streams, on_device = self._streams, arrays_on_device(me)
+        streams.select()
+        streams.follow(streams.ready())
         try:
-            finish = self._carried(entry, on_device)
+            finish = self._carried(me, on_device)
         except self._nccl.error as error:
-            error.add_note(f"raised by NCCL when it was asked for {entry.describe()}")
+            error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
             return Broken(error, self._abort)
         if on_device:
             finish()
-            return OnDevice(lane, self._abort)
-        return OnHost(lane, self._abort, finish)
+            return OnDevice(streams, self._abort)
+        return OnHost(streams, self._abort, finish)
 
-    def _carried(self, entry: Entry, on_device: bool) -> Finish:
-        """Makes the calls; what is returned ends the entry, when the device is done where arrays are on the host."""
-        if isinstance(entry, ExchangeEntry):
-            return self._exchange(entry, on_device)
-        if entry.call.operation == "barrier":
-            return self._barrier(entry)
-        return self._collective(entry, on_device)
+    def _carried(self, me: Pending, on_device: bool) -> Finish:
+        """Makes the calls; what is returned ends the part, when the device is done where arrays are on the host."""
+        if isinstance(me, PendingExchange):
+            return self._exchange(me, on_device)
+        if me.call.operation == "barrier":
+            return self._barrier(me)
+        return self._collective(me, on_device)
 
     # -- collectives ----------------------------------------------------------------------------------------------
 
-    def _collective(self, entry: CollectiveEntry, on_device: bool) -> Finish:
-        staged = entry if on_device else replace(
-            entry, x=self._uploaded(entry.x), out=self._like(entry.out), in_place=False,
-            buffers=[self._like(buffer) for buffer in entry.buffers])
-        sent = (self._native if entry.call.algorithm == NATIVE else self._hops)(staged)
+    def _collective(self, me: PendingCall, on_device: bool) -> Finish:
+        staged = me if on_device else replace(
+            me, x=self._uploaded(me.x), out=self._like(me.out), in_place=False,
+            buffers=[self._like(buffer) for buffer in me.buffers])
+        sent = (self._native if me.call.algorithm == NATIVE else self._hops)(staged)
 
         def finish() -> None:
-            if staged is not entry:
-                entry.out[...] = self._lane.fetch(staged.out)
-            entry.finish(sent)
+            if staged is not me:
+                me.out[...] = self._streams.fetch(staged.out)
+            me.finish(sent)
 
         return finish
 
-    def _hops(self, entry: CollectiveEntry) -> int:
-        lane, comm, sent = self._lane, self._comms[entry.call.key], 0
-        for hop in on_lane(lane, party_of(entry, lane), entry.x, entry.out):
+    def _hops(self, me: PendingCall) -> int:
+        streams, comm, sent = self._streams, self._comms[me.call.key], 0
+        for hop in on_stream(streams, me):
             with self._nccl.group():
                 if hop.to is not None:
-                    send(comm, lane, hop.send, hop.to)
+                    send(comm, streams, hop.send, hop.to)
                 if hop.source is not None:
-                    receive(comm, lane, hop.out, hop.source)
+                    receive(comm, streams, hop.out, hop.source)
             sent += 0 if hop.send is None else hop.send.nbytes
         return sent
 
-    def _native(self, entry: CollectiveEntry) -> int:
-        lane, native = self._lane, Native(entry)
-        with lane.communicating():
-            native.prepare(lane.kernels.serving(entry.x).cast_pack)
+    def _native(self, me: PendingCall) -> int:
+        streams, native = self._streams, Native(me)
+        with streams.communicating():
+            native.prepare(streams.kernels.serving(me.x).cast_pack)
         with self._nccl.group():
-            native.enqueue(self._comms[entry.call.key], lane.pointer)
+            native.enqueue(self._comms[me.call.key], streams.pointer)
         return native.sent_nbytes
 
-    def _barrier(self, entry: CollectiveEntry) -> Finish:
+    def _barrier(self, me: PendingCall) -> Finish:
         """Empty messages are none to NCCL, so one number is added up; all that was communicated before is done then."""
         token = self._uploaded(np.zeros(1, np.int32))
         with self._nccl.group():
-            self._comms[entry.call.key].all_reduce(token, token, "sum", self._lane.pointer)
+            self._comms[me.call.key].all_reduce(token, token, "sum", self._streams.pointer)
 
         def finish() -> None:
             assert token.size  # held until the device has no more use for it
-            entry.finish(0)
+            me.finish(0)
 
         return finish
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, entry: ExchangeEntry, on_device: bool) -> Finish:
-        sent, out = entry.send, entry.out
+    def _exchange(self, me: PendingExchange, on_device: bool) -> Finish:
+        sent, out = me.send, me.out
         if not on_device:
             sent, out = (None if sent is None else self._uploaded(sent)), (None if out is None else self._like(out))
-        group, comm, lane = entry.key[0], self._comms[entry.key], self._lane
+        group, comm, streams = me.key[0], self._comms[me.key], self._streams
         with self._nccl.group():
-            if entry.to is not None:
-                send(comm, lane, sent, group.index(entry.to))
-            if entry.source is not None:
-                receive(comm, lane, out, group.index(entry.source))
+            if me.to is not None:
+                send(comm, streams, sent, group.index(me.to))
+            if me.source is not None:
+                receive(comm, streams, out, group.index(me.source))
 
         def finish() -> None:
-            if entry.out is not None and out is not entry.out:
-                entry.out[...] = lane.fetch(out)
-            entry.to_send = entry.to_receive = False
-            if entry.send is not None:
-                entry.count(entry.send.nbytes)
+            if me.out is not None and out is not me.out:
+                me.out[...] = streams.fetch(out)
+            me.to_send = me.to_receive = False
+            if me.send is not None:
+                me.count(me.send.nbytes)
 
         return finish
 
     # -- copies on the device of what lies on the host ------------------------------------------------------------
 
     def _uploaded(self, x: np.ndarray) -> Any:
-        with self._lane.communicating():
-            return self._lane.kernels.xp.asarray(words(x)).view(x.dtype)
+        with self._streams.communicating():
+            return self._streams.kernels.xp.asarray(words(x)).view(x.dtype)
 
     def _like(self, x: np.ndarray) -> Any:
-        with self._lane.communicating():
-            return self._lane.kernels.empty(x.shape, x.dtype)
+        with self._streams.communicating():
+            return self._streams.kernels.empty(x.shape, x.dtype)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 
-    def join(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: Group, key: Group) -> None:
         """A communicator for the group. Its id comes from its first member, over the parent's communicator: so ranks
         that join no group need not take part, as they would have to in NCCL's own split."""
-        members, lane = key[0], self._lane
+        members, streams = key[0], self._streams
         first = self._index == members[0]
         on_device = self._uploaded(np.frombuffer(self._nccl.unique_id() if first else bytes(ID_NBYTES), np.uint8))
         with self._nccl.group():
             if first:
                 for rank in members[1:]:
-                    send(self._comms[parent], lane, on_device, parent[0].index(rank))
+                    send(self._comms[parent], streams, on_device, parent[0].index(rank))
             else:
-                receive(self._comms[parent], lane, on_device, parent[0].index(members[0]))
-        lane.synchronize()
-        unique_id = lane.fetch(on_device).tobytes()
+                receive(self._comms[parent], streams, on_device, parent[0].index(members[0]))
+        streams.synchronize()
+        unique_id = streams.fetch(on_device).tobytes()
         self._comms[key] = self._nccl.communicator(len(members), unique_id, members.index(self._index))
 
     def _abort(self) -> None:
         comms, self._comms = self._comms, {}
         for comm in comms.values():
-            with suppress(Exception):  # an error has brought us here, and that one is to be told
+            with suppress(Exception):  # an error has brought us here, and that one is to be raised
                 comm.abort()
         if comms:
-            self._lane.rest()
+            self._streams.rest()
             self._gone()
 
     def drain(self) -> bool:
@@ -314,14 +310,14 @@ class NCCLCarrier:
         self._abort()
         return True
 
-    def settle(self) -> None:
+    def close_drained(self) -> None:
         """All is aborted here; where it is not yet, nobody waits for this rank."""
 
     def idle(self) -> bool:
         """True when the device is; raises what has gone wrong there, or on the way to another rank."""
         for comm in self._comms.values():
             comm.check()
-        return self._lane.idle()
+        return self._streams.idle()
 
     def close(self) -> None:
         """Gives back the communicators of the groups that this run made."""
@@ -341,19 +337,21 @@ class NCCLProcessCluster(ProcessCluster):
     """One rank in each process of a job, on the GPU ``local_rank`` modulo the GPUs that the process sees.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
-    ``mail`` carries notes between the processes: MPI's, or a TCPMail. The rank's device stays the thread's current one.
-    Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for tests.
+    ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's
+    current one. Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for
+    tests.
     """
 
-    def __init__(self, mail: Mail, *, local_rank: int, share_devices: bool = False, capacity_nbytes: int | None = None,
-                 debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
+                 capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
-        ValueError where two would share a card and were not told to."""
-        self._nccl, self._lane, card = together(mail, lambda: _found(local_rank))
-        self.device = self._lane.device
-        _check_cards(mail, card, share=share_devices)
-        super().__init__(mail, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+        ValueError where two would share a card without share_devices."""
+        self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
+        self.device = self._streams.device
+        _check_cards(channel, card, share=share_devices)
+        super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
+                         timeout_seconds=timeout_seconds)
         self._communicator: Communicator | None = None
         self._connected()
 
@@ -369,29 +367,30 @@ class NCCLProcessCluster(ProcessCluster):
             communicator.destroy()
         super().close()
 
-    def _new_kernels(self) -> NumpyKernels:
-        return _kernels()
+    def _kernels(self, count: int) -> list[NumpyKernels]:
+        return [cupy_kernels()] * count
 
     def _connected(self) -> Communicator:
         """The communicator of all; made anew by all processes together after a run that failed."""
         if self._communicator is None:
-            unique_id = self._mail.everyone(self._nccl.unique_id() if self.index == 0 else None)[0]
-            self._lane.select()
-            self._communicator = self._nccl.communicator(self._mail.size, unique_id, self.index)
+            unique_id = self._channel.everyone(self._nccl.unique_id() if self.index == 0 else None)[0]
+            self._streams.select()
+            self._communicator = self._nccl.communicator(self._channel.size, unique_id, self.index)
         return self._communicator
 
     def _aborted(self) -> None:
         self._communicator = None
 
-    def _carrier(self) -> NCCLCarrier:
-        return NCCLCarrier(self._nccl, self._lane, self._connected(), self.index, self._mail.size, self._aborted)
+    def _point_to_point(self) -> NCCLPointToPoint:
+        return NCCLPointToPoint(self._nccl, self._streams, self._connected(), self.index, self._channel.size,
+                                self._aborted)
 
-    def _driver(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> ProcessTransport:
-        self._lane.select()
-        return super()._driver(hop_by_hop=hop_by_hop, watch=watch, interrupts=interrupts)
+    def _backend(self, options: RunOptions) -> ProcessBackend:
+        self._streams.select()
+        return super()._backend(options)
 
 
-def together(mail: Mail, find: Callable[[], T]) -> T:
+def together(channel: Channel, find: Callable[[], T]) -> T:
     """What ``find()`` gives in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
@@ -401,35 +400,29 @@ def together(mail: Mail, find: Callable[[], T]) -> T:
         found = find()
     except Exception as raised:  # whatever it is, the others wait to hear of it
         error = raised
-    texts: list[str | None] = mail.everyone(None if error is None else f"{error}" or type(error).__name__)
+    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
         if text is not None:
-            raise BackendError("NCCL", f"rank {rank} of {mail.size} cannot take part: {text}")
+            raise BackendError("NCCL", f"rank {rank} of {channel.size} cannot take part: {text}")
     return found
 
 
-def _kernels() -> NumpyKernels:
-    from zerosim.backends.cupy.kernels import CupyKernels
-
-    return CupyKernels()
-
-
-def _found(local_rank: int) -> tuple[NCCL, Lane, str]:
+def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, str]:
     """NCCL; this process' device, which becomes the thread's current one, with its streams; and which card it is."""
     xp = cupy_on(0)
     nccl, device = NCCL(), local_rank % device_count(xp)
     xp.cuda.Device(device).use()
-    return nccl, Lane(xp, device, _kernels()), xp.cuda.Device(device).pci_bus_id
+    return nccl, DeviceStreams(xp, device, cupy_kernels()), xp.cuda.Device(device).pci_bus_id
 
 
-def _check_cards(mail: Mail, bus_id: str, *, share: bool) -> None:
-    """Raises ValueError on every process where two ranks have one card and were not told to share it."""
-    cards: Sequence[tuple[str, str]] = mail.everyone((socket.gethostname(), bus_id))
+def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
+    """Raises ValueError on every process where two ranks have one card without share_devices."""
+    cards: Sequence[tuple[str, str]] = channel.everyone((socket.gethostname(), bus_id))
     for host, card in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]
         if len(ranks) > 1 and not share:
-            raise ValueError(f"{ranks_text(ranks)} of {mail.size} have one GPU, {card} of {host}, and NCCL wants one "
-                             "for each rank; start no more processes on a machine than it has GPUs, or, "
+            raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {card} of {host}, and NCCL wants "
+                             "one for each rank; start no more processes on a machine than it has GPUs, or, "
                              f"{HOW_PROCESSES_SHARE}")

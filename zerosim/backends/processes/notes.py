@@ -13,12 +13,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zerosim.ranks.call import Call, CollectiveEntry, Entry, Group
-from zerosim.ranks.errors import DeadlockError, MismatchError, RemoteError
-from zerosim.ranks.hub import State, deadlock_text, left_over, misfit, mismatch_text, place_of_call
+from zerosim.ranks.call import Call, Group, Pending, PendingCall
+from zerosim.ranks.errors import (
+    DeadlockError,
+    MismatchError,
+    RankPosition,
+    RemoteError,
+    deadlock_text,
+    left_over_text,
+    misfit_text,
+    mismatch_text,
+    place_of_call,
+)
 
 
-class Mail(Protocol):
+class Channel(Protocol):
     """Carries notes from every process to every other, without anybody waiting for them."""
 
     index: int
@@ -48,29 +57,29 @@ OpenHalves = tuple[tuple[Peer, int], ...]
 
 
 @dataclass(slots=True)
-class Issued:
-    """How many collectives of each group, and messages to and from each rank, a rank has issued so far."""
+class IssueCounts:
+    """The numbers of collectives of each group, and of messages to and from each rank, that a rank has issued."""
 
     collectives: dict[Group, int] = field(default_factory=dict)
     sends: dict[Peer, int] = field(default_factory=dict)
     receives: dict[Peer, int] = field(default_factory=dict)
 
-    def count(self, entry: Entry) -> None:
+    def count(self, me: Pending) -> None:
         """One more collective, or the halves of one more exchange."""
-        if isinstance(entry, CollectiveEntry):
-            self.collectives[entry.call.key] = self.collectives.get(entry.call.key, 0) + 1
+        if isinstance(me, PendingCall):
+            self.collectives[me.call.key] = self.collectives.get(me.call.key, 0) + 1
             return
-        for halves, peer in ((self.sends, entry.to), (self.receives, entry.source)):
+        for halves, peer in ((self.sends, me.to), (self.receives, me.source)):
             if peer is not None:
-                halves[entry.key, peer] = halves.get((entry.key, peer), 0) + 1
+                halves[me.key, peer] = halves.get((me.key, peer), 0) + 1
 
-    def open_halves(self, entry: Entry) -> tuple[OpenHalves, OpenHalves]:
+    def open_halves(self, me: Pending) -> tuple[OpenHalves, OpenHalves]:
         """The open send and the open receive of the exchange issued last, each with the message's number."""
-        if isinstance(entry, CollectiveEntry):
+        if isinstance(me, PendingCall):
             return (), ()
-        to, source = (entry.key, entry.to or 0), (entry.key, entry.source or 0)
-        return (((to, self.sends[to]),) if entry.to_send else (),
-                ((source, self.receives[source]),) if entry.to_receive else ())
+        to, source = (me.key, me.to or 0), (me.key, me.source or 0)
+        return (((to, self.sends[to]),) if me.to_send else (),
+                ((source, self.receives[source]),) if me.to_receive else ())
 
 
 @dataclass(slots=True)
@@ -83,34 +92,34 @@ class Waiting:
 
     what: str
     where: str
-    issued: Issued
+    issued: IssueCounts
     call: Call | None
     calls: tuple[Call, ...]
     sends: OpenHalves = ()
     receives: OpenHalves = ()
 
     @classmethod
-    def of(cls, entry: Entry, issued: Issued, calls: Iterable[Call]) -> "Waiting":
-        """The note of a rank whose program waits for the entry now."""
-        call = entry.call if isinstance(entry, CollectiveEntry) else None
-        return cls(entry.describe(), place_of_call(), issued, call, tuple(calls), *issued.open_halves(entry))
+    def of(cls, me: Pending, issued: IssueCounts, calls: Iterable[Call]) -> "Waiting":
+        """The note of a rank whose program waits now."""
+        call = me.call if isinstance(me, PendingCall) else None
+        return cls(me.describe(), place_of_call(), issued, call, tuple(calls), *issued.open_halves(me))
 
 
 @dataclass(slots=True)
 class Going:
-    """What the rank had waited for is there."""
+    """A note that what the rank had waited for is there."""
 
 
 @dataclass(slots=True)
 class Entered:
-    """The rank is about to take part in this collective (told in debug mode only)."""
+    """The rank is about to take part in this collective (sent in debug mode only)."""
 
     call: Call
 
 
 @dataclass(slots=True)
 class Sending:
-    """The rank is about to send a message of this shape and dtype to the reader (told in debug mode only)."""
+    """The rank is about to send a message of this shape and dtype to the reader (sent in debug mode only)."""
 
     group: Group
     shape: tuple[int, ...]
@@ -129,7 +138,7 @@ class Finished:
     """The program has returned; ``calls`` are its last collectives. In a run that goes well it is a rank's last word:
     a later one could be read in the next run, and be taken for that one's."""
 
-    issued: Issued
+    issued: IssueCounts
     calls: tuple[Call, ...] = ()
 
 
@@ -139,7 +148,7 @@ class Stopped:
 
 
 @dataclass(slots=True)
-class Settled:
+class Drained:
     """After a failure: nothing of this rank's is under way any more."""
 
 
@@ -184,7 +193,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 Ending = Finished | Stopped | Failed
-Note = Waiting | Going | Entered | Sending | Joining | Ending | Settled
+Note = Waiting | Going | Entered | Sending | Joining | Ending | Drained
 
 
 # -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
@@ -196,7 +205,7 @@ Notes = Mapping[int, Waiting | Finished]
 
 
 def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
-    """What is wrong, or None where somebody may still go on.
+    """The error, or None where somebody may still go on.
 
     ``notes``: the last one of each rank that waits or has finished; other ranks are at work.
     """
@@ -206,7 +215,7 @@ def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
     waiting = {rank: note for rank, note in notes.items() if isinstance(note, Waiting)}
     if not waiting or any(can_go_on(rank, note, notes) for rank, note in waiting.items()):
         return None
-    return DeadlockError(deadlock_text([_state(rank, notes) for rank in range(ranks)]))
+    return DeadlockError(deadlock_text([_position(rank, notes) for rank in range(ranks)]))
 
 
 def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
@@ -241,7 +250,7 @@ def absent(call: Call, notes: Notes) -> list[int]:
 
 
 def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | None:
-    """What is wrong though every rank's program has returned: calls that differ, or that not all have made.
+    """The error though every rank's program has returned: calls that differ, or that not all have made.
 
     A library may take a small message before anybody asks for it; who sends it goes on, and what came is left over.
     """
@@ -249,7 +258,7 @@ def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | No
     if mismatch is not None:
         return mismatch
     found = [*_messages_left(endings), *_calls_left(endings)]
-    return DeadlockError(left_over(found)) if found else None
+    return DeadlockError(left_over_text(found)) if found else None
 
 
 def _messages_left(endings: Mapping[int, Finished]) -> Iterator[str]:
@@ -268,11 +277,11 @@ def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
                    + ", ".join(f"rank {rank} has entered {number}" for rank, number in made.items()))
 
 
-def _state(rank: int, notes: Notes) -> State:
+def _position(rank: int, notes: Notes) -> RankPosition:
     note = notes[rank]
     if isinstance(note, Finished):
-        return State(None)
-    return State(note.what, note.where, absent(note.call, notes) if note.call is not None else None)
+        return RankPosition(None)
+    return RankPosition(note.what, note.where, absent(note.call, notes) if note.call is not None else None)
 
 
 # -- The debug mode's check before each collective and message: do all who take part mean the same? ------------------
@@ -280,54 +289,54 @@ def _state(rank: int, notes: Notes) -> State:
 
 
 @dataclass(slots=True)
-class Agreement:
-    """What this rank and the others have said that they are about to do."""
+class AnnouncedCalls:
+    """The calls that this rank and the others have said that they are about to make."""
 
-    mail: Mail
+    channel: Channel
     calls: defaultdict[tuple[Group, int], dict[int, Call]]
     messages: defaultdict[tuple[Group, int], list[Sending]]
 
-    def __init__(self, mail: Mail) -> None:
-        self.mail, self.calls, self.messages = mail, defaultdict(dict), defaultdict(list)
+    def __init__(self, channel: Channel) -> None:
+        self.channel, self.calls, self.messages = channel, defaultdict(dict), defaultdict(list)
 
-    def announce(self, entry: Entry) -> None:
+    def announce(self, me: Pending) -> None:
         """Tells those who take part what this rank is about to do."""
-        if isinstance(entry, CollectiveEntry):
-            self.hear(self.mail.index, Entered(entry.call))
-            for rank in entry.call.group:
-                if rank != self.mail.index:
-                    self.mail.post(Entered(entry.call), rank)
-        elif entry.to is not None and entry.send is not None:
-            sending = Sending(entry.key, entry.send.shape, entry.send.dtype)
-            if entry.to == self.mail.index:
-                self.hear(entry.to, sending)
+        if isinstance(me, PendingCall):
+            self.hear(self.channel.index, Entered(me.call))
+            for rank in me.call.group:
+                if rank != self.channel.index:
+                    self.channel.post(Entered(me.call), rank)
+        elif me.to is not None and me.send is not None:
+            sending = Sending(me.key, me.send.shape, me.send.dtype)
+            if me.to == self.channel.index:
+                self.hear(me.to, sending)
             else:
-                self.mail.post(sending, entry.to)
+                self.channel.post(sending, me.to)
 
     def hear(self, rank: int, note: Entered | Sending) -> None:
-        """Another rank has told what it is about to do."""
+        """Another rank has said what it is about to do."""
         if isinstance(note, Entered):
             self.calls[note.call.key, note.call.number][rank] = note.call
         else:
             self.messages[note.group, rank].append(note)
 
-    def reached(self, entry: Entry) -> bool:
+    def reached(self, me: Pending) -> bool:
         """True when all who take part have said the same; MismatchError when somebody said something else."""
-        if isinstance(entry, CollectiveEntry):
-            said = self.calls[entry.call.key, entry.call.number]
+        if isinstance(me, PendingCall):
+            said = self.calls[me.call.key, me.call.number]
             mismatch = disagreement({rank: (call,) for rank, call in said.items()})
             if mismatch is not None:
                 raise mismatch
-            if len(said) < entry.call.ranks:
+            if len(said) < me.call.ranks:
                 return False
-            del self.calls[entry.call.key, entry.call.number]
+            del self.calls[me.call.key, me.call.number]
             return True
-        if entry.source is None or entry.out is None:
+        if me.source is None or me.out is None:
             return True
-        sendings = self.messages[entry.key, entry.source]
+        sendings = self.messages[me.key, me.source]
         if not sendings:
             return False
         sending = sendings.pop(0)
-        if (sending.shape, sending.dtype) != (entry.out.shape, entry.out.dtype):
-            raise MismatchError(misfit(entry.source, sending, entry.me, entry.out))
+        if (sending.shape, sending.dtype) != (me.out.shape, me.out.dtype):
+            raise MismatchError(misfit_text(me.source, sending, me.rank, me.out))
         return True

@@ -17,17 +17,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from zerosim.backends.processes.notes import Failed, Settled
-from zerosim.ranks.errors import BackendError, RemoteError
-from zerosim.ranks.hub import ranks_text
+from zerosim.backends.processes.notes import Drained, Failed
+from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
 LENGTH = struct.Struct("!Q")
 NONCE_NBYTES = 32
 HELLO_NBYTES = 4096       # more than any greeting; whoever announces more is no process of ours
-GREETING = "zerosim mail 1"
+GREETING = "zerosim notes 1"
 
 
-class Refused(ConnectionError):
+class HandshakeError(ConnectionError):
     """The other side is not what it should be; the text says why."""
 
 
@@ -37,10 +36,10 @@ def send_frame(line: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(line: socket.socket, most_nbytes: int | None = None) -> bytes:
-    """The bytes of one frame. Raises EOFError where the other side has gone, Refused for a frame that is too long."""
+    """The bytes of one frame. Raises EOFError where the other side has gone, HandshakeError for too long a frame."""
     (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
     if most_nbytes is not None and length > most_nbytes:
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     return _exactly(line, length)
 
 
@@ -58,36 +57,36 @@ def _exactly(line: socket.socket, count: int) -> bytes:
 def greet(line: socket.socket, key: bytes, index: int, ranks: int) -> None:
     """The joining side: says who it is, proves that it has the key, has the other side prove it, and waits for all.
 
-    Raises Refused with the reason that the other side gives, or where it has not the key.
+    Raises HandshakeError with the reason that the other side gives, or where it has not the key.
     """
     nonce = secrets.token_hex(NONCE_NBYTES)
     _say(line, {"greeting": GREETING, "rank": index, "ranks": ranks, "nonce": nonce})
     answer = _hear(line)
     if "refused" in answer:
-        raise Refused(str(answer["refused"]))
+        raise HandshakeError(str(answer["refused"]))
     if not _proves(answer, key, f"welcome {nonce} {index} {ranks}"):
-        raise Refused("what answers there does not know this job's key")
+        raise HandshakeError("what answers there does not know this job's key")
     _say(line, {"proof": _proof(key, f"greet {answer.get('nonce')} {index} {ranks}")})
     for _ in ("welcome", "all are here"):
         answer = _hear(line)
         if "refused" in answer:
-            raise Refused(str(answer["refused"]))
+            raise HandshakeError(str(answer["refused"]))
 
 
 def all_are_here(line: socket.socket, refused: str | None = None) -> None:
-    """The listening side: tells one that was welcome that mail can begin, or why it does not."""
+    """The listening side: tells one that was welcome that notes can be sent, or why it does not."""
     _say(line, {"complete": True} if refused is None else {"refused": refused})
 
 
 def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int:
     """The listening side: the index of the rank that has joined, once it has proved to have the key.
 
-    Raises Refused, of which the other side is told why; ``there`` are the ranks that have joined already.
+    Raises HandshakeError, after sending the other side the reason; ``there`` are the ranks that have joined already.
     """
     hello = _hear(line)
     index, nonce = hello.get("rank"), secrets.token_hex(NONCE_NBYTES)
     if hello.get("greeting") != GREETING:
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     _say(line, {"nonce": nonce, "proof": _proof(key, f"welcome {hello.get('nonce')} {index} {hello.get('ranks')}")})
     if not _proves(_hear(line), key, f"greet {nonce} {index} {hello.get('ranks')}"):
         _refuse(line, "it does not know this job's key")
@@ -103,7 +102,7 @@ def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int
 
 def _refuse(line: socket.socket, reason: str) -> NoReturn:
     _say(line, {"refused": reason})
-    raise Refused(reason)
+    raise HandshakeError(reason)
 
 
 def _say(line: socket.socket, what: dict[str, Any]) -> None:
@@ -116,7 +115,7 @@ def _hear(line: socket.socket) -> dict[str, Any]:
     except ValueError:
         heard = None
     if not isinstance(heard, dict):
-        raise Refused("it does not speak as a process of zerosim does")
+        raise HandshakeError("it does not speak as a process of zerosim does")
     return heard
 
 
@@ -134,14 +133,14 @@ def _proves(answer: dict[str, Any], key: bytes, text: str) -> bool:
 
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; our mail is one door further
+PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; ours is one door further
 SECRET = "ZEROSIM_JOB_KEY"
 KEYED_BY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", SECRET)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Who this process is, where rank 0 listens for notes, and what the job's processes know and strangers do not.
+    """This process' place in its job, the address of rank 0's notes, and a key that strangers do not know.
 
     Without ZEROSIM_JOB_KEY the key is made of the job's own variables: it keeps stray connections out, and not somebody
     who knows those. On a network that is not to be trusted, give all processes a secret of your own.
@@ -195,7 +194,7 @@ GREETING_SECONDS = 10.0   # what one that has connected may take to say who it i
 Frame = tuple[int, int, int | None, Any]  # what, from whom, to whom (None: all others), and a pickle
 
 
-class TCPMail:
+class TCPChannel:
     """Carries pickled notes between N processes, by way of rank 0.
 
     ``address`` is where rank 0 listens; with port 0 a lone rank 0 may choose one. All are waited for at the beginning,
@@ -215,7 +214,7 @@ class TCPMail:
         self._locks: dict[int, threading.Lock] = {}
         self._lines: dict[int, socket.socket] = self._listen(key) if index == 0 else {0: self._join(key)}
         self._locks = {rank: threading.Lock() for rank in self._lines}
-        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim mail {rank}")
+        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
                          for rank in self._lines]
         for reader in self._readers:
             reader.start()
@@ -240,7 +239,7 @@ class TCPMail:
                 try:
                     lines[welcome(line, key, self.size, set(lines))] = line
                 except (OSError, EOFError) as error:
-                    refused.append(f"{peer[0]} was refused: {error}" if isinstance(error, Refused)
+                    refused.append(f"{peer[0]} was refused: {error}" if isinstance(error, HandshakeError)
                                    else f"{peer[0]} connected, and left or kept silent")
                     line.close()
         for line in lines.values():
@@ -282,7 +281,7 @@ class TCPMail:
             line.settimeout(max(0.1, self._left()) + GREETING_SECONDS)  # rank 0 may have begun later, and waits as long
             try:
                 greet(line, key, self.index, self.size)
-            except Refused as refused:
+            except HandshakeError as refused:
                 line.close()
                 raise BackendError("TCP", f"rank {self.index} was not let in at {self._where()}: {refused}"
                                    ) from refused
@@ -302,7 +301,7 @@ class TCPMail:
     def _where(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
 
-    # -- mail -----------------------------------------------------------------------------------------------------
+    # -- notes ----------------------------------------------------------------------------------------------------
 
     def post(self, note: Any, to: int | None = None) -> None:
         """Sends a note to one rank, or to all others, and returns at once."""
@@ -310,7 +309,7 @@ class TCPMail:
             self._send(NOTE, to, pickle.dumps(note))
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and settled."""
+        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and drained."""
         while True:
             try:
                 yield self._notes.get_nowait()
@@ -392,11 +391,11 @@ class TCPMail:
                 self._news.notify_all()
 
     def _lost(self, ranks: set[int]) -> None:
-        """Processes have ended without a word: for whoever reads the mail they have failed."""
+        """Processes have ended without a word: for whoever reads the notes they have failed."""
         if self.index == 0:
             self._send(GONE, None, ranks)
         for rank in ranks:
-            for note in Failed.of(RemoteError(gone_text([rank], self.size))), Settled():
+            for note in Failed.of(RemoteError(gone_text([rank], self.size))), Drained():
                 self._notes.put((rank, note))
         with self._news:
             self._gone |= ranks
@@ -410,6 +409,6 @@ def _ready(line: socket.socket) -> socket.socket:
 
 
 def gone_text(ranks: list[int], size: int) -> str:
-    """What is said of processes that have ended without a word."""
+    """The text of an error about processes that have ended without a word."""
     whose = "its process has" if len(ranks) == 1 else "their processes have"
     return f"{ranks_text(ranks)} of {size} can no longer be reached: {whose} ended, or the network between us has"

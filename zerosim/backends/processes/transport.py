@@ -1,62 +1,63 @@
-"""What moves arrays between processes: a carrier takes a rank's part in a call and says when it is done.
+"""Ranks in processes of their own: each process runs one rank, and keeps in touch with the others.
 
-A carrier of MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked to; one of NCCL
-puts all hops on a stream and is done at once, since what reads the result waits for the stream.
+Arrays move from point to point. MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked
+to; NCCL puts all hops on a stream and is done at once, since what reads the result waits for the stream.
 """
 
 import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, overload
 
 from zerosim.backends.processes.notes import (
-    Agreement,
+    AnnouncedCalls,
+    Channel,
+    Drained,
     Entered,
     Failed,
     Finished,
     Going,
-    Issued,
+    IssueCounts,
     Joining,
-    Mail,
     Note,
     Sending,
-    Settled,
     Stopped,
     Waiting,
     unmet,
     verdict,
 )
-from zerosim.ranks.call import Call, CollectiveEntry, Entry, ExchangeEntry, Group
-from zerosim.ranks.cluster import Cluster, Results
-from zerosim.ranks.errors import Interrupts, MismatchError, RankStopped, clear_frames, forget_frames
-from zerosim.ranks.hub import Event, Watch, check_thread, ranks_text
+from zerosim.ranks.call import Call, Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.cluster import Cluster, Events, Results
+from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
+from zerosim.ranks.hub import RunOptions, check_thread
+from zerosim.ranks.process import Interrupts, clear_frames, forget_frames
 
 
-class Course(Protocol):
-    """An entry on its way."""
+class Request(Protocol):
+    """A call or message on its way."""
 
     def advance(self) -> bool:
         """Goes on as far as it can without waiting; True if it came any further."""
 
     def wait(self) -> None:
-        """Called once, when the program waits for a course that is done: what it reads next must be there."""
+        """Called once, when the program waits for it and it is done: what it reads next must be there."""
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """The run has failed: gives up what has not moved yet."""
 
 
-class Carrier(Protocol):
+class PointToPoint(Protocol):
     """Moves arrays between this process' rank and the others."""
 
     library: str
-    in_order: bool  # whether ranks that begin the same entries in different orders would wait for each other for ever
+    in_order: bool  # whether ranks that begin the same calls in different orders would wait for each other for ever
 
-    def begin(self, entry: Entry) -> Course:
-        """Takes the entry and returns at once."""
+    def begin(self, me: Pending) -> Request:
+        """Takes the part and returns at once."""
 
-    def join(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: Group, key: Group) -> None:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def idle(self) -> bool:
@@ -65,7 +66,7 @@ class Carrier(Protocol):
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of this rank's is under way."""
 
-    def settle(self) -> None:
+    def close_drained(self) -> None:
         """After a failure, when ``drain()`` was true on every rank: takes what came last, and closes."""
 
     def close(self) -> None:
@@ -80,37 +81,37 @@ class Carrier(Protocol):
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
 NAP_SECONDS = 50e-6
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
-SETTLING_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
+DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
 FAREWELL_SECONDS = 30.0   # what a failed rank leaves the others to hear of it; they hear at each call of their rank
 
 
-class ProcessTransport:
+class ProcessBackend:
     """One run of one program on this process' rank."""
 
     knows_the_others = True
 
-    def __init__(self, mail: Mail, carrier: Carrier, interrupts: Interrupts, *, debug: bool,
-                 patience_seconds: float) -> None:
-        self.mail, self.carrier, self.patience_seconds = mail, carrier, patience_seconds
+    def __init__(self, channel: Channel, point_to_point: PointToPoint, interrupts: Interrupts, *, debug: bool,
+                 timeout_seconds: float) -> None:
+        self.channel, self.point_to_point, self.timeout_seconds = channel, point_to_point, timeout_seconds
         self.interrupts = interrupts
         self.thread = threading.get_ident()
-        self.agreement = Agreement(mail) if debug else None
+        self.announced = AnnouncedCalls(channel) if debug else None
         self.results: list[Any] = []
-        self.issued = Issued()
+        self.issued = IssueCounts()
         self.recent: deque[Call] = deque(maxlen=REMEMBERED)
-        self.ahead: list[Entry] = []              # announced, and not agreed on yet
-        self.courses: dict[Entry, Course] = {}    # begun, and not waited for yet
+        self.ahead: list[Pending] = []              # announced, and not agreed on yet
+        self.requests: dict[Pending, Request] = {}    # begun, and not waited for yet
         self.notes: dict[int, Waiting] = {}
         self.joining: defaultdict[Group, set[int]] = defaultdict(set)  # who has said to help to make a group
         self.endings: dict[int, Finished | Stopped | Failed] = {}
         self.found: Exception | None = None       # what the notes show to be wrong
-        self.settled: set[int] = set()
+        self.drained: set[int] = set()
         self.stopping = False
 
     @property
     def library(self) -> str | None:
         """Whose own collectives ``native`` asks for."""
-        return self.carrier.library
+        return self.point_to_point.library
 
     # -- called by the program's rank -----------------------------------------------------------------------------
 
@@ -119,44 +120,44 @@ class ProcessTransport:
         check_thread(self.thread, rank)
         self.progress()
 
-    def issue(self, rank: int, entry: Entry) -> None:
-        """Takes an entry, and sends what can leave at once."""
-        self.issued.count(entry)
-        if isinstance(entry, CollectiveEntry):
-            self.recent.append(entry.call)
-        if self.agreement is not None:
-            self.agreement.announce(entry)
-            self.ahead.append(entry)
+    def issue(self, rank: int, me: Pending) -> None:
+        """Takes the part, and sends what can leave at once."""
+        self.issued.count(me)
+        if isinstance(me, PendingCall):
+            self.recent.append(me.call)
+        if self.announced is not None:
+            self.announced.announce(me)
+            self.ahead.append(me)
         # Who sends to this rank first may wait for what it sends, debug mode or not.
-        if self.agreement is None or (isinstance(entry, ExchangeEntry) and not self.carrier.in_order):
-            self.courses[entry] = self.carrier.begin(entry)
+        if self.announced is None or (isinstance(me, PendingExchange) and not self.point_to_point.in_order):
+            self.requests[me] = self.point_to_point.begin(me)
         self.progress()
 
-    def join(self, parent: Group, key: Group) -> None:
-        """The carrier makes a group of its own, for which a library blocks until all its ranks are there.
+    def new_group(self, parent: Group, key: Group) -> None:
+        """Makes a group of its own, for which a library blocks until all its ranks are there.
 
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.
         """
-        self.joining[key].add(self.mail.index)
+        self.joining[key].add(self.channel.index)
         for rank in key[0]:
-            self.mail.post(Joining(key), rank)
+            self.channel.post(Joining(key), rank)
         while not self.joining[key].issuperset(key[0]):
             if any(isinstance(self.endings.get(rank), Stopped | Failed) for rank in key[0]):
                 raise RankStopped
             time.sleep(0)
             self._read()
         del self.joining[key]
-        self.carrier.join(parent, key)
+        self.point_to_point.new_group(parent, key)
 
-    def wait(self, rank: int, entry: Entry) -> None:
-        """Goes on until the entry is done."""
-        self._until(lambda: entry.done and entry not in self.ahead,
-                    lambda: Waiting.of(entry, self.issued, self.recent))
-        self.courses.pop(entry).wait()
+    def wait(self, rank: int, me: Pending) -> None:
+        """Goes on until the part is done."""
+        self._until(lambda: me.done and me not in self.ahead,
+                    lambda: Waiting.of(me, self.issued, self.recent))
+        self.requests.pop(me).wait()
 
     # -- the run --------------------------------------------------------------------------------------------------
 
-    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[Event, None, None]:
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Events:
         """Runs the only program to its end, and until all other ranks have ended theirs; there is no event to watch.
 
         Raises what a rank raised, here or elsewhere, MismatchError or DeadlockError.
@@ -168,20 +169,20 @@ class ProcessTransport:
             self._end(Finished(self.issued, tuple(self.recent)))
             self._until(self._all_ended)
             self._check_met()
-            self._until(self.carrier.idle)
+            self._until(self.point_to_point.idle)
         except BaseException as error:
             raised = self._raised(error)
             self._part(raised)
             if raised is error:
                 raise
             raise raised from None
-        self.carrier.close()
-        self.mail.everyone(None)
+        self.point_to_point.close()
+        self.channel.everyone(None)
         self.results = [result]
         yield from ()
 
     def _all_ended(self) -> bool:
-        return len(self.endings) == self.mail.size
+        return len(self.endings) == self.channel.size
 
     def _check_met(self) -> None:
         """Raises what the ranks' last words show: a library takes small messages that nobody has asked for."""
@@ -197,14 +198,14 @@ class ProcessTransport:
         failed = [(rank, note) for rank, note in self.endings.items() if isinstance(note, Failed)]
         if isinstance(error, RankStopped) and failed:
             self._end(Stopped())
-            return failed[0][1].error(failed[0][0], self.mail.size)
+            return failed[0][1].error(failed[0][0], self.channel.size)
         self._end(Failed.of(error))
-        error.add_note(f"raised by rank {self.mail.index} of {self.mail.size}")
+        error.add_note(f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
     def _end(self, ending: Finished | Stopped | Failed) -> None:
-        self.endings[self.mail.index] = ending
-        self.mail.post(ending)
+        self.endings[self.channel.index] = ending
+        self.channel.post(ending)
 
     def _part(self, error: BaseException) -> None:
         """After a failure: lets what is under way come to rest, so that the next run finds nothing of this one.
@@ -214,58 +215,60 @@ class ProcessTransport:
         """
         self.stopping = True
         deadline = time.monotonic() + FAREWELL_SECONDS
-        for course in self.courses.values():
-            course.drop()
-        while len(self.settled) < self.mail.size:
-            settled, stopped = self.carrier.drain(), self._all_stopped()  # drained from the start, as others wait
+        for request in self.requests.values():
+            request.cancel()
+        while len(self.drained) < self.channel.size:
+            drained = self.point_to_point.drain()  # from the start, as others wait
+            stopped = self._all_stopped()
             self._read()
             if stopped:
-                deadline = min(deadline, time.monotonic() + SETTLING_SECONDS)
-            if self.mail.index not in self.settled:
-                if stopped and settled:
-                    self._tell(Settled())
+                deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
+            if self.channel.index not in self.drained:
+                if stopped and drained:
+                    self._tell(Drained())
                 elif time.monotonic() > deadline:
-                    self._give_up(error)
+                    self._abort_job(error)
             time.sleep(NAP_SECONDS)
-        self.carrier.settle()
-        self.mail.everyone(None)
+        self.point_to_point.close_drained()
+        self.channel.everyone(None)
         self.ahead.clear()
-        self.courses.clear()
+        self.requests.clear()
 
     def _all_stopped(self) -> bool:
         return self._all_ended() and not any(isinstance(note, Finished) for note in self.endings.values())
 
-    def _give_up(self, error: BaseException) -> None:
-        silent = [rank for rank in range(self.mail.size)
+    def _abort_job(self, error: BaseException) -> None:
+        silent = [rank for rank in range(self.channel.size)
                   if rank not in self.endings or isinstance(self.endings[rank], Finished)]
         why = (f"{ranks_text(silent)} did not hear of it for {FAREWELL_SECONDS:g} seconds" if silent else
-               f"what rank {self.mail.index} has begun cannot be given up, and another rank does not take part in it")
+               f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in "
+               "it")
         print(f"{Failed.of(error).text}\n{why}; all processes of the job are ended", file=sys.stderr, flush=True)
-        self.mail.abort()
+        self.channel.abort()
 
     # -- turns ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], waiting: Callable[[], Waiting] | None = None) -> None:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
-        moved_at, idle, told = time.monotonic(), 0, False
+        moved_at, idle, noted = time.monotonic(), 0, False
         while not done():
             if self.progress():
-                if told:
+                if noted:
                     self._tell(Going())
-                moved_at, idle, told = time.monotonic(), 0, False
+                moved_at, idle, noted = time.monotonic(), 0, False
                 continue
             idle += 1
             time.sleep(0 if idle < SPINS else NAP_SECONDS)
-            late = idle >= SPINS and time.monotonic() - moved_at > self.patience_seconds
-            if waiting is not None and late and not told:
-                told = True
+            late = idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds
+            if waiting is not None and late and not noted:
+                noted = True
                 self._tell(waiting())
             self._judge()
-        if told:
+        if noted:
             self._tell(Going())
 
     def progress(self) -> bool:
-        """Reads the mail and lets everything under way go on; True if anything moved.
+        """Reads the notes and lets everything under way go on; True if anything moved.
 
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
         """
@@ -280,17 +283,17 @@ class ProcessTransport:
 
     def _moved(self) -> bool:
         moved = False
-        for entry in self.ahead.copy():
-            if self.agreement is not None and self.agreement.reached(entry):
-                self.ahead.remove(entry)
-                if entry not in self.courses:
-                    self.courses[entry] = self.carrier.begin(entry)
+        for me in self.ahead.copy():
+            if self.announced is not None and self.announced.reached(me):
+                self.ahead.remove(me)
+                if me not in self.requests:
+                    self.requests[me] = self.point_to_point.begin(me)
                 moved = True
-            elif self.carrier.in_order:
+            elif self.point_to_point.in_order:
                 break
-        for entry, course in list(self.courses.items()):
-            if not entry.done and entry not in self.ahead:
-                moved |= course.advance()
+        for me, request in list(self.requests.items()):
+            if not me.done and me not in self.ahead:
+                moved |= request.advance()
         return moved
 
     def _check_going(self) -> None:
@@ -301,22 +304,22 @@ class ProcessTransport:
             raise RankStopped
 
     def _read(self) -> None:
-        for rank, note in self.mail.arrived():
+        for rank, note in self.channel.arrived():
             self._hear(rank, note)
 
-    def _tell(self, note: Waiting | Going | Settled) -> None:
-        self._hear(self.mail.index, note)
-        self.mail.post(note)
+    def _tell(self, note: Waiting | Going | Drained) -> None:
+        self._hear(self.channel.index, note)
+        self.channel.post(note)
 
     def _hear(self, rank: int, note: Note) -> None:
         match note:
             case Entered() | Sending():
-                if self.agreement is not None:
-                    self.agreement.hear(rank, note)
+                if self.announced is not None:
+                    self.announced.hear(rank, note)
             case Joining():
                 self.joining[note.key].add(rank)
-            case Settled():
-                self.settled.add(rank)
+            case Drained():
+                self.drained.add(rank)
             case Waiting():
                 self.notes[rank] = note
             case Going():
@@ -330,11 +333,11 @@ class ProcessTransport:
         if not self.notes:
             return
         finished = {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
-        self.found = verdict({**finished, **self.notes}, self.mail.size)
+        self.found = verdict({**finished, **self.notes}, self.channel.size)
         if self.found is not None:
             raise RankStopped
 
-    def let_go(self, error: BaseException) -> None:
+    def release(self, error: BaseException) -> None:
         """After a failure: clears what the error's frames would keep in the ledger."""
         clear_frames(error)
 
@@ -386,50 +389,50 @@ class ProcessCluster(Cluster):
 
     Every process makes the cluster and calls ``run`` with the same program. ``debug=True`` also checks before each
     collective and each message that all who take part mean the same call, shape and dtype. Ranks that have waited for
-    ``patience_seconds`` tell each other for what, so that a deadlock is explained.
+    ``timeout_seconds`` tell each other for what, so that a deadlock is explained.
     """
 
-    def __init__(self, mail: Mail, *, capacity_nbytes: int | None, debug: bool, blas_threads: int,
-                 patience_seconds: float) -> None:
-        if not patience_seconds > 0:
-            raise ValueError(f"patience_seconds={patience_seconds!r} must be above 0: how long a rank waits before it "
+    def __init__(self, channel: Channel, *, capacity_nbytes: int | None, debug: bool, blas_threads: int,
+                 timeout_seconds: float) -> None:
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits before it "
                              "tells the others for what")
-        self._mail, self.patience_seconds = mail, patience_seconds
-        super().__init__(mail.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads)
+        self._channel, self.timeout_seconds = channel, timeout_seconds
+        super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads)
 
     @property
     def index(self) -> int:
         """The index of the rank that this process runs."""
-        return self._mail.index
+        return self._channel.index
 
     @property
     def world(self) -> str:
         """Where the ranks are, in words."""
-        return f"each a process, over {self._carrier().library}"
+        return f"each a process, over {self._point_to_point().library}"
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order, on each of them; any picklable values. Every process calls it."""
-        return self._mail.everyone(value)
+        return self._channel.everyone(value)
 
     def close(self) -> None:
         """Gives back what the library keeps for this cluster; it runs nothing afterwards. Every process calls it."""
-        self._mail.close()
+        self._channel.close()
 
-    def _carrier(self) -> Carrier:
+    def _point_to_point(self) -> PointToPoint:
         raise NotImplementedError
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        return (self._mail.index,)
+        return (self._channel.index,)
 
-    def _driver(self, *, hop_by_hop: bool, watch: Watch | None, interrupts: Interrupts) -> ProcessTransport:
-        if watch:
+    def _backend(self, options: RunOptions) -> ProcessBackend:
+        if options.watch:
             raise ValueError("stepping through a run shows all ranks between two hops, but the others of this one are "
                              "in other processes; step through the same program on zs.Cluster(ranks)")
-        return ProcessTransport(self._mail, self._carrier(), interrupts, debug=self.debug,
-                                patience_seconds=self.patience_seconds)
+        return ProcessBackend(self._channel, self._point_to_point(), options.interrupts, debug=self.debug,
+                                timeout_seconds=self.timeout_seconds)
 
     def _results(self, values: Sequence[Any]) -> Results:
-        return OwnResult(self.index, self._mail.size, values[0])
+        return OwnResult(self.index, self._channel.size, values[0])
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: rank {self.index} of {self._mail.size}, {len(self.runs)} runs>"
+        return f"<{type(self).__name__}: rank {self.index} of {self._channel.size}, {len(self.runs)} runs>"

@@ -1,6 +1,6 @@
 """What one rank would hold under each row of a plan, beside what its device has.
 
-A plan is pencil and paper: it is read here as data, and nothing is run.
+A plan is an estimate: it is read here as data, and nothing is run.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from zerosim.planning.plan import Plan, Row
 
 # The parts of what a device must hold, by the names of a row's fields, in the order of the stack; hatched: in a step.
 PARTS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "passing": GREEN, "overhead": GRAY})
+    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "transient": GREEN, "overhead": GRAY})
 NAMES: Mapping[str, str] = MappingProxyType({"optimizer": "optimizer and masters", "overhead": "the runtime's own",
-                                             "passing": "what comes and goes, at the step's fullest moment"})
-HATCHED = ("passing",)
+                                             "transient": "what comes and goes, at the step's fullest moment"})
+HATCHED = ("transient",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class PlanBars:
 
 def plan_bars_data(plan: Plan) -> PlanBars:
     """Reads a plan's rows."""
-    question = plan.question
-    what = f"{question.model.name} on {counted(question.ranks, 'rank')} of {question.device.name}"
+    config = plan.config
+    what = f"{config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     return PlanBars(what, plan.verdict, {row_name(row): parts_of(row) for row in plan.rows},
                     plan.rows[0].capacity_nbytes)
 

@@ -13,7 +13,7 @@ import numpy as np
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.hub import Event
+from zerosim.ranks.hub import HopEvent
 from zerosim.ranks.rank import Rank
 
 MOST_RANKS = 5
@@ -92,7 +92,7 @@ def _program(rank: Rank, length: int, dtype: np.dtype) -> None:
     rank.all_gather(chunk, length=length)
 
 
-def _message(event: Event, boards: Sequence[Board], ranks: int) -> Message:
+def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> Message:
     """The hop as a message of the last board's sender; its values must say the same as the board."""
     hop = event.hop
     chunk = hop.chunks[0]

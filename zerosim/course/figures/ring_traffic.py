@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zerosim.display.drawing import LIGHT, Drawing, Style, ink_on, rank_color
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.ranks.hub import anywhere, expand
+from zerosim.ranks.hub import expand
 from zerosim.ranks.trace import Collective, Message, Trace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
                     messages += 1
             elif (key := (row.call.key, row.call.number)) not in seen:
                 seen.add(key)
-                shape = anywhere(row.call), row.call.group
+                shape = row.call.normalized(), row.call.group
                 times[shape] += 1
                 shapes[shape] = row
     for shape, row in shapes.items():

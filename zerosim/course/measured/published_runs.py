@@ -30,11 +30,11 @@ ALL_REDUCED = Stage(REPLICATED, REPLICATED, SHARDED)  # stage 1 by who all-reduc
 KEPT = ("activation", "checkpointed_input")
 
 
-def measured_quantity(quantity: str, dialect: str = "zero-paper", **taken_of: Any) -> float | None:
+def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of: Any) -> float | None:
     """What a run comes to, in the unit of published rows that name the quantity; None for what no run settles."""
-    if quantity not in MEASURES or dialect not in COMPUTE:
+    if quantity not in MEASURES or convention not in COMPUTE:
         return None
-    of_format = {} if dialect == "zero-paper" else {"dialect": dialect}
+    of_format = {} if convention == "zero-paper" else {"convention": convention}
     return float(MEASURES[quantity](**taken_of, **of_format))
 
 
@@ -67,14 +67,14 @@ def _step(rank: Rank, model: MLP, stage: int | Stage, compute: str, micro_batche
     return rank.memory.now_nbytes_by_kind
 
 
-def states(parameters: int, ranks: int, stage: int, dialect: str = "zero-paper") -> float:
+def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
     """GB at rest on a rank."""
-    return sum(step(parameters, ranks, stage, COMPUTE[dialect]).resting_nbytes.values()) / 1e9
+    return sum(step(parameters, ranks, stage, COMPUTE[convention]).resting_nbytes.values()) / 1e9
 
 
-def bytes_per_parameter(stage: int, ranks: int, dialect: str = "zero-paper") -> float:
+def bytes_per_parameter(stage: int, ranks: int, convention: str = "zero-paper") -> float:
     """Bytes at rest on a rank for each parameter."""
-    found = step(MATRIX, ranks, stage, COMPUTE[dialect])
+    found = step(MATRIX, ranks, stage, COMPUTE[convention])
     return sum(found.resting_nbytes.values()) / found.parameters
 
 

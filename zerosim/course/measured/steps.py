@@ -12,8 +12,8 @@ from zerosim.models.small import MLP
 from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
-from zerosim.planning import closed_forms as pencil
-from zerosim.planning.conventions import dialect_of, normed_tensors, per_parameter_nbytes, state_nbytes
+from zerosim.planning import closed_forms
+from zerosim.planning.conventions import convention_of, normed_tensors, per_parameter_nbytes, state_nbytes
 from zerosim.ranks.cluster import Cluster, NullCluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.rank import Rank
@@ -55,7 +55,8 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     What rests is asserted to equal the closed forms to the byte, on every rank. Raises ValueError for an optimizer
     whose state is no number of bytes for each parameter, as Muon's.
     """
-    cluster, model, found = Cluster(ranks), MLP(widths), bytes_per_parameter(pencil.STAGES[stage], optimizer, policy)
+    cluster, model = Cluster(ranks), MLP(widths)
+    found = bytes_per_parameter(closed_forms.STAGES[stage], optimizer, policy)
     engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
     assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
     resting = tuple(cluster.memory.now_nbytes_by_kind)
@@ -76,21 +77,23 @@ def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: 
     return engine
 
 
-def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> pencil.Job:
+def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> closed_forms.Job:
     """The step on paper; the optimizer's state is added by `_predicted`, whatever its formats are."""
     tensors = sum(len(unit.shapes) for unit in model.units)
-    return pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
+    return closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage],
+                            layout=layout,
                       policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
 
 
-def _predicted(job: pencil.Job, optimizer: Optimizer) -> list[BytesByKind]:
+def _predicted(job: closed_forms.Job, optimizer: Optimizer) -> list[BytesByKind]:
     """What each rank rests at by the closed forms, empty kinds left out."""
     held, itemsize = job.held(job.states.optimizer_sharded), job.policy.state_dtype.itemsize
     state = state_nbytes(optimizer, (held,), itemsize)
-    return [found | ({"optimizer_state": state} if state else {}) for found in pencil.resting_nbytes(job)]
+    return [found | ({"optimizer_state": state} if state else {}) for found in closed_forms.resting_nbytes(job)]
 
 
-def bytes_per_parameter(states: pencil.States, optimizer: Optimizer, policy: Policy) -> tuple[Fraction, Fraction]:
+def bytes_per_parameter(states: closed_forms.ShardedStates, optimizer: Optimizer,
+                        policy: Policy) -> tuple[Fraction, Fraction]:
     """(replicated, shared): what every rank holds of each parameter, and what all ranks hold of it together.
 
     Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError for
@@ -98,7 +101,7 @@ def bytes_per_parameter(states: pencil.States, optimizer: Optimizer, policy: Pol
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
     state = per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
-    replicated, shared = dialect_of(policy).per_parameter(states, state)
+    replicated, shared = convention_of(policy).per_parameter(states, state)
     return Fraction(replicated), Fraction(shared)
 
 
@@ -124,9 +127,10 @@ def measured_bytes(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, s
     cluster, model = NullCluster(ranks, representative=0), MLP(widths)
     resting = cluster.run(_null_mlp_step, model, optimizer, stage, policy, (widths[0], widths[-1]))[0]
     job = _job(model, optimizer, ranks, stage, policy, "per_unit")
-    sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in pencil.sent_nbytes(job)}
+    sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in closed_forms.sent_nbytes(job)}
     assert resting == _predicted(job, optimizer)[0], "the ledger differs from the closed forms"
-    assert sent == {purpose: nbytes[0] for purpose, nbytes in pencil.sent_nbytes(job).items()}, "so does the trace"
+    predicted = {purpose: nbytes[0] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
+    assert sent == predicted, "so does the trace"
     return MeasuredBytes(stage, ranks, model.parameter_count, resting, sent)
 
 

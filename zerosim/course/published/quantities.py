@@ -1,4 +1,4 @@
-"""What the rows about collectives name, each reckoned by the planner's own formulas.
+"""The quantities that published rows name, each computed by the planner's own formulas.
 
 Legend: N ranks; a vector is what one rank contributes, n bytes of it.
 """
@@ -13,7 +13,7 @@ from zerosim.planning import activations, closed_forms, collectives, hardware
 from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import sent
-from zerosim.planning.conventions import dialect_of, estimate_nbytes, states_nbytes
+from zerosim.planning.conventions import convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.flops import (
@@ -28,9 +28,8 @@ from zerosim.planning.flops import (
     step_matmul_flops,
     utilization,
 )
-from zerosim.planning.hardware import Link, Network
+from zerosim.planning.hardware import OVERHEADS, Link, Network
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
-from zerosim.planning.step import OVERHEADS
 
 ELEMENTS_PER_RANK = 240  # which 2^m divides wherever some of the ranks sit out
 SLOW = Network(Link("one byte a second", 1, 0, "made up, so that seconds are bytes", "today"))
@@ -48,7 +47,7 @@ def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
 
 
 def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
-    """What the rank that sends most sends, in vectors of n bytes."""
+    """The bytes of the rank that sends most, in vectors of n bytes."""
     found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
     return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
 
@@ -75,7 +74,7 @@ COLLECTIVE_QUANTITIES: dict[str, Callable[..., float | None]] = {
 }
 
 
-# -- What the rows of the published tables name, each reckoned by the planner's own functions ------------------------
+# -- the quantities of the other subjects -----------------------------------------------------------------------------
 
 UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30, "MiB": 2**20, "TiB": 2**40}
 A100_FLOPS_PER_SECOND = 312e12  # bf16, dense: NVIDIA A100 data sheet, 2021
@@ -86,30 +85,30 @@ MANY = 10**6
 # -- model states -----------------------------------------------------------------------------------------------------
 
 
-def states(parameters: int, ranks: int, stage: int, dialect: str = "zero-paper") -> float:
+def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
     """GB at rest on one rank, Adam."""
-    held = states_nbytes(model_of_parameters(parameters), ranks, STAGES[stage], dialect)
+    held = states_nbytes(model_of_parameters(parameters), ranks, STAGES[stage], convention)
     return sum(held.values()) / 1e9
 
 
-def states_of_blocks(blocks: int, channels: int, dialect: str) -> float:
+def states_of_blocks(blocks: int, channels: int, convention: str) -> float:
     """Of 12nd² parameters: the weights of the blocks alone."""
     model = model_of("blocks", Transformer(channels, blocks, 1, 1, biases=()))
     weights = sum(tensor.parameters for tensor in model.tensors if len(tensor.shape) == 2 and tensor.name != "wte")
-    return estimate_nbytes(weights, 1, STAGES[0], dialect) / UNITS["TiB"]
+    return estimate_nbytes(weights, 1, STAGES[0], convention) / UNITS["TiB"]
 
 
-def estimate(parameters: int, ranks: int, stage: int, dialect: str, largest_layer: int = 0,
+def estimate(parameters: int, ranks: int, stage: int, convention: str, largest_layer: int = 0,
              unit: str = "GiB") -> float:
-    """What an estimator prints that knows a number of parameters."""
-    held = estimate_nbytes(parameters, ranks, STAGES[stage], dialect, largest_layer=largest_layer)
+    """The number that an estimator prints that knows a number of parameters."""
+    held = estimate_nbytes(parameters, ranks, STAGES[stage], convention, largest_layer=largest_layer)
     return held / UNITS[unit]
 
 
-def estimate_of_preset(model: str, ranks: int, stage: int, dialect: str, unit: str = "GiB") -> float:
-    """What an estimator prints of a model whose shapes are known."""
+def estimate_of_preset(model: str, ranks: int, stage: int, convention: str, unit: str = "GiB") -> float:
+    """The number that an estimator prints of a model whose shapes are known."""
     shape = model_shape(model)
-    return estimate(shape.parameters, ranks, stage, dialect, shape.largest_layer_parameters, unit)
+    return estimate(shape.parameters, ranks, stage, convention, shape.largest_layer_parameters, unit)
 
 
 def estimate_beside_host(ranks: int, model: str = "", parameters: int = 0, largest_layer: int = 0,
@@ -118,7 +117,7 @@ def estimate_beside_host(ranks: int, model: str = "", parameters: int = 0, large
     if model:
         shape = model_shape(model)
         parameters, largest_layer = shape.parameters, shape.largest_layer_parameters
-    on_device = replace(dialect_of("deepspeed-zero3"), gradient_copy=0, master=0)
+    on_device = replace(convention_of("deepspeed-zero3"), gradient_copy=0, master=0)
     return estimate_nbytes(parameters, ranks, STAGES[3], on_device, largest_layer=largest_layer,
                                     optimizer_nbytes=0) / UNITS[unit]
 
@@ -129,9 +128,9 @@ def kinds_of_preset(model: str, kinds: Sequence[str], multiple: int = 1, unit: s
     return sum(held[kind] for kind in kinds) / UNITS[unit]
 
 
-def bytes_per_parameter(stage: int, ranks: int, dialect: str = "zero-paper") -> float:
+def bytes_per_parameter(stage: int, ranks: int, convention: str = "zero-paper") -> float:
     """At rest on one rank, Adam, without padding."""
-    replicated, shared = dialect_of(dialect).per_parameter(STAGES[stage])
+    replicated, shared = convention_of(convention).per_parameter(STAGES[stage])
     return replicated + shared / ranks
 
 
@@ -167,7 +166,7 @@ def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
 
 
 def tensor(name: str, blocks: int, unit: float, **block: Any) -> float:
-    """What n blocks keep of one tensor, in units of so many bytes."""
+    """Bytes that n blocks keep of one tensor, in units of so many bytes."""
     return blocks * activations.tensors(Block(**block))[name].nbytes / unit
 
 
@@ -267,7 +266,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
     "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
     "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
-    "optimizer bytes": lambda stage: dialect_of("zero-paper").per_parameter(STAGES[stage])[1],
+    "optimizer bytes": lambda stage: convention_of("zero-paper").per_parameter(STAGES[stage])[1],
     "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
     "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
     "estimate, optimizer on the host": estimate_beside_host,

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import poison
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.work import Work
+from zerosim.ranks.rank import Rank, Work
 
 
 class DeafWork:

@@ -2,8 +2,7 @@
 
 import traceback
 
-from zerosim.ranks.errors import DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
-from zerosim.ranks.hub import PACKAGE
+from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
 
 
 def explained(where: str, error: BaseException) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from zerosim.course.worked_example.events import Step
 from zerosim.course.worked_example.example import NAMES, Example, exact
 from zerosim.course.worked_example.replay import HopValues, Replay, decimal
-from zerosim.ranks.memory import KINDS
+from zerosim.ranks.trace import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
 MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}

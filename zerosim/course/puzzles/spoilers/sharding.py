@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.work import Work
+from zerosim.ranks.rank import Rank, Work
 
 Array = np.ndarray
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.backends import mail_worker
+from tests.backends import channel_worker
 from tests.backends.worlds import ROOT
-from zerosim.backends.processes.tcp import TCPMail, job_of, receive_frame, send_frame, welcome
+from zerosim.backends.processes.tcp import TCPChannel, job_of, receive_frame, send_frame, welcome
 from zerosim.ranks.errors import BackendError
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -33,10 +33,10 @@ def free_port() -> int:
 
 
 def start(scenario: str, rank: int, ranks: int, port: int) -> Any:
-    """One process of a job, whose mail is at ``port``."""
+    """One process of a job, whose channel is at ``port``."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(port - 1), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-m", "tests.backends.mail_worker", scenario], cwd=ROOT,
+    return subprocess.Popen([sys.executable, "-m", "tests.backends.channel_worker", scenario], cwd=ROOT,
                             env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -59,8 +59,8 @@ class Threads:
         monkeypatch.setattr("zerosim.backends.processes.tcp.welcome", noted)
 
     def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
-        """A rank that does something with its mail."""
-        return self.pool.submit(lambda: does(TCPMail(rank, ranks, ("127.0.0.1", self.port), key)))
+        """A rank that does something with its channel."""
+        return self.pool.submit(lambda: does(TCPChannel(rank, ranks, ("127.0.0.1", self.port), key)))
 
     def wait_for(self, *ranks: int) -> None:
         """Returns when rank 0 has let these in."""
@@ -81,7 +81,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads, ranks: int) -> None:
-    begun = [threads.begin(mail_worker.notes, rank, ranks) for rank in reversed(range(ranks))]
+    begun = [threads.begin(channel_worker.notes, rank, ranks) for rank in reversed(range(ranks))]
     for rank, its in enumerate(begun[::-1]):
         found = its.result(600)
         assert found["in order"]
@@ -91,7 +91,7 @@ def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads
 
 
 def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
-    first, second = (threads.begin(mail_worker.notes, rank, 4) for rank in (0, 2))
+    first, second = (threads.begin(channel_worker.notes, rank, 4) for rank in (0, 2))
     threads.wait_for(2)
     threads.time_is_up()
     said = (f"ranks [1, 3] of 4 did not come to 127.0.0.1:{threads.port} within 300 seconds; start all ranks with the "
@@ -104,7 +104,7 @@ def test_a_rank_without_a_rank_0_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{port} within 0.5 seconds: "
                                            r".*refused.*; is rank 0 started, and are MASTER_ADDR and MASTER_PORT"):
-        TCPMail(1, 2, ("127.0.0.1", port), b"key", timeout_seconds=0.5)
+        TCPChannel(1, 2, ("127.0.0.1", port), b"key", timeout_seconds=0.5)
 
 
 @pytest.mark.parametrize(("rank", "key", "said"), [
@@ -112,9 +112,9 @@ def test_a_rank_without_a_rank_0_says_where_it_looked() -> None:
     (2, b"key", "two processes say that they are rank 2"),
 ])
 def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, key: bytes, said: str) -> None:
-    first, second = (threads.begin(mail_worker.notes, rank, 3) for rank in (0, 2))
+    first, second = (threads.begin(channel_worker.notes, rank, 3) for rank in (0, 2))
     threads.wait_for(2)
-    refused = threads.begin(mail_worker.notes, rank, 3, key).exception(600)
+    refused = threads.begin(channel_worker.notes, rank, 3, key).exception(600)
     assert str(refused) == f"rank {rank} was not let in at 127.0.0.1:{threads.port}: {said}"
     assert not first.done()
     assert not second.done()
@@ -122,13 +122,13 @@ def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, key: byt
 
 def test_a_rank_of_another_count_is_told_so(threads: Threads) -> None:
     keys = [job_of({**MINE, "WORLD_SIZE": count, "ZEROSIM_JOB_KEY": "same"}).key for count in ("2", "3")]
-    threads.begin(mail_worker.notes, 0, 2, keys[0])
-    other = threads.begin(mail_worker.notes, 1, 3, keys[1])
+    threads.begin(channel_worker.notes, 0, 2, keys[0])
+    other = threads.begin(channel_worker.notes, 1, 3, keys[1])
     assert "does not know this job's key" in str(other.exception(600))  # WORLD_SIZE is part of it
 
 
 def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads) -> None:
-    first = threads.begin(mail_worker.notes, 0, 2)
+    first = threads.begin(channel_worker.notes, 0, 2)
     while True:
         with suppress(ConnectionRefusedError):
             stranger = socket.create_connection(("127.0.0.1", threads.port))
@@ -137,7 +137,7 @@ def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads
         send_frame(stranger, pickle.dumps(Telltale()))
         with pytest.raises((EOFError, OSError)):
             receive_frame(stranger)
-    second = threads.begin(mail_worker.notes, 1, 2)
+    second = threads.begin(channel_worker.notes, 1, 2)
     assert all(its.result(600)["in order"] for its in (first, second))
     assert READ == []
     pickle.loads(pickle.dumps(Telltale()))

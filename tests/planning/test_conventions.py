@@ -1,4 +1,4 @@
-"""Accounting dialects: what each counts, that zerosim's own is its ledger's, and any optimizer's state."""
+"""Accounting conventions: what each counts, that zerosim's own is its ledger's, and any optimizer's state."""
 
 import re
 from itertools import product
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import zerosim as zs
 from zerosim.models import GPT, GPTConfig
 from zerosim.numerics.policy import Policy
-from zerosim.planning.closed_forms import STAGES, Job, States, resting_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, resting_nbytes
 from zerosim.planning.conventions import (
     ADAM,
-    DIALECTS,
+    CONVENTIONS,
     Elementwise,
-    dialect_of,
+    convention_of,
     estimate_nbytes,
     formula,
     state_nbytes,
@@ -25,7 +25,7 @@ from zerosim.planning.conventions import (
 )
 from zerosim.planning.shapes import ModelShape, TensorShape, Transformer, UnitShape, model_of, model_of_parameters
 
-ALL_STATES = [States(*choice) for choice in product((False, True), repeat=3)]
+ALL_STATES = [ShardedStates(*choice) for choice in product((False, True), repeat=3)]
 POLICIES = [Policy("fp32"), Policy("bf16"), Policy("fp16", accumulate="fp32"), Policy("bf16", master="bf16"),
             Policy("bf16", state="bf16"), Policy("fp8_e5m2", reduce="bf16", accumulate="fp32")]
 NANO = Transformer(12, 2, 3, 17, positions=8, fused_qkv=True)
@@ -39,7 +39,7 @@ def model_of_lengths(lengths: list[int]) -> ModelShape:
        states=st.sampled_from(ALL_STATES), policy=st.sampled_from(POLICIES), slots=st.integers(0, 3),
        layout=st.sampled_from(["per_unit", "contiguous"]))
 def test_zerosims_own_dialect_is_the_closed_form_for_any_indicators(
-        lengths: list[int], ranks: int, states: States, policy: Policy, slots: int, layout: str) -> None:
+        lengths: list[int], ranks: int, states: ShardedStates, policy: Policy, slots: int, layout: str) -> None:
     found = states_nbytes(model_of_lengths(lengths), ranks, states, policy, optimizer=Elementwise(slots), layout=layout)
     assert resting_nbytes(Job(tuple(lengths), ranks, states, layout, policy, slots)) == [found] * ranks
 
@@ -71,7 +71,7 @@ def test_any_optimizers_state_is_the_ledger_of_the_engine(stage: int, optimizer:
     assert found == fullest
 
 
-@pytest.mark.parametrize(("dialect", "formulas"), [
+@pytest.mark.parametrize(("convention", "formulas"), [
     ("zero-paper", ["16", "4 + 12/N", "2 + 14/N", "16/N"]),
     ("fp32-accumulate", ["18", "6 + 12/N", "2 + 16/N", "18/N"]),
     ("megatron-bf16", ["18", "6 + 12/N", "2 + 16/N", "18/N"]),
@@ -82,23 +82,23 @@ def test_any_optimizers_state_is_the_ledger_of_the_engine(stage: int, optimizer:
     ("fp32", ["16", "8 + 8/N", "4 + 12/N", "16/N"]),
     ("scaling-book", ["10", "2 + 8/N", "2 + 8/N", "10/N"]),
 ])
-def test_each_dialect_counts_by_its_own_formula(dialect: str, formulas: list[str]) -> None:
-    assert [formula(states, dialect) for states in STAGES.values()] == formulas
+def test_each_dialect_counts_by_its_own_formula(convention: str, formulas: list[str]) -> None:
+    assert [formula(states, convention) for states in STAGES.values()] == formulas
 
 
 @given(parameters=st.integers(1, 10**12), ranks=st.integers(1, 2048), states=st.sampled_from(ALL_STATES),
-       dialect=st.sampled_from(list(DIALECTS)))
+       convention=st.sampled_from(list(CONVENTIONS)))
 def test_padding_makes_the_whole_difference_between_held_and_estimated_bytes(
-        parameters: int, ranks: int, states: States, dialect: str) -> None:
-    held = sum(states_nbytes(model_of_parameters(parameters), ranks, states, dialect).values())
+        parameters: int, ranks: int, states: ShardedStates, convention: str) -> None:
+    held = sum(states_nbytes(model_of_parameters(parameters), ranks, states, convention).values())
     padded = parameters + -parameters % ranks
-    assert held == estimate_nbytes(padded, ranks, states, dialect)
-    assert 0 <= held - estimate_nbytes(parameters, ranks, states, dialect) <= 20 * ranks
+    assert held == estimate_nbytes(padded, ranks, states, convention)
+    assert 0 <= held - estimate_nbytes(parameters, ranks, states, convention) <= 20 * ranks
 
 
 def test_what_is_cut_further_never_takes_more() -> None:
-    for dialect in DIALECTS:
-        held = [estimate_nbytes(10**9, 64, states, dialect) for states in STAGES.values()]
+    for convention in CONVENTIONS:
+        held = [estimate_nbytes(10**9, 64, states, convention) for states in STAGES.values()]
         assert held == sorted(held, reverse=True)
 
 
@@ -131,11 +131,11 @@ def test_borders_of_whole_tensors_are_the_nearest_to_equal_shares(lengths: list[
 
 
 def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:
-    said = "no accounting dialect is called 'megatron'; there are zero-paper, fp32-accumulate, megatron-bf16, "
+    said = "no accounting convention is called 'megatron'; there are zero-paper, fp32-accumulate, megatron-bf16, "
     with pytest.raises(ValueError, match=re.escape(said)):
-        dialect_of("megatron")
+        convention_of("megatron")
     with pytest.raises(ValueError, match=r"did you mean 'zero-paper'\?$"):
-        dialect_of("zero_paper")
+        convention_of("zero_paper")
 
 
 @pytest.mark.parametrize(("call", "said"), [

@@ -1,0 +1,179 @@
+"""A plan as data to show: the columns of its table, the lines around it, and each number with its formula.
+
+Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, n blocks, V vocabulary, P parameters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from zerosim.numerics.units import counted, seconds_text
+from zerosim.planning import activations
+from zerosim.planning.activations import logits_nbytes
+from zerosim.planning.closed_forms import STAGES, vectors_sent
+from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
+from zerosim.planning.hardware import overheads_nbytes
+from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, Row
+
+
+def _gb(nbytes: int) -> str:
+    """10⁹ bytes: ``107.81``, and ``16,129`` where decimals are noise."""
+    return f"{nbytes / 1e9:,.2f}" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f}"
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "parameters": lambda row: _gb(row.parameters_nbytes), "gradients": lambda row: _gb(row.gradients_nbytes),
+    "optimizer": lambda row: _gb(row.optimizer_nbytes), "states": lambda row: _gb(row.states_nbytes),
+    "activations": lambda row: _gb(row.activations_nbytes), "gathered": lambda row: _gb(row.gathered_nbytes),
+    "buckets": lambda row: _gb(row.buckets_nbytes), "overhead": lambda row: _gb(row.overhead_nbytes),
+    "total": lambda row: _gb(row.total_nbytes), "spare": lambda row: _gb(row.spare_nbytes),
+    "sent": lambda row: _gb(row.sent_nbytes_per_step), "compute": lambda row: seconds_text(row.compute_seconds),
+    "exposed": lambda row: seconds_text(row.exposed_communication_seconds),
+    "step": lambda row: seconds_text(row.step_seconds), "MFU": lambda row: f"{row.model_flops_utilization:.2f}"}
+KINDS = ("parameters", "gradients", "optimizer")  # of states, which are their sum
+FEWER = tuple(name for name in COLUMNS if name not in KINDS)
+FEWEST = ("states", "activations", "total", "spare", "sent", "step")
+UNITS = ("GB are 10⁹ bytes of one rank; activations, gathered and buckets (gradients in flight and collectives' "
+         "buffers) are each at their fullest, the total is at the step's; MFU is model FLOPs utilization.")
+
+
+def cells(found: Plan, names: Iterable[str] = COLUMNS) -> list[list[str]]:
+    """For each row its stage and policy, and the named columns."""
+    names = list(names)
+    return [[f"{row.stage} {row.recompute}", *(COLUMNS[name](row) for name in names)] for row in found.rows]
+
+
+def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
+    """The subject of a plan: the model's name, and the rest of the line."""
+    model, size = config.model.name, f"{config.model.parameters:,} parameters"
+    parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name}",
+             f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
+             f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
+             f"accounted as {convention}"]
+    return model, ": " + ", ".join(parts)
+
+
+def options_text(config: PlanConfig) -> str:
+    """``overlap and 1 unit ahead``, or what of it there is; where no unit is known nothing goes beside another."""
+    if not config.has_units:
+        return "nothing overlapped"
+    parts = ["overlap"] * config.overlap + [f"{counted(config.prefetch, 'unit')} ahead"] * bool(config.prefetch)
+    return " and ".join(parts) or "nothing overlapped"
+
+
+def names_for(found: Plan, width: int) -> Sequence[str]:
+    """The columns that a line of so many characters holds: all, or not the kinds of states, or the least."""
+    return next((names for names in (tuple(COLUMNS), FEWER) if len(_lines(found, names)[0]) <= width), FEWEST)
+
+
+def text_of(found: Plan) -> str:
+    """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind."""
+    return "\n".join([found.verdict, "".join(subject(found.config, found.rows[0].convention)), "",
+                      *_lines(found, FEWER), "", UNITS])
+
+
+def _lines(found: Plan, names: Sequence[str]) -> list[str]:
+    table = [["", *names], *cells(found, names)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in table]
+
+
+# -- each number with its formula, the values filled in ---------------------------------------------------------------
+
+
+Explanation = tuple[str, str, str]  # what, the formula with its values, the value
+
+
+def explained(config: PlanConfig, row: Row) -> list[Explanation]:
+    """(what, formula, value) for every number of a row, in the order of its columns."""
+    return [*_states(config, row), *_beside_states(config, row), *_seconds(config, row)]
+
+
+def _states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+    job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
+    padded, ranks = sum(job.padded_lengths), config.ranks
+    yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
+    own, each, what = 0, "its own state", "of whole tensors, beside the optimizer's own state"
+    if is_cut_anywhere(config.optimizer):
+        own = per_parameter_nbytes(config.optimizer, convention.state_itemsize)
+        each, what = str(own), f"{own} of them the optimizer's own state"
+    yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
+           f"{row.states_nbytes + row.host_nbytes:,}")
+    held = {"parameter": row.parameters_nbytes, "gradient": row.gradients_nbytes}
+    for kind, nbytes in held.items():
+        share = f"/{ranks}" if is_sharded(kind, states) else ""
+        yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
+    share = f"/{ranks}" if states.optimizer_sharded else ""
+    where = f"; {row.host_nbytes:,} of it on the host" if row.host_nbytes else ""
+    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in HOST_KINDS)
+    yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
+
+
+def _beside_states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+    job, transformer = config.job(row.stage, row.recompute), config.model.transformer
+    padded = sum(job.padded_lengths)
+    if config.has_activations and transformer is not None:
+        block = transformer.block(config.batch, config.sequence, config.policy.compute_dtype.itemsize)
+        peak = activations.peak_nbytes(block, transformer.blocks, row.recompute)
+        logits = logits_nbytes(block, transformer.vocabulary, fp32_copy=False)
+        yield ("activations", f"{row.recompute} of n = {transformer.blocks} blocks, BLd = {block.stream:,}, BHL² = "
+               f"{block.square:,}, keeps {peak.nbytes:,}; logits BLV and the loss are {logits:,}; at the fullest "
+               "moment both, with the gradients that flow back", f"{row.activations_nbytes:,}")
+    yield from _transient(config, row)
+    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in overheads_nbytes(config.overheads).items())
+    yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
+    yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
+    vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
+    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), Ψ = "
+           f"{job.policy.compute_dtype.itemsize} · {padded:,}, and control", f"{row.sent_nbytes_per_step:,}")
+
+
+def _transient(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+    """Transient memory: what is gathered and on its way, and all that comes and goes."""
+    if not config.has_units:
+        yield ("gathered units, gradients in flight", "not known without a largest layer", "0")
+        return
+    job, found = config.job(row.stage, row.recompute), config.transient_memory(row.stage, row.recompute)
+    itemsize, padded, largest = job.policy.compute_dtype.itemsize, sum(job.padded_lengths), max(job.padded_lengths)
+    if row.gathered_nbytes:
+        yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
+               f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")
+    two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
+    yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
+           f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
+    hops = f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and where a chunk lands"
+    gathered = job.overlap and job.states.optimizer_sharded and not job.states.parameters_sharded
+    ahead = f"; {counted(job.prefetch, 'unit')} ahead landing beside where it is gathered" * bool(
+        job.prefetch and job.states.parameters_sharded)
+    whole = (f"overlapped all-gather of parameters: {itemsize} · {padded:,} · (1 + 1/{job.ranks}), every unit and a "
+             "copy of its own chunk")
+    yield ("buffers of collectives", whole if gathered else hops + ahead, f"{found.buffers_nbytes:,}")
+    yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
+    most = found.fullest(config.batch)
+    phase, unit = most.place
+    yield ("all that comes and goes", f"{most.gathered_nbytes:,} gathered + {most.gradients_nbytes:,} of gradients + "
+           f"{most.buffers_nbytes:,} of buffers + {config.batch} · {most.sequence_nbytes:,} of activations and "
+           f"tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
+
+
+def _seconds(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+    flops = config.flops(row.recompute)
+    rate = config.device.flops_per_second_in(config.policy.compute)
+    yield ("FLOPs per step", f"forward {flops.forward:.4g} + backward {flops.backward:.4g} + again "
+           f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
+    yield ("compute", f"{row.flops_per_step:.4g} / ({config.utilization:g} · {rate:.4g} per second)",
+           f"{row.compute_seconds:.4g} s")
+    yield ("communication", f"rings unit by unit, α + n/β over {config.network.inside.name}"
+           + (f" and {config.network.between.name}" if config.network.between else ""),
+           f"{row.communication_seconds:.4g} s")
+    job = config.job(row.stage, row.recompute)
+    yield ("of it exposed", f"what the program stands still for, with {options_text(config)}",
+           f"{row.exposed_communication_seconds:.4g} s")
+    scanned, updated = config.update_nbytes(job)
+    yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
+           f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
+    moved = config.host_traffic(row.stage)
+    if moved is not None:
+        yield ("to the host and back", moved.nbytes_formula, f"{row.host_transfer_nbytes_per_step:,}")
+        yield ("of that the seconds", moved.seconds_formula, f"{row.host_transfer_seconds:.4g} s")
+    yield ("step", "compute + exposed + update" + " + host" * (moved is not None), f"{row.step_seconds:.4g} s")
+    yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
+           f"{row.model_flops_utilization:.3f}")
