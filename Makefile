@@ -15,6 +15,9 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 0
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+# Python keeps what it has compiled, also where containers forbid it: else every process of a test compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint types figures notebooks docs bench gpu-check clean
 

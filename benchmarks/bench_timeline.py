@@ -4,6 +4,7 @@ The run is a real one: GPT's engine on 8 ranks at stage 3, with overlap and pref
 rows. The rings are of 512 ranks that arrive one by one, a million messages in all. Seconds are this machine's.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -17,17 +18,10 @@ from timing import best_seconds
 import zerosim as zs
 from zerosim.planning import ceil_cut
 from zerosim.planning.hardware import Network, device, link
-from zerosim.planning.recording import Call, Recording, Shape, from_plain, record, to_plain
-from zerosim.planning.timeline import (
-    Collectives,
-    FloatPrices,
-    Machine,
-    SlowRank,
-    chrome_trace,
-    critical_path,
-    memory,
-    replay,
-)
+from zerosim.planning.machine import Prices
+from zerosim.planning.recording import RecordedCall, Recording, Shape, from_plain, record, to_plain
+from zerosim.planning.streams import FEW_MESSAGES, Collectives
+from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 
 RANKS, ROWS, ROWS_PER_STEP = 8, 1_000_000, 2_500
@@ -52,13 +46,13 @@ def traces(steps: int) -> Traces:
     return cluster.trace
 
 
-def ring_messages(message_by_message: bool) -> None:
+def ring_messages(few_messages: float) -> None:
     """Two all-reduces of 512 ranks that arrive one by one: a million messages."""
     shape = Shape("all_reduce", "ring", ceil_cut(RING_ELEMENTS, RING_RANKS), 2, 2)
-    collectives = Collectives(FloatPrices(MACHINE), message_by_message=message_by_message)
+    collectives = Collectives(Prices(MACHINE), few_messages=few_messages)
     arrivals = [1e-6 * rank for rank in range(RING_RANKS)]
     for number in range(2):
-        collectives.ends(Call(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)
+        collectives.ends(RecordedCall(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)
 
 
 def cases(found: Traces, recording: Recording) -> dict[str, Callable[[], object]]:
@@ -75,8 +69,8 @@ def cases(found: Traces, recording: Recording) -> dict[str, Callable[[], object]
         "memory over time": lambda: [memory(timeline, rank) for rank in everyone],
         "critical path": lambda: critical_path(replay(recording, STRAGGLER)),
         "Chrome trace": partial(chrome_trace, timeline),
-        "rings of 512, step by step": partial(ring_messages, False),
-        "rings of 512, message by message": partial(ring_messages, True),
+        "rings of 512, step by step": partial(ring_messages, FEW_MESSAGES),
+        "rings of 512, message by message": partial(ring_messages, math.inf),
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import zerosim as zs
+from tests.cases import covering
 from tests.lessons.browser import browser, dom_of, screenshot
 from zerosim.cli import app
 from zerosim.course.figures.timeline import MACHINE
@@ -50,8 +51,7 @@ def saved(tmp_path_factory) -> tuple[zs.Cluster, Path, Path]:
 
 # -- the numbers --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize(("stage", "ranks"), covering([0, 1, 2, 3], [2, 3, 5]))
 def test_a_reports_bytes_are_those_of_the_traces_and_the_ledgers(ranks, stage):
     cluster = run(ranks, stage)
     found = report_data(record(cluster.trace), MACHINE, "run")

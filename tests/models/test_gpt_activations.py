@@ -1,10 +1,12 @@
 """What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from tests.cases import covering
 from tests.models.contexts import bits_of
 from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
 from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
@@ -214,23 +216,23 @@ def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype,
 # -- every moment -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)])
-@pytest.mark.parametrize(("units", "parts"), [("sub_block", 1), ("block", 2), (2, 4)])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_moments_of_a_step_are_those_in_pencil(policy, units, parts, shape):
+@pytest.mark.parametrize(("row", "shape", "dropout"), covering(
+    product(POLICIES, [("sub_block", 1), ("block", 2), (2, 4)]), [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)],
+    [0.0, 0.1]), ids=str)
+def test_the_moments_of_a_step_are_those_in_pencil(row, shape, dropout):
+    policy, (units, parts) = row
     batch, tokens, channels, heads = shape
-    for dropout in (0.0, 0.1):
-        config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
-        run = run_of(GPT(config, units=units), "bf16")
-        run.gradients(*batch_of(run.model, batch), policy)
-        pencil = snapshots(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
-                         dropout=dropout > 0, parts_per_unit=parts)
-        wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
-                   moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
-        seen = iter(run.counting.moments)
-        assert all(moment in seen for moment in wanted)  # one after the other: `in` goes on where it has stopped
-        assert max(map(sum, wanted)) == max(map(sum, run.counting.moments))
-        assert not any(run.counting.now[kind] for kind in FLOWING)
+    config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
+    run = run_of(GPT(config, units=units), "bf16")
+    run.gradients(*batch_of(run.model, batch), policy)
+    pencil = snapshots(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
+                       dropout=dropout > 0, parts_per_unit=parts)
+    wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
+               moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
+    seen = iter(run.counting.moments)
+    assert all(moment in seen for moment in wanted)  # one after the other: `in` goes on where it has stopped
+    assert max(map(sum, wanted)) == max(map(sum, run.counting.moments))
+    assert not any(run.counting.now[kind] for kind in FLOWING)
 
 
 def test_logits_in_fp32_are_moments_of_their_own_size():

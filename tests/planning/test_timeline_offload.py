@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.planning.exact import exact_replay
 from tests.planning.recorded_runs import MACHINE, recorded
 from zerosim.planning.hardware import Link, link
 from zerosim.planning.recording import OFFLOAD, from_plain, to_plain
 from zerosim.planning.recording import Transfer as Moved
-from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, STREAMS, SlowRank, chrome_trace, critical_path, replay
+from zerosim.planning.streams import STREAMS
+from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, SlowRank, chrome_trace, critical_path, replay
 
 TO_HOST, TO_DEVICE = OFFLOAD
 HOST = Link("host", 5e8, 2e-6, "made up", "today")
@@ -55,11 +57,11 @@ def arrive(rank, moved):
 
 def microseconds(program, ranks=1, machine=WITH_HOST):
     """The timeline of a program that is made by hand, exactly; and its step in microseconds."""
-    timeline = replay(recorded(ranks, program), machine, exact=True)
+    timeline = exact_replay(recorded(ranks, program), machine)
     return timeline, timeline.step_seconds / MICROSECOND
 
 
-# -- single steps, reckoned by hand -----------------------------------------------------------------------------------
+# -- single steps, computed by hand -----------------------------------------------------------------------------------
 
 
 def test_a_transfer_that_is_waited_for_at_once_takes_its_latency_and_its_bytes():
@@ -174,14 +176,14 @@ def step_of_one_rank(actions, link):
 def test_one_ranks_step_is_that_of_a_walk_with_one_clock_for_each_stream(actions):
     recording, expected = recorded(1, program_of(actions)), step_of_one_rank(actions, HOST)
     if recording.transfers:
-        assert replay(recording, WITH_HOST, exact=True).step_seconds == expected
+        assert exact_replay(recording, WITH_HOST).step_seconds == expected
     assert float(replay(recording, WITH_HOST).step_seconds) == pytest.approx(float(expected), rel=1e-12, abs=1e-18)
 
 
 @given(actions=ACTIONS, ranks=st.integers(1, 4))
 def test_sums_close_streams_do_one_thing_at_a_time_and_the_critical_path_is_the_step(actions, ranks):
     machine = replace(WITH_HOST, slow_ranks=[SlowRank(0, 3)])
-    timeline = replay(recorded(ranks, program_of(actions)), machine, exact=True)
+    timeline = exact_replay(recorded(ranks, program_of(actions)), machine)
     for rank, (lane, usage) in enumerate(zip(timeline.lanes, timeline.usage, strict=True)):
         assert lane.end == usage.compute_seconds + usage.exposed_seconds + usage.exposed_offload_seconds
         assert usage.exposed_offload_seconds <= usage.offload_seconds
@@ -197,7 +199,7 @@ def test_sums_close_streams_do_one_thing_at_a_time_and_the_critical_path_is_the_
 @given(actions=ACTIONS, ranks=st.integers(1, 3))
 def test_a_faster_host_link_is_never_slower(actions, ranks):
     recording = recorded(ranks, program_of(actions))
-    slow, fast = (replay(recording, replace(MACHINE, host_link=link(name)), exact=True) for name in ("pcie3", "pcie5"))
+    slow, fast = (exact_replay(recording, replace(MACHINE, host_link=link(name))) for name in ("pcie3", "pcie5"))
     assert fast.step_seconds <= slow.step_seconds
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.cases import covering
+from tests.planning.exact import exact_replay
 from tests.planning.naive_replay import Naive
-from tests.planning.recorded_runs import FAST, LEVERS, MACHINE, SLOW, WORLDS, device, step, traces
+from tests.planning.recorded_runs import FAST, MACHINE, OPTIONS, SLOW, WORLDS, device, step, traces
 from tests.ranks.asking import ROWS, allowed, ask
 from zerosim.planning.hardware import Network
 from zerosim.planning.recording import record
@@ -31,12 +32,12 @@ def machine(ranks, draw=None):
     return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links)
 
 
-@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(range(4), LEVERS), WORLDS), ids=str)
+@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(range(4), OPTIONS), WORLDS), ids=str)
 def test_an_engines_step_ends_on_every_rank_when_a_naive_replay_says(row, ranks):
-    stage, levers = row
+    stage, options = row
     for where in (MACHINE, machine(ranks)):
-        found = traces(ranks, stage, levers)
-        exact, fast = replay(record(found), where, exact=True), replay(record(found), where)
+        found = traces(ranks, stage, options)
+        exact, fast = exact_replay(record(found), where), replay(record(found), where)
         naive = Naive(found, where, seed=stage)
         assert ends(exact) == naive.run()
         assert [usage.exposed_seconds for usage in exact.usage] == [row.waited for row in naive.ranks]
@@ -47,7 +48,7 @@ def test_an_engines_step_ends_on_every_rank_when_a_naive_replay_says(row, ranks)
 def test_the_contiguous_layouts_uneven_cuts_are_replayed_too():
     for ranks in (3, 4):
         found = traces(ranks, 3, "both", "contiguous")
-        assert ends(replay(record(found), machine(ranks), exact=True)) == Naive(found, machine(ranks)).run()
+        assert ends(exact_replay(record(found), machine(ranks))) == Naive(found, machine(ranks)).run()
 
 
 ACTIONS = st.lists(st.one_of(
@@ -98,7 +99,7 @@ def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, seed)
     cluster = zs.Cluster(ranks)
     cluster.run(program_of(actions))
     where = machine(ranks)
-    exact, fast = (replay(record(cluster.trace), where, exact=exact) for exact in (True, False))
+    exact, fast = ((exact_replay if exact else replay)(record(cluster.trace), where) for exact in (True, False))
     assert ends(exact) == Naive(cluster.trace, where, seed).run()
     assert ends(fast) == pytest.approx([float(end) for end in ends(exact)], rel=1e-12, abs=0)
 
@@ -123,7 +124,7 @@ def test_a_replay_depends_on_the_recording_and_on_nothing_else(seed):
 
 
 def test_exact_seconds_are_fractions_and_others_floats():
-    exact, fast = replay(step(3), MACHINE, exact=True), replay(step(3), MACHINE)
+    exact, fast = exact_replay(step(3), MACHINE), replay(step(3), MACHINE)
     assert isinstance(exact.step_seconds, Fraction)
     assert isinstance(fast.step_seconds, float)
     assert all(isinstance(end, float) for end in ends(fast))

@@ -1,4 +1,4 @@
-"""The replayed ring is what pencil says: exact closed forms for equal and uneven chunks, stragglers, slow links."""
+"""The replayed ring is what formulas say: exact closed forms for equal and uneven chunks, stragglers, slow links."""
 
 from fractions import Fraction
 from functools import partial
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.planning.exact import exact_replay
 from tests.planning.recorded_runs import FAST, MACHINE, SLOW, WORLDS, device, recorded
 from tests.ranks.asking import ROWS, allowed, ask, takes_splits
 from zerosim.planning import ceil_cut
@@ -17,20 +18,10 @@ from zerosim.planning.collectives import ALGORITHMS
 from zerosim.planning.cost import cost, curve
 from zerosim.planning.cuts import chunk_lengths
 from zerosim.planning.hardware import Network
+from zerosim.planning.machine import Prices
 from zerosim.planning.recording import Shape, record
-from zerosim.planning.timeline import (
-    FloatPrices,
-    Machine,
-    SlowLink,
-    SlowRank,
-    by_message,
-    by_step,
-    origins_by_message,
-    origins_by_step,
-    replay,
-    schedule,
-    steps_of,
-)
+from zerosim.planning.streams import by_message, by_step, origins_by_message, origins_by_step, schedule, steps_of
+from zerosim.planning.timeline import Machine, SlowLink, SlowRank, replay
 
 RINGS = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}  # times N-1 steps
 ALPHA, BETA = FAST.alpha, FAST.beta
@@ -47,7 +38,7 @@ def ring(operation, cut, machine=MACHINE, late=None, **options):
         rank.trace.compute(flops=late[rank.index] if late else 0)
         ask(rank, operation, "ring", np.zeros(cut[-1], np.float32), cut, **options)
 
-    timeline = replay(recorded(ranks, program), machine, exact=True)
+    timeline = exact_replay(recorded(ranks, program), machine)
     return [lane.end for lane in timeline.lanes]
 
 
@@ -108,7 +99,7 @@ def test_partial_sums_that_travel_wider_cost_more_on_the_way_there_and_nothing_o
     def program(rank):
         rank.all_reduce(np.zeros(12, np.float16), wire="fp32")
 
-    end = replay(recorded(3, program), MACHINE, exact=True).step_seconds
+    end = exact_replay(recorded(3, program), MACHINE).step_seconds
     assert end == 2 * (ALPHA + 4 * 4 / BETA) + 2 * (ALPHA + 4 * 2 / BETA)
 
 
@@ -151,7 +142,7 @@ def test_all_messages_of_a_step_at_once_give_the_bits_of_one_after_the_other(row
         cut = cut[:ranks + 1]
     cut = cut if takes_splits(*row, ranks) else ceil_cut(cut[-1] if row[0] != "barrier" else 0, ranks)
     network = Network(FAST, SLOW, data.draw(st.integers(1, ranks)))
-    prices = FloatPrices(Machine(device(), network, "fp16"))
+    prices = Prices(Machine(device(), network, "fp16"))
 
     def program(rank):
         if row[0] == "barrier":
@@ -190,8 +181,8 @@ def test_every_collective_of_the_ranks_is_known():
 
 def test_a_calls_messages_are_shown_with_their_times():
     cut = (0, 3, 5)
-    timeline = replay(recorded(2, lambda rank: ask(rank, "all_reduce", "ring", np.zeros(5, np.float32), cut)), MACHINE,
-                      exact=True)
+    recording = recorded(2, lambda rank: ask(rank, "all_reduce", "ring", np.zeros(5, np.float32), cut))
+    timeline = exact_replay(recording, MACHINE)
     hops = [(hop.source, hop.destination, hop.start_seconds, hop.end_seconds) for hop in timeline.hops(0)]
     long, short = ALPHA + 12 / BETA, ALPHA + 8 / BETA
     # Rank 1 sends rank 0's long chunk first, rank 0 the short one; then each passes on what it has.
@@ -215,4 +206,4 @@ def test_a_straggler_that_gets_slow_half_way_delays_all_from_there():
     instant = float(stretch + both + stretch / 4)
     machine = Machine(device(), Network(FAST), "fp16", slow_ranks=[SlowRank(1, 3, instant)])
     expected = Fraction(instant) + 3 * (2 * stretch + both - Fraction(instant)) + both
-    assert {lane.end for lane in replay(recorded(4, program), machine, exact=True).lanes} == {expected}
+    assert {lane.end for lane in exact_replay(recorded(4, program), machine).lanes} == {expected}

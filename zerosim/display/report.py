@@ -18,7 +18,8 @@ from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
 from zerosim.planning.recording import ISSUE, MESSAGE, Recording, load
-from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay, schedule
+from zerosim.planning.streams import schedule
+from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay
 
 MOST_MARKS = 150_000  # bars and corners that a page can hold and a browser can draw
 ARITHMETIC = "arithmetic"  # outside the spans that have a color

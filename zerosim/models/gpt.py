@@ -116,7 +116,7 @@ SavedByPart = tuple[Any, Any, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Part(ABC):
+class BlockPart(ABC):
     """y = x + dropout(closing(middle(opening(layernorm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix."""
 
     block: str
@@ -213,7 +213,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention(Part):
+class Attention(BlockPart):
     """Causal attention of H heads between qkv (C, 3C) and projection (C, C)."""
 
     local_name: ClassVar[str] = "attention"
@@ -239,7 +239,7 @@ class Attention(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class FeedForward(Part):
+class FeedForward(BlockPart):
     """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C)."""
 
     local_name: ClassVar[str] = "ffn"
@@ -262,10 +262,10 @@ class FeedForward(Part):
         return layers.gelu_backward(ctx, saved, dy)
 
 
-class PartsUnit(Unit):
+class BlockUnit(Unit):
     """Parts one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
 
-    def __init__(self, name: str, parts: Sequence[Part]) -> None:
+    def __init__(self, name: str, parts: Sequence[BlockPart]) -> None:
         self.name, self.parts = name, tuple(parts)
 
     @property
@@ -461,16 +461,17 @@ class GPT(Model):
                    normalization=self.normalization)
 
 
-def _units(config: GPTConfig, seed: int, units: Any) -> list[PartsUnit]:
-    blocks: list[list[Part]] = [[Attention(f"block{index}", config, seed), FeedForward(f"block{index}", config, seed)]
+def _units(config: GPTConfig, seed: int, units: Any) -> list[BlockUnit]:
+    blocks: list[list[BlockPart]] = [[Attention(f"block{index}", config, seed),
+                                      FeedForward(f"block{index}", config, seed)]
                                 for index in range(config.layers)]
     if units == "sub_block":
-        return [PartsUnit(part.name, [part]) for block in blocks for part in block]
+        return [BlockUnit(part.name, [part]) for block in blocks for part in block]
     per_unit = 1 if units == "block" else units
     if not is_count(per_unit) or per_unit < 1:
         raise ValueError(f"GPT was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole number of "
                          "blocks, 1 or more")
-    return [PartsUnit(_name(start, min(start + per_unit, len(blocks)) - 1),
+    return [BlockUnit(_name(start, min(start + per_unit, len(blocks)) - 1),
                       [part for block in blocks[start:start + per_unit] for part in block])
             for start in range(0, len(blocks), per_unit)]
 

@@ -1,8 +1,8 @@
 """May an optimizer's state be cut? A property that can be tested: update the pieces, and compare bits.
 
 ZeRO may cut an optimizer's state anywhere if and only if the update of element i reads nothing but element i's weight,
-gradient and state. An optimizer is not taken at its word: it runs on random tensors, whole and in pieces,
-beside others and alone. A tool for those who write optimizers: no engine needs it. Every trial is a function of its seed.
+gradient and state. An optimizer is not taken at its word: it runs on random tensors, whole and in pieces, beside others
+and alone. A tool for those who write optimizers: no engine needs it. Every trial is a function of its seed.
 
 Legend: n elements of a tensor.
 """
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass
-class Trial:
+class TensorTrial:
     """A tensor or piece: weights and a gradient for each step, as the update wants them; state, at rest; its slots.
 
     ``tensor`` is the shape of the tensor; the arrays have it too, or are flat where the optimizer may be cut anywhere.
@@ -47,7 +47,7 @@ class Trial:
     state: dict[str, np.ndarray]
     slots: dict[str, Slot]
 
-    def copy(self) -> Trial:
+    def copy(self) -> TensorTrial:
         """The same, sharing no memory."""
         return copy.deepcopy(self)
 
@@ -62,7 +62,7 @@ class Trial:
                 for name, x in arrays.items()}
 
 
-def new_trial(optimizer: Optimizer, shape: Shape, seed: int) -> Trial:
+def new_trial(optimizer: Optimizer, shape: Shape, seed: int) -> TensorTrial:
     """A tensor as the optimizer wants it, with gradients of many magnitudes, some of them zero, and state of zeros."""
     count, flat = int(np.prod(shape)), optimizer.cut_of(shape) == "anywhere"
     own, slots = (count,) if flat else shape, optimizer.slots(shape)
@@ -72,24 +72,24 @@ def new_trial(optimizer: Optimizer, shape: Shape, seed: int) -> Trial:
     gradients = [np.where(word % 16 == 0, 0, g * 10.0 ** -(word % 5.0)).astype(np.float32)
                  for g, word in zip(gradients, words, strict=True)]
     state = {name: np.zeros(own if slot.shape == shape else slot.shape, np.float32) for name, slot in slots.items()}
-    return Trial(shape, w.copy(), gradients, state, slots)
+    return TensorTrial(shape, w.copy(), gradients, state, slots)
 
 
-def pieces_of(trial: Trial, bounds: Sequence[int]) -> list[Trial]:
+def pieces_of(trial: TensorTrial, bounds: Sequence[int]) -> list[TensorTrial]:
     """The tensor cut at these bounds, 0 and n included: flat pieces with their part of the state, which is flat too."""
     w, gradients = trial.w.reshape(-1), [g.reshape(-1) for g in trial.gradients]
-    return [Trial(trial.tensor, w[a:b].copy(), [g[a:b].copy() for g in gradients],
+    return [TensorTrial(trial.tensor, w[a:b].copy(), [g[a:b].copy() for g in gradients],
                   {name: slot.reshape(-1)[a:b].copy() for name, slot in trial.state.items()}, trial.slots)
             for a, b in pairwise(bounds)]
 
 
-class Run:
+class TrialRun:
     """Steps of one optimizer. ``norms``, where given, are those that a run of the whole tensor found, by step."""
 
     def __init__(self, kernels: NumpyKernels, norms: Sequence[tuple[float, float] | None] = ()) -> None:
         self.kernels, self.given, self.norms = kernels, norms, list[tuple[float, float] | None]()
 
-    def step(self, optimizer: Optimizer, trials: Sequence[Trial], at: int) -> list[object]:
+    def step(self, optimizer: Optimizer, trials: Sequence[TensorTrial], at: int) -> list[object]:
         """Step number ``at`` of STEPS on each of the tensors or pieces, in their order; what the updates return."""
         contexts, answers = [self._context(optimizer, trial, at) for trial in trials], list[object]()
         for trial, ctx in zip(trials, contexts, strict=True):
@@ -99,12 +99,12 @@ class Run:
                 _rest(self.kernels, trial.state[name], slot.format)
         return answers
 
-    def steps(self, optimizer: Optimizer, trials: Sequence[Trial]) -> None:
+    def steps(self, optimizer: Optimizer, trials: Sequence[TensorTrial]) -> None:
         """All steps."""
         for at in range(len(STEPS)):
             self.step(optimizer, trials, at)
 
-    def _context(self, optimizer: Optimizer, trial: Trial, at: int) -> UpdateContext:
+    def _context(self, optimizer: Optimizer, trial: TensorTrial, at: int) -> UpdateContext:
         """Moves the moments of those that need norms; a piece gets the whole tensor's norms, and not its own."""
         ctx = UpdateContext(self.kernels, factors=_factors(optimizer, trial.w.shape, at))
         ctx = with_norms(optimizer, ctx, trial.w, trial.gradients[at], trial.state, STEPS[at])
@@ -146,7 +146,7 @@ def _factors(optimizer: Optimizer, shape: Shape, at: int) -> tuple[np.ndarray, n
 LARGE = 1e3  # a change that no threshold overlooks
 
 
-def dependence_of(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> str:
+def dependence_of(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> str:
     """In words: other elements' numbers, the index, or the length. The trial is one whose pieces have differed."""
     if _reads_others(optimizer, kernels, trial):
         return "the update of an element reads other elements' gradients or weights"
@@ -157,7 +157,7 @@ def dependence_of(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> 
     return "the update of an element depends on where the tensor is cut"
 
 
-def _reads_others(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
+def _reads_others(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> bool:
     """True if changing one element's numbers, in one way or another, changes another element's update."""
     plain = trial.copy()
     _run(optimizer, kernels, plain)
@@ -175,7 +175,7 @@ def _reads_others(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> 
     return False
 
 
-def _uneven(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
+def _uneven(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> bool:
     """True if equal elements become unequal."""
     even = _even(trial)
     _run(optimizer, kernels, even)
@@ -183,7 +183,7 @@ def _uneven(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
     return bool((bits != bits[0]).any())
 
 
-def _long_and_short(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> bool:
+def _long_and_short(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> bool:
     """True if equal elements become others in a shorter tensor."""
     long = _even(trial)
     _run(optimizer, kernels, long)
@@ -195,7 +195,7 @@ def _long_and_short(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -
     return False
 
 
-def _even(trial: Trial) -> Trial:
+def _even(trial: TensorTrial) -> TensorTrial:
     """The same tensor with the same number everywhere."""
     even = trial.copy()
     even.w[...] = 0.5
@@ -204,8 +204,8 @@ def _even(trial: Trial) -> Trial:
     return even
 
 
-def _run(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> None:
-    Run(kernels).steps(copy.deepcopy(optimizer), [trial])
+def _run(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> None:
+    TrialRun(kernels).steps(copy.deepcopy(optimizer), [trial])
 
 
 # -- Refusals: no optimizer, and broken promises of `update` -----------------------------------------------------------
@@ -233,7 +233,7 @@ def checked_optimizer(optimizer: Any) -> None:
                          "own; keep numbers in it, and state in its slots") from error
 
 
-def usable_trials(optimizer: Optimizer, shapes: Sequence[Shape], seed: int, kernels: NumpyKernels) -> list[Trial]:
+def usable_trials(optimizer: Optimizer, shapes: Sequence[Shape], seed: int, kernels: NumpyKernels) -> list[TensorTrial]:
     """A trial for each shape that the optimizer takes.
 
     Raises ValueError for what is no shape, if it takes none, and for an update that breaks its promise.
@@ -275,10 +275,10 @@ def _check_slots(optimizer: Optimizer, shape: Shape) -> None:
         raise ValueError(f"{name} keeps {state_nbytes(optimizer, shape):,} bytes for a tensor {shape}, too many to try")
 
 
-def _try_a_step(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> None:
+def _try_a_step(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial) -> None:
     """Steps must work in place and leave the gradient alone."""
     name, before, handed = type(optimizer).__name__, trial.copy(), dict(trial.state)
-    answers = Run(kernels).step(copy.deepcopy(optimizer), [trial], 0)
+    answers = TrialRun(kernels).step(copy.deepcopy(optimizer), [trial], 0)
     if (before.gradients[0].view(np.uint32) != trial.gradients[0].view(np.uint32)).any():
         raise BrokenPromise(f"{name}.update changes the gradient, which others still read; work on a copy")
     if any(trial.state.get(slot) is not handed.get(slot) for slot in {**handed, **trial.state}):
@@ -287,13 +287,13 @@ def _try_a_step(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial) -> No
     if _equal_bits(before, trial) and any(answer is not None for answer in answers):
         raise BrokenPromise(f"{name}.update returns something and changes nothing; update in place: w -= ..., "
                             "state['m'][...] = ...")
-    Run(kernels).steps(copy.deepcopy(optimizer), [trial])
+    TrialRun(kernels).steps(copy.deepcopy(optimizer), [trial])
     if _equal_bits(before, trial):
         raise BrokenPromise(f"{name}.update changes nothing in {1 + len(STEPS)} steps; update in place, with w -= ..., "
                             "and not w = w - ..., which makes another w")
 
 
-def _equal_bits(one: Trial, other: Trial) -> bool:
+def _equal_bits(one: TensorTrial, other: TensorTrial) -> bool:
     """True where weights and state are the same."""
     return all((a == b).all() for a, b in zip(one.bits().values(), other.bits().values(), strict=True))
 
@@ -371,17 +371,17 @@ def check_shardable(optimizer: Optimizer, *, shapes: Sequence[Shape] = SHAPES, s
 Finding = tuple[str, str]  # the reason, the counterexample
 
 
-def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[Trial]) -> Finding | None:
+def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[TensorTrial]) -> Finding | None:
     """The first sign of state that passes between tensors or steps but by the slots; None where nothing does."""
     beside = [trial.copy() for trial in trials]
-    Run(kernels).steps(copy.deepcopy(optimizer), beside)
+    TrialRun(kernels).steps(copy.deepcopy(optimizer), beside)
     again = [trial.copy() for trial in trials]
-    Run(kernels).steps(copy.deepcopy(optimizer), again)
+    TrialRun(kernels).steps(copy.deepcopy(optimizer), again)
     anew = [trial.copy() for trial in trials]
     for trial in reversed(anew):
         for at in range(len(STEPS)):
             trial.move()
-            Run(kernels).step(copy.deepcopy(optimizer), [trial], at)
+            TrialRun(kernels).step(copy.deepcopy(optimizer), [trial], at)
     for others, reason, what in ((again, UNREPEATABLE, "in a second run of the same steps"),
                                  (anew, REMEMBERED, "alone and begun anew at each step")):
         for one, other in zip(beside, others, strict=True):
@@ -391,19 +391,19 @@ def _hidden_state(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[
     return None
 
 
-def _differing_in_pieces(optimizer: Optimizer, kernels: NumpyKernels, trial: Trial, seed: int) -> Finding | None:
+def _differing_in_pieces(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial, seed: int) -> Finding | None:
     """The first difference when a tensor is updated in flat pieces; None where every bit agrees."""
     odd = next((name for name, slot in trial.slots.items() if slot.shape != trial.tensor), None)
     if odd is not None:
         return ("its state has another shape than the tensor, and belongs to all of it",
                 f"For a tensor {trial.tensor} it keeps {odd!r} {trial.slots[odd].shape}, which cannot be cut with it.")
-    whole, run = trial.copy(), Run(kernels)
+    whole, run = trial.copy(), TrialRun(kernels)
     run.steps(copy.deepcopy(optimizer), [whole])
     for bounds in random_bounds(trial.w.size, seed, CUTS):
         pieces, cut = pieces_of(trial, bounds), f"A tensor {trial.tensor} whole, and cut at {bounds[1:-1]}"
         try:
             for piece in pieces:
-                Run(kernels, run.norms).steps(copy.deepcopy(optimizer), [piece])
+                TrialRun(kernels, run.norms).steps(copy.deepcopy(optimizer), [piece])
         except Exception as error:
             return "it refuses pieces of a tensor", f"{cut}: {type(error).__name__}: {error}"
         together = {name: np.concatenate([piece.bits()[name] for piece in pieces]) for name in pieces[0].bits()}

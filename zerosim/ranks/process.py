@@ -180,16 +180,8 @@ def _empty(closures: list[tuple[CellType, ...]]) -> None:
                     del cell.cell_contents
 
 
-# -- Threads: a rank belongs to one, and BLAS gets one ---------------------------------------------------------------
+# -- Threads: BLAS gets one ------------------------------------------------------------------------------------------
 # The number of BLAS threads changes the bits of larger products, and launchers bind cores.
-
-@guarded
-def check_thread(thread: int, rank: int) -> None:
-    """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
-    if threading.get_ident() != thread:
-        raise RankUseError(f"rank {rank} was used in another thread than the one that runs its cluster; "
-                           "keep every call of a rank inside the program that it was handed to")
-
 
 @guarded
 @cache

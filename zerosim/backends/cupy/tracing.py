@@ -1,6 +1,6 @@
 """The CUDA text that all kernels begin with: formats in and out, and arithmetic that rounds every operation.
 
-Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its kin are never contracted into
+Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
 fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
 `packing` and `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has
 is not promised.
@@ -177,7 +177,7 @@ OPERATIONS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sq
               "absolute", "sign", "negative")  # fmt: skip
 
 
-class Tape:
+class TracingTape:
     """The statements of one element, and the numbers that they are given."""
 
     def __init__(self, work: np.dtype[Any]) -> None:
@@ -245,7 +245,7 @@ class Symbol:
 
     size, ndim, shape = 1, 1, (1,)
 
-    def __init__(self, tape: Tape, name: str) -> None:
+    def __init__(self, tape: TracingTape, name: str) -> None:
         self.tape, self.name = tape, name
 
     @property
@@ -339,7 +339,7 @@ class Symbol:
 class TracedScratch:
     """Scratch memory for traced functions: each piece is a variable."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: TracingTape) -> None:
         self._tape = tape
 
     def array(self, name: str, count: int, dtype: Any) -> Symbol:
@@ -358,7 +358,7 @@ def _refuse(what: str) -> NoReturn:
 # ----------------------------------------------------------------------------------------------------
 # When two functions are written into the same kernel with the same numbers: by their code and what they close over. To
 # trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
-# once for each tensor, if it can be told that a function made anew is the one made before.
+# once for each tensor, if it can be seen that a function made anew is the one made before.
 
 
 class Unknown(Exception):
@@ -493,7 +493,7 @@ def run_in_place(function: Callable[..., object], arrays: Sequence[Array], scrat
     _run(plan, [Operand(x) for x in arrays], arrays[0].size)
 
 
-def _run(plan: Plan, operands: list[Operand], count: int) -> None:
+def _run(plan: LaunchPlan, operands: list[Operand], count: int) -> None:
     index = np.uint32 if count < SHORT else np.uint64
     whole = [operand.array for operand in operands if not operand.is_spread]
     aligned = all(start(x) % (PER_THREAD * x.dtype.itemsize) == 0 for x in whole)
@@ -506,7 +506,7 @@ Kind = tuple[np.dtype[Any], bool, bool]  # an operand's type, whether it stands 
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """A kernel's text and name, and the numbers that its function computes with."""
 
     text: str
@@ -515,7 +515,7 @@ class Plan:
 
 
 def _planned(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-             scratch: int) -> Plan:  # fmt: skip
+             scratch: int) -> LaunchPlan:  # fmt: skip
     try:
         return _remembered(Named(function), kinds, work, short, scratch)
     except Unknown:
@@ -523,24 +523,24 @@ def _planned(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.
 
 
 @lru_cache(maxsize=4096)
-def _remembered(function: Named, *rest: Any) -> Plan:
+def _remembered(function: Named, *rest: Any) -> LaunchPlan:
     return _plan(function.function, *rest)
 
 
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-          scratch: int) -> Plan:  # fmt: skip
+          scratch: int) -> LaunchPlan:  # fmt: skip
     """Traces the function. `scratch` 0: the last operand is its result; -1: likewise, and it is first given a scratch
     memory; 1 + s: every operand is read, those assigned to are written, and s variables follow."""
-    tape = Tape(work)
+    tape = TracingTape(work)
     names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch - 1)]
     function(*([TracedScratch(tape)] if scratch < 0 else []), *map(tape.symbol, names))
     in_place, last = scratch > 0, len(kinds) - 1
     ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
     text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")
-    return Plan(text, name, tuple(tape.numbers))
+    return LaunchPlan(text, name, tuple(tape.numbers))
 
 
-def _text(tape: Tape, operands: list[tuple[Kind, tuple[bool, bool]]], scratch: list[str],
+def _text(tape: TracingTape, operands: list[tuple[Kind, tuple[bool, bool]]], scratch: list[str],
           index: str) -> tuple[str, str]:  # fmt: skip
     """The kernel's text, and its name, which says what it does and nothing else of the call."""
     work = storage_of(tape.work)

@@ -84,7 +84,7 @@ class Communicator:
         self._inner.check_async_error()
 
     def abort(self) -> None:
-        """Ends at once, whatever is under way; other ranks must be told by other means."""
+        """Ends at once, whatever is under way; other ranks must hear of it by other means."""
         self._inner.abort()
 
     def destroy(self) -> None:
@@ -279,7 +279,7 @@ class DeviceStreams:
         Gives up after some seconds, and where the device is broken.
         """
         deadline = time.monotonic() + REST_SECONDS
-        with suppress(Exception):  # an error has brought us here, and that one is to be told
+        with suppress(Exception):  # an error has brought us here, and that one is to be raised
             while not self.idle() and time.monotonic() < deadline:
                 time.sleep(NAP_SECONDS)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.cupy.cluster import cupy_kernels, cupy_on, device_count
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, DeviceStreams, devices_for
 from zerosim.backends.nccl.collectives import (
@@ -41,7 +41,7 @@ class NCCLCluster(Cluster):
 
     The project's own algorithms give the bits that ``Cluster`` gives, since NCCL only moves what our kernels add;
     ``algorithm="native"`` asks NCCL for its own. Rank r has device r, or ``devices[r]``; ``share_devices`` lets several
-    ranks have one, for tests, where NCCL has been told to allow it. Communication runs on a stream of its own:
+    ranks have one, for tests, where NCCL is set to allow it. Communication runs on a stream of its own:
     ``Work.wait()`` lets the stream that computes wait for it, and not the program. ``run`` returns when all devices are
     done. Arrays on the host (flags, counts) are exchanged as without GPUs. Other options are those of ``Cluster``.
     """
@@ -299,7 +299,7 @@ class NCCLPointToPoint:
     def _abort(self) -> None:
         comms, self._comms = self._comms, {}
         for comm in comms.values():
-            with suppress(Exception):  # an error has brought us here, and that one is to be told
+            with suppress(Exception):  # an error has brought us here, and that one is to be raised
                 comm.abort()
         if comms:
             self._streams.rest()
@@ -344,14 +344,14 @@ class NCCLProcessCluster(ProcessCluster):
 
     def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-                 patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
-        ValueError where two would share a card and were not told to."""
+        ValueError where two would share a card without share_devices."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
         self.device = self._streams.device
         _check_cards(channel, card, share=share_devices)
         super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+                         timeout_seconds=timeout_seconds)
         self._communicator: Communicator | None = None
         self._connected()
 
@@ -418,7 +418,7 @@ def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, str]:
 
 
 def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
-    """Raises ValueError on every process where two ranks have one card and were not told to share it."""
+    """Raises ValueError on every process where two ranks have one card without share_devices."""
     cards: Sequence[tuple[str, str]] = channel.everyone((socket.gethostname(), bus_id))
     for host, card in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]

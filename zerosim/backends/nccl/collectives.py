@@ -171,7 +171,7 @@ class Communicators:
         made, self._made = self._made, {}
         for communicators in made.values():
             for communicator in communicators:
-                with suppress(Exception):  # an error has brought us here, and that one is to be told
+                with suppress(Exception):  # an error has brought us here, and that one is to be raised
                     communicator.abort()
 
 

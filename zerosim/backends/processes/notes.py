@@ -112,14 +112,14 @@ class Going:
 
 @dataclass(slots=True)
 class Entered:
-    """The rank is about to take part in this collective (told in debug mode only)."""
+    """The rank is about to take part in this collective (sent in debug mode only)."""
 
     call: Call
 
 
 @dataclass(slots=True)
 class Sending:
-    """The rank is about to send a message of this shape and dtype to the reader (told in debug mode only)."""
+    """The rank is about to send a message of this shape and dtype to the reader (sent in debug mode only)."""
 
     group: Group
     shape: tuple[int, ...]
@@ -314,7 +314,7 @@ class AnnouncedCalls:
                 self.channel.post(sending, me.to)
 
     def hear(self, rank: int, note: Entered | Sending) -> None:
-        """Another rank has told what it is about to do."""
+        """Another rank has said what it is about to do."""
         if isinstance(note, Entered):
             self.calls[note.call.key, note.call.number][rank] = note.call
         else:

@@ -304,8 +304,10 @@ def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
         axes = figure.add_axes((1.0 / width, 1.75 / height, 1 - 1.35 / width, 1 - 3.2 / height))
         for name in data.runs:
             curve = data.curve(name)
-            axes.plot(range(data.window, data.window + len(curve)), curve, solid_capstyle="butt",
-                      label=f"{name}: {curve[-1]:.4f} at the end", **LOOKS[name])
+            (line,) = axes.plot(range(data.window, data.window + len(curve)), curve, solid_capstyle="butt",
+                                label=f"{name}: {curve[-1]:.4f} at the end", **LOOKS[name])
+            # All points: which of them Matplotlib would leave out hangs on the last bits of a processor's BLAS.
+            line.get_path().should_simplify = False
         axes.set(xlabel="step of the training (steps)", ylabel=f"loss, mean of {data.window} steps (no unit)")
         within_limits(axes)
         axes.grid()

@@ -1,0 +1,52 @@
+"""A replay in fractions, message by message: the reference of the one in float64."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from zerosim.planning.machine import Array, Machine, Pace, Prices
+from zerosim.planning.recording import COMPUTE, Program, Recording
+from zerosim.planning.streams import Collectives, Streams
+from zerosim.planning.timeline import Timeline
+
+
+class ExactPrices(Prices):
+    """Prices as fractions: links as their decimals are written, devices as their floats are."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._slow_links = {(slow.source, slow.destination): Fraction(slow.factor) for slow in machine.slow_links}
+        self._paces = {slow.rank: Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
+                       for slow in machine.slow_ranks}
+
+    def work(self, program: Program) -> list[Fraction]:
+        flops_rate = Fraction(self.machine.peak_flops_per_second) * Fraction(self.machine.efficiency)
+        memory_rate = Fraction(self.machine.device.memory_bytes_per_second)
+        work = [Fraction(0)]
+        for code, flops, nbytes in zip(program.codes.tolist(), program.first.tolist(), program.second.tolist(),
+                                       strict=True):
+            work.append(work[-1] + max(flops / flops_rate, nbytes / memory_rate) if code == COMPUTE else work[-1])
+        return work
+
+    def message(self, source: int, destination: int, nbytes: int) -> Fraction:
+        if source == destination:
+            return Fraction(0)
+        link = self.machine.network.link(source, destination)
+        return (link.alpha + nbytes / link.beta) * self._slow_links.get((source, destination), 1)
+
+    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Fraction]:
+        ends: Sequence[list[int]] = (sources.tolist(), destinations.tolist(), nbytes.tolist())
+        return [self.message(*one) for one in zip(*ends, strict=True)]
+
+    def transfer(self, nbytes: int) -> Fraction:
+        link = self.machine.link_to_host
+        return link.alpha + nbytes / link.beta
+
+
+def exact_replay(recording: Recording, machine: Machine) -> Timeline:
+    """The recording's times on this machine, exactly."""
+    machine.check_ranks(recording.ranks)
+    prices = ExactPrices(machine)
+    streams = Streams(recording, prices, Collectives(prices, few_messages=math.inf))
+    streams.run()
+    return Timeline(recording, machine, streams)
