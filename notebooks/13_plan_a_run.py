@@ -152,8 +152,8 @@ for capacity in (needed, needed - 1):
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
 # * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
-# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10 to
-#   20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
+# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10
+#   to 20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?
 #
 # ## Proof
