@@ -8,7 +8,7 @@ from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import Outcome, World
 
 KINDS = ("plain", "work")
-PATIENCE = {"patience_seconds": 0.05}  # of worlds of processes; the in-process hub knows at once
+PATIENCE = {"explain_after_seconds": 0.05}  # of worlds of processes; the in-process hub knows at once
 
 
 def failures(world: World, program, *args, **options) -> list[BaseException]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import EXPLAIN_AFTER_SECONDS
 from zerosim.backends.cupy.cluster import cupy_kernels, cupy_on, device_count
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, DeviceStreams, devices_for
 from zerosim.backends.nccl.collectives import (
@@ -344,14 +344,14 @@ class NCCLProcessCluster(ProcessCluster):
 
     def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-                 patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 explain_after_seconds: float = EXPLAIN_AFTER_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
         ValueError where two would share a card and ``share_devices`` is not set."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
         self.device = self._streams.device
         _check_cards(channel, card, share=share_devices)
         super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+                         explain_after_seconds=explain_after_seconds)
         self._communicator: Communicator | None = None
         self._connected()
 
