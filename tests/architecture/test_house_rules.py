@@ -69,7 +69,7 @@ VIOLATIONS: dict[Check, list[tuple[str, str, str]]] = {
     style.missing_docstrings: [
         ("zero/a.py", "x = 1", "the module has no docstring"),
         ("zero/a.py", '"""M."""\ndef f(): pass', "f has no docstring"),
-        ("zero/a.py", '"""M."""\nclass A:\n  """A."""\n  def f(self):\n    x = 1\n    return x', "A.f has no"),
+        ("zero/a.py", '"""M."""\nclass A(B):\n  """A."""\n  def f(self):\n    x = 1\n    return x', "A.f has no"),
     ],
     style.docstrings_that_ask: [
         ("zero/a.py", '"""What a rank holds."""', "begins with What"),
@@ -107,6 +107,8 @@ INNOCENT: dict[Check, list[tuple[str, str]]] = {
     style.missing_docstrings: [
         ("zero/a.py", '"""M."""\ndef _f(): pass\nclass _A:\n    pass'),
         ("zero/a.py", '"""M."""\nclass A:\n  """A."""\n  def f(self): pass'),
+        ("zero/a.py", '"""M."""\nclass A:\n  """A."""\n  def f(self):\n    """F."""\n'
+                      'class B(A):\n  """B."""\n  def f(self):\n    x = 1\n    return x'),
     ],
     style.docstrings_that_ask: [("zero/a.py", '"""Whatever a rank holds."""')],
     words.house_words: [("zero/a.py", "# kinds of equivalent, silent, refreshing third parties; a kindly twine")],
@@ -118,11 +120,10 @@ def folders(*names: str) -> tuple[str, ...]:
 
 UNFINISHED: dict[Callable, tuple[str, ...]] = {
     imports.imports_that_climb: folders("cli/programs.py", "course/running/program.py", "display/"),
-    style.docstrings_that_ask: folders("backends/", "cli/", "course/", "display/", "optim/", "planning/", "ranks/",
-                                       "shown.py", "zero/"),
+    style.docstrings_that_ask: folders("backends/", "cli/", "course/", "display/", "ranks/", "shown.py"),
     style.class_names_used_twice: folders(""),
-    words.house_words: folders("backends/", "cli/", "connect.py", "course/", "display/", "numerics/", "optim/",
-                               "planning/", "ranks/", "shown.py", "zero/"),
+    words.house_words: folders("cli/", "course/", "display/", "numerics/loss_scale.py", "planning/", "ranks/",
+                               "shown.py"),
 }
 
 

@@ -194,7 +194,7 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    """Whether it happens before ranks explain for what they wait."""
+    """True where it happens before everybody has given up."""
     deadline = time.monotonic() + SECONDS
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -61,7 +61,7 @@ class Alone(ProcessCluster):
 
     def __init__(self, **options: Any) -> None:
         self.links = NoLinks()
-        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "explain_after_seconds": 1.0} | options
+        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
         super().__init__(NoChannel(), **settings)
 
     def _point_to_point(self) -> Any:
@@ -155,14 +155,9 @@ def test_stepping_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
-def test_no_time_to_wait_before_a_deadlock_is_explained_is_refused(seconds: float) -> None:
+def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="must be above 0: how long a rank waits before it tells the others"):
-        Alone(explain_after_seconds=seconds)
-
-
-def test_the_old_name_of_an_option_of_connect_works_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="explain_after_seconds"), pytest.raises(ValueError, match="GPUs"):
-        zs.connect(patience_seconds=1.0, share_devices=True)
+        Alone(timeout_seconds=seconds)
 
 
 def test_closing_closes_the_channel() -> None:

@@ -223,7 +223,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
     channel, links = Arriving(), Begun(in_order)
     backend = ProcessBackend(channel, links, Interrupts(), debug=True,  # type: ignore[arg-type]
-                                 explain_after_seconds=5.0)
+                                 timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         backend.issue(0, part(its))

@@ -56,12 +56,12 @@ def cost(
     hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file with links of your own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a collective costs: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.course.costs.collective import Question, collective_cost, nbytes_of
+    """The cost of a collective: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
+    from zerosim.course.costs.collective import CostQuestion, collective_cost, nbytes_of
     from zerosim.course.costs.collective import as_json as plain
 
-    found = collective_cost(Question(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between, itemsize,
-                                     hardware))
+    found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
+                                         itemsize, hardware))
     if as_json:
         print_json(plain(found))
         return

@@ -339,7 +339,7 @@ class TransientSnapshot(NamedTuple):
 
     @property
     def fixed_nbytes(self) -> int:
-        """What does not grow with the batch."""
+        """The bytes that do not grow with the batch."""
         return self.gathered_nbytes + self.gradients_nbytes + self.buffers_nbytes
 
 

@@ -1,6 +1,6 @@
 """The CUDA text that all kernels begin with: formats in and out, and arithmetic that rounds every operation.
 
-Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and the like are never contracted into
+Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
 fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
 `packing` and `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has
 is not promised.

@@ -84,7 +84,7 @@ class Communicator:
         self._inner.check_async_error()
 
     def abort(self) -> None:
-        """Ends at once, whatever is under way; other ranks must learn of it by other means."""
+        """Ends at once, whatever is under way; other ranks must hear of it by other means."""
         self._inner.abort()
 
     def destroy(self) -> None:

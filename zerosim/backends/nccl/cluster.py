@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import EXPLAIN_AFTER_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.cupy.cluster import cupy_kernels, cupy_on, device_count
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, DeviceStreams, devices_for
 from zerosim.backends.nccl.collectives import (
@@ -344,14 +344,14 @@ class NCCLProcessCluster(ProcessCluster):
 
     def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-                 explain_after_seconds: float = EXPLAIN_AFTER_SECONDS) -> None:
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
-        ValueError where two would share a card and ``share_devices`` is not set."""
+        ValueError where two would share a card without share_devices."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
         self.device = self._streams.device
         _check_cards(channel, card, share=share_devices)
         super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         explain_after_seconds=explain_after_seconds)
+                         timeout_seconds=timeout_seconds)
         self._communicator: Communicator | None = None
         self._connected()
 
@@ -418,7 +418,7 @@ def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, str]:
 
 
 def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
-    """Raises ValueError on every process where two ranks have one card and ``share`` is not set."""
+    """Raises ValueError on every process where two ranks have one card without share_devices."""
     cards: Sequence[tuple[str, str]] = channel.everyone((socket.gethostname(), bus_id))
     for host, card in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]

@@ -81,7 +81,7 @@ def all_are_here(line: socket.socket, refused: str | None = None) -> None:
 def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int:
     """The listening side: the index of the rank that has joined, once it has proved to have the key.
 
-    Raises HandshakeError, and tells the other side why; ``there`` are the ranks that have joined already.
+    Raises HandshakeError, after sending the other side the reason; ``there`` are the ranks that have joined already.
     """
     hello = _answer(line)
     index, nonce = hello.get("rank"), secrets.token_hex(NONCE_NBYTES)

@@ -91,8 +91,8 @@ class ProcessBackend:
     knows_the_others = True
 
     def __init__(self, channel: Channel, point_to_point: PointToPoint, interrupts: Interrupts, *, debug: bool,
-                 explain_after_seconds: float) -> None:
-        self.channel, self.point_to_point, self.explain_after_seconds = channel, point_to_point, explain_after_seconds
+                 timeout_seconds: float) -> None:
+        self.channel, self.point_to_point, self.timeout_seconds = channel, point_to_point, timeout_seconds
         self.interrupts = interrupts
         self.thread = threading.get_ident()
         self.announced = AnnouncedCalls(channel) if debug else None
@@ -250,21 +250,21 @@ class ProcessBackend:
 
     def _until(self, done: Callable[[], bool], waiting: Callable[[], Waiting] | None = None) -> None:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
-        moved_at, idle, announced = time.monotonic(), 0, False
+        moved_at, idle, noted = time.monotonic(), 0, False
         while not done():
             if self.progress():
-                if announced:
+                if noted:
                     self._tell(Going())
-                moved_at, idle, announced = time.monotonic(), 0, False
+                moved_at, idle, noted = time.monotonic(), 0, False
                 continue
             idle += 1
             time.sleep(0 if idle < SPINS else NAP_SECONDS)
-            late = idle >= SPINS and time.monotonic() - moved_at > self.explain_after_seconds
-            if waiting is not None and late and not announced:
-                announced = True
+            late = idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds
+            if waiting is not None and late and not noted:
+                noted = True
                 self._tell(waiting())
             self._judge()
-        if announced:
+        if noted:
             self._tell(Going())
 
     def progress(self) -> bool:
@@ -389,15 +389,15 @@ class ProcessCluster(Cluster):
 
     Every process makes the cluster and calls ``run`` with the same program. ``debug=True`` also checks before each
     collective and each message that all who take part mean the same call, shape and dtype. Ranks that have waited for
-    ``explain_after_seconds`` tell each other for what, so that a deadlock is explained.
+    ``timeout_seconds`` tell each other for what, so that a deadlock is explained.
     """
 
     def __init__(self, channel: Channel, *, capacity_nbytes: int | None, debug: bool, blas_threads: int,
-                 explain_after_seconds: float) -> None:
-        if not explain_after_seconds > 0:
-            raise ValueError(f"explain_after_seconds={explain_after_seconds!r} must be above 0: how long a rank waits before it "
-                             "tells the others for what")
-        self._channel, self.explain_after_seconds = channel, explain_after_seconds
+                 timeout_seconds: float) -> None:
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits "
+                             "before it tells the others for what")
+        self._channel, self.timeout_seconds = channel, timeout_seconds
         super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads)
 
     @property
@@ -429,7 +429,7 @@ class ProcessCluster(Cluster):
             raise ValueError("stepping through a run shows all ranks between two hops, but the others of this one are "
                              "in other processes; step through the same program on zs.Cluster(ranks)")
         return ProcessBackend(self._channel, self._point_to_point(), options.interrupts, debug=self.debug,
-                                explain_after_seconds=self.explain_after_seconds)
+                                timeout_seconds=self.timeout_seconds)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return OwnResult(self.index, self._channel.size, values[0])

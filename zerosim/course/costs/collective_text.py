@@ -1,4 +1,4 @@
-"""What a collective costs, as one reads it: its own numbers, the other algorithms beside it, and where they cross."""
+"""The cost of a collective, as one reads it: its own numbers, the other algorithms beside it, and where they cross."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as one reads it: the verdict on top, a row for each stage and policy, formulas and ledgers where asked."""
+"""A plan as one reads it: the verdict on top, a row for each stage and policy, formulas and measurements if asked."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def print_measured(console: Console, row: Row, lines: Sequence[Compared]) -> Non
 
 
 def as_json(found: Plan, measured: Sequence[tuple[Row, Sequence[Compared]]] = ()) -> dict[str, Any]:
-    """The plan as plain data, its explanation with it, and the ledgers where they were asked for."""
+    """The plan as plain data, its explanation with it, and the measurements where they were asked for."""
     data = found.as_dict()
     for row, line in zip(found.rows, data["rows"], strict=True):
         line["explained"] = [{"what": what, "formula": formula, "value": value}

@@ -29,4 +29,4 @@ def settled(*subjects: str) -> Iterator[Settled]:
             inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
         ledger = measured_quantity(**inputs)
         if ledger is not None:
-            yield Settled(row, row.reckoned(), ledger)
+            yield Settled(row, row.computed(), ledger)
