@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "connect": {"ranks", "backends"},
     "testing": {"numerics", "ranks", "models", "optim", "zero"},
     "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
-    "course": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display"},
+    "course": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "backends", "course"},
     "doctor": {"numerics", "ranks", "display", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "course", "doctor",

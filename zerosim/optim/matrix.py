@@ -331,9 +331,9 @@ class SOAP(MatrixOptimizer):
     """Adam in the eigenbasis of Shampoo's factors, which is turned every ``every`` steps.
 
     G' = Qₗᵀ G Qᵣ; m = β1·m + (1-β1)·G; v = β2·v + (1-β2)·G'²; u = Qₗ (Qₗᵀ m̂ Qᵣ/(√v̂ + ε)) Qᵣᵀ;
-    w = (1 - lr·weight_decay)·w - lr·u; then L = β2·L + (1-β2)·G Gᵀ, R likewise, and Q = the orthogonal factor of L Q. The
-    first step only begins L, R and Q, and leaves w alone: in its own gradient's basis that gradient is diagonal, and
-    the rest of it rounding.
+    w = (1 - lr·weight_decay)·w - lr·u; then L = β2·L + (1-β2)·G Gᵀ, R likewise, and Q = the orthogonal factor of L Q.
+    The first step only begins L, R and Q, and leaves w alone: in its own gradient's basis that gradient is diagonal,
+    and the rest of it rounding.
     Vyas et al. 2024 (arXiv:2409.11321), algorithm 3; the first step and the defaults as in its published code, without
     that code's sorting of eigenvectors. Tensors that are no matrices take AdamW, from the first step on.
     """

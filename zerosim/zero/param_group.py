@@ -1,8 +1,8 @@
 """Parameter groups: which parameters differ from the others, and what a rank holds of each group between steps.
 
 A `Group`, which a user writes, names parameters by patterns and says what is different for them; the first that matches
-decides. From them the engine makes a `ParamGroup` for parameters that rest in one way: under one policy, all trained or all
-frozen.
+decides. From them the engine makes a `ParamGroup` for parameters that rest in one way: under one policy, all trained or
+all frozen.
 
 Legend: n elements of a param group's padded vector, s of this rank's shard; an array at rest is (n,) or (s,) by its
 placement.
