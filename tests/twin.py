@@ -164,7 +164,8 @@ class Twin:
         ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
         y = np.ascontiguousarray(x)
         y = y if self.model.units[0].integer_inputs else y.astype(self.policy.compute_dtype)
-        weights = [{name: self.cast(name).reshape(self.model.shapes[name]) for name in (*unit.shapes, *unit.tied_weights)}
+        weights = [{name: self.cast(name).reshape(self.model.shapes[name])
+                    for name in (*unit.shapes, *unit.tied_weights)}
                    for unit in self.model.units]
         for unit, w in zip(self.model.units, weights, strict=True):
             y, keeps = unit.forward(ctx, w, y)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.ranks.errors import BackendError
 
 if TYPE_CHECKING:
@@ -17,20 +17,21 @@ LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
-            debug: bool = False, blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> "ProcessCluster":
+            debug: bool = False, blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
     -m mpi4py script.py``. With ``nccl`` each process has a GPU, the one of its local rank; there the launcher may also
     be torchrun, or any that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has
     several): then no MPI is needed, and rank 0 listens for notes at MASTER_PORT + 1. ``share_devices`` lets several
-    ranks have one GPU. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
+    ranks have one GPU. A rank that has waited for ``timeout_seconds`` tells the others for what, so that a
+    deadlock is explained. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
     that a launcher has started, and ValueError for an unknown one.
     """
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,
-                               "patience_seconds": patience_seconds}
+                               "timeout_seconds": timeout_seconds}
     if backend == "nccl":
         from zerosim.backends.nccl.cluster import NCCLProcessCluster
 

@@ -11,11 +11,9 @@ from matplotlib.figure import Figure
 import zerosim as zs
 from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.course.figures.ledger import ledger_data, ledgers_data
-from zerosim.course.figures.plan_bars import PARTS, plan_bars_data
-from zerosim.course.figures.ring_traffic import ring_traffic_data
-from zerosim.course.figures.trace_order import trace_order_data
 from zerosim.display.drawing import DARK, LIGHT
+from zerosim.display.plots import PARTS, ledger_data, ledgers_data, plan_bars_data
+from zerosim.display.traffic_plots import ring_traffic_data, trace_order_data
 from zerosim.ranks.trace import Held
 
 

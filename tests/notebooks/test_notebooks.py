@@ -185,7 +185,7 @@ def test_at_a_small_learning_rate_one_weight_moves_in_fp16_as_the_reader_is_told
 
 
 def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch):
-    monkeypatch.setattr("zerosim.course.running.launching.LAUNCHERS", ("no-such-launcher",))
+    monkeypatch.setattr("zerosim.course.running.LAUNCHERS", ("no-such-launcher",))
     text = ROOT / "notebooks/15_from_laptop_to_gpus.py"
     printed = [cell.printed for cell in executed(text.read_text(encoding="utf-8"))]
     assert any(found.startswith("processes over MPI cannot be had") for found in printed)

@@ -16,9 +16,9 @@ from tests.planning.recorded_runs import (
     EVEN,
     FAST,
     INSTANT,
-    LEVERS,
     MACHINE,
     MICRO_BATCHES,
+    OPTIONS,
     ROWS,
     SLOW,
     WIDTHS,
@@ -44,7 +44,7 @@ MACHINES = st.builds(
         [SlowRank(0, factor, instant)], [SlowLink(0, 1, link)]),
     st.integers(7, 11), st.integers(7, 11), st.floats(0.1, 1), st.integers(1, 4), st.floats(0, 1e-4),
     st.integers(1, 4), st.integers(1, 9))
-CASES = {"ranks": st.sampled_from(WORLDS[1:]), "stage": st.sampled_from(STAGES), "levers": st.sampled_from([*LEVERS]),
+CASES = {"ranks": st.sampled_from(WORLDS[1:]), "stage": st.sampled_from(STAGES), "options": st.sampled_from([*OPTIONS]),
          "machine": MACHINES}
 
 
@@ -55,7 +55,7 @@ def calls_of(recording):
 
 
 def communication_seconds(recording, network):
-    """What pencil says of all collectives of the recording, one after the other."""
+    """The cost of all collectives of the recording, one after the other."""
     return sum(cost(call.shape.operation, call.shape.algorithm, call.shape.cut, call.shape.wire_itemsize,
                     network).seconds for call in calls_of(recording))
 
@@ -69,18 +69,18 @@ def arithmetic_seconds(trace, machine):
 
 # -- bounds and limits --------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(STAGES, LEVERS), WORLDS), ids=str)
+@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(STAGES, OPTIONS), WORLDS), ids=str)
 def test_a_step_takes_its_arithmetic_and_its_communication_at_least_and_both_at_most(row, ranks):
-    stage, levers = row
-    recording = step(ranks, stage, levers)
+    stage, options = row
+    recording = step(ranks, stage, options)
     found = replay(recording, MACHINE)
-    per_rank = [arithmetic_seconds(trace, MACHINE) for trace in traces(ranks, stage, levers)]
+    per_rank = [arithmetic_seconds(trace, MACHINE) for trace in traces(ranks, stage, options)]
     arithmetic = max(per_rank)
     assert arithmetic == per_rank[0]
     communication = communication_seconds(recording, MACHINE.network)
     assert found.step_seconds >= max(arithmetic, communication) * (1 - 1e-12)
     assert found.step_seconds <= (arithmetic + communication) * (1 + 1e-12)
-    if levers == "plain":
+    if options == "plain":
         assert found.step_seconds == pytest.approx(arithmetic + communication, rel=1e-12)
     for seconds, usage in zip(per_rank, found.usage, strict=True):
         assert usage.compute_seconds == pytest.approx(seconds, rel=1e-9)
@@ -105,15 +105,15 @@ def test_with_instant_arithmetic_a_step_is_its_communication_alone(ranks, stage)
 
 
 @given(**CASES)
-def test_overlap_is_never_slower_than_waiting_at_each_issue(ranks, stage, levers, machine):
-    recording = step(ranks, stage, levers)
+def test_overlap_is_never_slower_than_waiting_at_each_issue(ranks, stage, options, machine):
+    recording = step(ranks, stage, options)
     overlapped, waiting = (exact_replay(one, machine) for one in (recording, synchronous(recording)))
     for one, other in zip(overlapped.lanes, waiting.lanes, strict=True):
         assert one.end <= other.end
 
 
 def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
-    plain, both = (replay(step(4, 3, levers), MACHINE) for levers in ("plain", "both"))
+    plain, both = (replay(step(4, 3, options), MACHINE) for options in ("plain", "both"))
     assert both.step_seconds < plain.step_seconds
     assert plain.usage[0].hidden_seconds == pytest.approx(0, abs=1e-15)
     assert both.usage[0].hidden_seconds > 0
@@ -154,8 +154,8 @@ def overlap_seconds(one, other):
 
 
 @given(**CASES)
-def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, levers, machine):
-    timeline = exact_replay(step(ranks, stage, levers), machine)
+def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, options, machine):
+    timeline = exact_replay(step(ranks, stage, options), machine)
     for rank, usage in enumerate(timeline.usage):
         events = timeline.events(rank)
         computed = [event for event in events if event.stream == COMPUTATION]
@@ -172,8 +172,8 @@ def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, leve
 
 
 @given(**CASES)
-def test_no_stream_does_two_things_at_once(ranks, stage, levers, machine):
-    timeline = exact_replay(step(ranks, stage, levers), machine)
+def test_no_stream_does_two_things_at_once(ranks, stage, options, machine):
+    timeline = exact_replay(step(ranks, stage, options), machine)
     for rank, stream in itertools.product(range(ranks), (COMPUTATION, COMMUNICATION)):
         events = [event for event in timeline.events(rank) if event.stream == stream]
         assert all(one.end_seconds <= other.start_seconds for one, other in itertools.pairwise(events))
@@ -181,9 +181,9 @@ def test_no_stream_does_two_things_at_once(ranks, stage, levers, machine):
 
 
 @given(**CASES)
-def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage, levers, machine):
+def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage, options, machine):
     for exact in (True, False):
-        timeline = (exact_replay if exact else replay)(step(ranks, stage, levers), machine)
+        timeline = (exact_replay if exact else replay)(step(ranks, stage, options), machine)
         path = critical_path(timeline)
         assert path[0].start_seconds == 0
         assert path[-1].end_seconds == timeline.step_seconds
@@ -197,9 +197,9 @@ def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage
 
 
 @given(**CASES)
-def test_a_programs_clock_moves_where_it_computes_or_waits_and_nowhere_else(ranks, stage, levers, machine):
+def test_a_programs_clock_moves_where_it_computes_or_waits_and_nowhere_else(ranks, stage, options, machine):
     for exact in (True, False):
-        timeline = (exact_replay if exact else replay)(step(ranks, stage, levers), machine)
+        timeline = (exact_replay if exact else replay)(step(ranks, stage, options), machine)
         for rank, lane in enumerate(timeline.lanes):
             clocks, rows = timeline.clocks(rank), [row for row, _, _ in lane.points]
             assert [clocks[row] for row in rows] == lane.reached

@@ -61,7 +61,7 @@ def microseconds(program, ranks=1, machine=WITH_HOST):
     return timeline, timeline.step_seconds / MICROSECOND
 
 
-# -- single steps, reckoned by hand -----------------------------------------------------------------------------------
+# -- single steps, computed by hand -----------------------------------------------------------------------------------
 
 
 def test_a_transfer_that_is_waited_for_at_once_takes_its_latency_and_its_bytes():

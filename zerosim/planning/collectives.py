@@ -27,7 +27,7 @@ INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger on
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one collective sends: `nbytes` and `messages` by rank, and the `steps` that it takes."""
+    """The sums over one collective: `nbytes` and `messages` by rank, and the `steps` that it takes."""
 
     nbytes: tuple[int, ...]
     messages: tuple[int, ...]
@@ -89,7 +89,7 @@ Levels = Iterator[Level]
 
 
 def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Sent:
-    """What each rank sends in one collective of a vector that is cut among the ranks like this.
+    """The bytes and messages that each rank sends in one collective of a vector that is cut among the ranks like this.
 
     >>> sent("all_gather", "ring", (0, 2, 4, 5, 5), 2)
     Sent(nbytes=(6, 8, 10, 6), messages=(3, 3, 3, 3), steps=3)

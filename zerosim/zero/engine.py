@@ -43,7 +43,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @dataclass(slots=True)
 class Tape:
-    """What forward leaves for backward: the loss, and per unit what it saved, or at a segment's start its input.
+    """A micro-batch between forward and backward: its loss, and per unit what it saved, or a segment's input.
 
     ``ctx`` is that of this micro-batch: what was drawn forward is drawn again by it.
     """
@@ -379,7 +379,7 @@ class Engine(Shown):
     # -- weights and state --------------------------------------------------------------------------------------------
 
     def context(self) -> Context:
-        """What the model's layers are called with on this rank: for a forward of one's own, outside a step."""
+        """The context of the model's layers on this rank: for a forward of one's own, outside a step."""
         rank = self.rank
         return Context(rank.xp, self.policy, rank.kernels, rank.memory, _noted_by(rank), self.gradients.grad_buffers,
                        keep=self.recompute.inside, observe=self._observer.observe)
@@ -403,7 +403,7 @@ class Engine(Shown):
 
     @property
     def layout(self) -> Layout:
-        """How the vector is cut; ValueError where there are several param groups, each with a layout of its own."""
+        """The cut of the vector; ValueError where there are several param groups, each with a layout of its own."""
         return self.param_group.layout
 
     @property
@@ -451,7 +451,7 @@ def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, set
 
 
 def _digest(model: Model, settings: Mapping[str, Settings], others: object) -> str:
-    """What else must be the same, as a checksum: the policy and the optimizer of each parameter, the first 16 of its
+    """A checksum of what else must be the same: the policy and the optimizer of each parameter, the first 16 of its
     first values, and ``others``."""
     first = [unit.initial(name, 0, min(16, math.prod(shape))).tobytes()
              for unit in model.units for name, shape in unit.shapes.items()]

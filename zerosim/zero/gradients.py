@@ -41,8 +41,8 @@ class Accumulator:
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
 
     def grad_buffers(self, unit: Unit) -> dict[str, np.ndarray]:
-        """Where the unit writes its gradients, by name: views of one vector (u,) per param group; for a tied weight of
-        another unit new memory. A frozen parameter has a place too, which nobody reads."""
+        """The arrays into which a unit writes its gradients, by name: views of one vector (u,) per param group; for a
+        tied weight of another unit new memory. A frozen parameter has a place too, which nobody reads."""
         buffers = self._buffers[unit.name] = {group: self._grad_buffer(group, unit.name) for group in self.param_groups
                                               if unit.name in group.layout.units}
         views = {name: view for group, gradient in buffers.items()
@@ -156,7 +156,7 @@ class Reducer:
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def grad_buffer(self, unit: str, micro_batch: int) -> np.ndarray:
-        """Where a unit's backward writes (u,), in the compute dtype: where it rests, or new memory."""
+        """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
         lies = self.layout.units[unit]
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
         if self.placement is PARTIAL and micro_batch == 0 and same_format:

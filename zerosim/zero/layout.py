@@ -131,7 +131,7 @@ class Layout(Shown):
         return vector
 
     def shard(self, rank: int, vector: np.ndarray) -> np.ndarray:
-        """What the rank owns of the flat vector (n,): a copy (s,), its chunks of all regions one after the other.
+        """The rank's shard of the flat vector (n,): a copy (s,), its chunks of all regions one after the other.
 
         Raises ValueError for a rank that there is not, and for a vector of another shape.
         """
@@ -156,7 +156,7 @@ class Layout(Shown):
         return self._cuts[low, high]
 
     def owned(self, rank: int, low: int, high: int) -> slice:
-        """Where the rank's part of [low, high), a range inside one region, lies in its shard."""
+        """The place of the rank's part of [low, high), a range inside one region, in its shard."""
         region, start = self._region(low, high), 0
         for earlier in self.regions[:self.regions.index(region)]:
             start += earlier.bounds[rank + 1] - earlier.bounds[rank]
@@ -168,7 +168,7 @@ class Layout(Shown):
         return sum(region.bounds[rank + 1] - region.bounds[rank] for region in self.regions)
 
     def valid(self, rank: int) -> list[Piece]:
-        """What the rank owns without padding, region by region; every scan of a shard goes through here."""
+        """The rank's elements without padding, region by region; every scan of a shard goes through here."""
         pieces, start = [], 0
         for region in self.regions:
             low, high = region.bounds[rank], region.bounds[rank + 1]
@@ -187,7 +187,7 @@ class Layout(Shown):
                 if entry.low < entry.high]
 
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
-        """What the rank owns, parameter by parameter in the order of the vector; empty pieces are left out."""
+        """The rank's elements, parameter by parameter in the order of the vector; empty pieces are left out."""
         return [ParameterPiece(slice(low, high), slice(at, at + high - low), entry, low - entry.low)
                 for piece in self.valid(rank)
                 for entry, low, high in self.entries_in(piece.vector.start, piece.vector.stop)
@@ -339,7 +339,7 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
 
 
 def layout_of(model: Model, ranks: int, name: str = "per_unit") -> Layout:
-    """How the engine lays out a model on N ranks when it is asked for no groups; ``name`` is one of LAYOUTS.
+    """The layout of a model on N ranks, as the engine makes it without groups; ``name`` is one of LAYOUTS.
 
     Raises ValueError as `lay_out` does.
     """

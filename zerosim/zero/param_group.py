@@ -1,8 +1,8 @@
 """Parameter groups: which parameters differ from the others, and what a rank holds of each group between steps.
 
 A `Group`, which a user writes, names parameters by patterns and says what is different for them; the first that matches
-decides. From them the engine makes a `ParamGroup` for parameters that rest alike: under one policy, all trained or all
-frozen.
+decides. From them the engine makes a `ParamGroup` for parameters that rest in one way: under one policy, all trained or
+all frozen.
 
 Legend: n elements of a param group's padded vector, s of this rank's shard; an array at rest is (n,) or (s,) by its
 placement.
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds for one parameter: who updates it (None: frozen), and the precision policy it lives under."""
+    """The optimizer of one parameter (None: frozen), and the precision policy it lives under."""
 
     optimizer: Optimizer | None
     policy: Policy
@@ -119,10 +119,10 @@ class ReducedGradient:
 def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str,
                  stage: Stage) -> list["ParamGroup"]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
-    alike: dict[tuple[Policy, bool], dict[str, Settings]] = {}
+    found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
-        alike.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in alike.values()]
+        found.setdefault((one.policy, one.optimizer is None), {})[name] = one
+    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in found.values()]
 
 
 class ParamGroup:
@@ -159,7 +159,7 @@ class ParamGroup:
 
     @property
     def master_placement(self) -> Placement:
-        """How ``master`` rests: as the optimizer's state, or as the parameter that it is."""
+        """The placement of ``master``: that of the optimizer's state, or of the parameter that it is."""
         return self.stage.parameters if self.parameter_is_master else self.stage.optimizer
 
     @property
@@ -177,13 +177,13 @@ class ParamGroup:
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
     def pieces_in(self, region: Region) -> list[ParameterPiece]:
-        """What this rank updates of one region."""
+        """The pieces of one region that this rank updates."""
         return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
 
     # -- one parameter ------------------------------------------------------------------------------------------------
 
     def slots_of(self, entry: Entry) -> dict[str, Slot]:
-        """What the parameter's optimizer keeps for it, by name."""
+        """The state that the parameter's optimizer keeps for it, by name."""
         return self.optimizers[entry.name].slots(entry.shape)
 
     def is_flat(self, entry: Entry, name: str) -> bool:
@@ -324,7 +324,7 @@ class ParamGroup:
 
 
 def at(piece: Piece, placement: Placement) -> slice:
-    """Where a piece lies in an array that rests under a placement."""
+    """The place of a piece in an array that rests under a placement."""
     return piece.shard if placement is SHARDED else piece.vector
 
 

@@ -1,4 +1,4 @@
-"""Where state rests, and the whole of ZeRO's communication: the change from one placement to another.
+"""Placements of state, and the whole of ZeRO's communication: the change from one placement to another.
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -17,7 +17,7 @@ from zerosim.ranks.rank import Rank
 
 
 class Placement(Enum):
-    """How one vector rests on N ranks."""
+    """A way in which one vector rests on N ranks."""
 
     REPLICATED = "replicated"  # every rank has all of it, the same bits
     PARTIAL = "partial"        # every rank has an addend of all of it; the vector is their sum
@@ -35,7 +35,7 @@ def check_placement(placement: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where parameters, gradients (between micro-batches) and optimizer state rest: a row of ZeRO's table.
+    """Placements of parameters, gradients (between micro-batches) and optimizer state: a row of ZeRO's table.
 
     Raises ValueError for parameters or optimizer state that would be PARTIAL: they are no sums.
     """

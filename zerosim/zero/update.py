@@ -58,8 +58,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all updates of one step share: its number, the factor of clipping, the schedule's factor of lr, and the
-    factors of activations and output gradients by weight."""
+    """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
+    the factors of activations and output gradients by weight."""
 
     step: int
     clip_factor: float = 1.0
@@ -155,12 +155,12 @@ def _gradient_of(group: ParamGroup, piece: Piece) -> np.ndarray:
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
-    """Whose partial sums this rank computes: its own where state is sharded, else everybody's."""
+    """The ranks whose partial sums this one computes: itself where state is sharded, else all."""
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
 
 
 def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
-    """What every rank found, in rank order; nothing is sent where each knows all."""
+    """The values of all ranks, in rank order; nothing is sent where each knows all."""
     if group.stage.optimizer is not SHARDED:
         return mine
     found: np.ndarray = group.rank.all_gather(mine, purpose="control")
