@@ -20,8 +20,8 @@
 
 # %%
 import zerosim as zs
-from zerosim.course.figures.plan_bars import plan_bars, plan_bars_data
-from zerosim.course.measured.plans import measured_row
+from zerosim.course.measured import measured_row
+from zerosim.display.plots import plan_bars, plan_bars_data
 from zerosim.models.text import shipped
 from zerosim.planning import explained
 

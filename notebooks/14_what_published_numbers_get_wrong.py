@@ -25,9 +25,8 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course import figures
-from zerosim.course.measured.published import settled
-from zerosim.course.measured.published_runs import blocks
 from zerosim.course.published import published
+from zerosim.course.published_runs import blocks, settled
 
 # %% [markdown]
 # ## Predict first

@@ -24,7 +24,8 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     -m mpi4py script.py``. With ``nccl`` each process has a GPU, the one of its local rank; there the launcher may also
     be torchrun, or any that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has
     several): then no MPI is needed, and rank 0 listens for notes at MASTER_PORT + 1. ``share_devices`` lets several
-    ranks have one GPU. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
+    ranks have one GPU. A rank that has waited for ``timeout_seconds`` tells the others for what, so that a
+    deadlock is explained. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
     that a launcher has started, and ValueError for an unknown one.
     """
     if backend not in BACKENDS:

@@ -6,9 +6,8 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.lessons import seen
 from zerosim.course.figures.published import published, published_data
-from zerosim.course.measured.published import settled
-from zerosim.course.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
 from zerosim.course.published import published as published_rows
+from zerosim.course.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, settled, step
 from zerosim.display.drawing import DARK, LIGHT
 
 # What a run has beside what is counted: statistics of LayerNorm, softmax; many ranks that are not infinitely many; and

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from zerosim.display.tables import without_infinities
+from zerosim.display.numbers import without_infinities
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from zerosim.display.tables import RIGHT, note, percent, plain_table, title
+from zerosim.display.numbers import percent
+from zerosim.display.terminal import note, plain_table, title
+from zerosim.display.views import RIGHT
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import Plan, Row
@@ -16,7 +18,7 @@ from zerosim.planning.plan_table import UNITS, cells, explained, names_for, opti
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from zerosim.course.measured.plans import Compared
+    from zerosim.course.measured import Compared
 
 
 INDENT = 4  # columns of a terminal beside those of a table
