@@ -156,7 +156,8 @@ def by_hand(make: Callable[[], Any], ranks: int, **options: Any) -> Parts:
 
 def ledger(rank: zs.Rank) -> dict[str, Any]:
     """What the rank has sent and held up to here, and the order of both."""
-    rows = [row_of(row) for row in rank.trace.rows]
+    # That an array of no bytes is held is no difference.
+    rows = [row_of(row) for row in rank.trace.rows if hasattr(row, "flops") or getattr(row, "nbytes", None) != 0]
     return {"sent": {purpose: rank.trace.sent_nbytes(purpose) for purpose in PURPOSES},
             "peak": rank.memory.peak_nbytes, "peak by kind": sorted(rank.memory.peak_nbytes_by_kind.items()),
             "order": rows}
