@@ -14,7 +14,7 @@ from pathlib import Path
 from timing import best_seconds
 
 import zerosim as zs
-from zerosim.course.measured.plans import measured_row
+from zerosim.course.measured import measured_row
 from zerosim.planning.plan import plan_config
 
 ROOT = Path(__file__).parents[1]

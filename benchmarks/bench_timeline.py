@@ -19,7 +19,7 @@ import zerosim as zs
 from zerosim.planning import ceil_cut
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.machine import Prices
-from zerosim.planning.recording import Call, Recording, Shape, from_plain, record, to_plain
+from zerosim.planning.recording import RecordedCall, Recording, Shape, from_plain, record, to_plain
 from zerosim.planning.streams import FEW_MESSAGES, Collectives
 from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
@@ -52,7 +52,7 @@ def ring_messages(few_messages: float) -> None:
     collectives = Collectives(Prices(MACHINE), few_messages=few_messages)
     arrivals = [1e-6 * rank for rank in range(RING_RANKS)]
     for number in range(2):
-        collectives.ends(Call(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)
+        collectives.ends(RecordedCall(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)
 
 
 def cases(found: Traces, recording: Recording) -> dict[str, Callable[[], object]]:

@@ -25,7 +25,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course import figures
-from zerosim.course.precision.format_runs import network, samples
+from zerosim.course.precision_runs import format_run_network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]
@@ -59,7 +59,7 @@ for g in (1e-3, 1e-6, 5e-8, 2e-8):
 # forward and one backward pass, with S times the loss:
 
 # %%
-MODEL = network()  # three linear layers, ReLU between them, half the squared error
+MODEL = format_run_network()  # three linear layers, ReLU between them, half the squared error
 FIRST = zs.models.first_weights(MODEL)  # by name, in fp32
 FP16 = zs.Policy("fp16")
 P = MODEL.parameter_count

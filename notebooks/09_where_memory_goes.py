@@ -164,7 +164,7 @@ for rows in (1, 4, 64):
 # stage 3, 4 sequences of 1,024 tokens on each:
 
 # %%
-from zerosim.course.measured.plans import measured_row
+from zerosim.course.measured import measured_row
 
 config = zs.planning.plan_config("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
                                 optimizer=ADAM)

@@ -23,7 +23,7 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.course.figures.ledger import ledgers, ledgers_data
+from zerosim.display.plots import ledgers, ledgers_data
 
 MODEL = zs.models.MLP([24, 64, 64, 10])  # three matrices and three biases, 6410 parameters
 LAMB = zs.optim.LAMB(lr=0.01)

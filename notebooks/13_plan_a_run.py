@@ -20,8 +20,8 @@
 
 # %%
 import zerosim as zs
-from zerosim.course.figures.plan_bars import plan_bars, plan_bars_data
-from zerosim.course.measured.plans import measured_row
+from zerosim.course.measured import measured_row
+from zerosim.display.plots import plan_bars, plan_bars_data
 from zerosim.models.text import shipped
 from zerosim.planning import explained
 
@@ -152,8 +152,8 @@ for capacity in (needed, needed - 1):
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
 # * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
-# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10 to
-#   20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
+# * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10
+#   to 20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?
 #
 # ## Proof

@@ -25,9 +25,8 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course import figures
-from zerosim.course.measured.published import settled
-from zerosim.course.measured.published_runs import blocks
 from zerosim.course.published import published
+from zerosim.course.published_runs import blocks, settled
 
 # %% [markdown]
 # ## Predict first
@@ -247,7 +246,7 @@ for all_reduce_first in (True, False):
 #
 # ## Try it
 #
-# * `for row in published(): print(row.name, row.stated, row.reckoned(), row.source)` shows all of them. Which sources
+# * `for row in published(): print(row.name, row.stated, row.computed(), row.source)` shows all of them. Which sources
 #   are never wrong?
 # * Take a number from a paper that you trust. Compute it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?

@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 import zerosim as zs
-from zerosim.course.figures.ring_traffic import ring_traffic, ring_traffic_data
-from zerosim.course.running.launching import launched
+from zerosim.course.running import launched
+from zerosim.display.traffic_plots import ring_traffic, ring_traffic_data
 from zerosim.numerics.arrays import sha256
 
 # %% [markdown]

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from zerosim import __version__
-from zerosim.display.tables import plain_table
+from zerosim.display.terminal import plain_table
 from zerosim.ranks import Cluster, Rank
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")

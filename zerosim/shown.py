@@ -1,37 +1,29 @@
-"""What shows itself: as HTML in a notebook, as text in a terminal, as a picture when asked.
+"""Mixins of what displays itself: as HTML in a notebook, as text in a terminal, as a figure when asked.
 
-A cluster, a ledger or a plan says here only *that* it can be looked at. How it looks is a lesson, and stands on the
-floor of the lessons, above all of them. This is the one place where a floor reaches for a higher one: by name, at the
-moment when somebody looks, so that who only computes never loads what draws.
+A class says here only that it can be displayed; `zerosim.display` knows how, and is imported only when something is
+displayed, so that who only computes never loads Matplotlib.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOOKS = "zerosim.display"
-
-
-def upstairs() -> Any:
-    """The module that knows how things look."""
-    return import_module(LOOKS)
-
 
 class Shown:
-    """What Jupyter shows as HTML and rich as text; the look is chosen by class."""
+    """What Jupyter shows as HTML and rich as text; the view is chosen by class."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """What Jupyter shows."""
-        html: str = upstairs().html(self)
-        return html
+        from zerosim import display
+
+        return display.html(self)
 
     def __rich__(self) -> Any:
-        """What ``rich.print`` shows."""
-        return upstairs().text(self)
+        from zerosim import display
+
+        return display.text(self)
 
 
 class Plotted(Shown):
@@ -44,5 +36,6 @@ class Plotted(Shown):
 
         Raises ValueError where there is nothing to draw.
         """
-        figure: Figure = upstairs().plot(self, dark=dark)
-        return figure
+        from zerosim.display.plots import plot
+
+        return plot(self, dark=dark)

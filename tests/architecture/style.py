@@ -119,11 +119,20 @@ def environment_read_inside(source: Source) -> list[str]:
 
 
 def missing_docstrings(source: Source) -> list[str]:
-    """Public modules, classes, functions and methods without a docstring; a one-line method says itself."""
+    """Public modules, classes, functions and methods without a docstring.
+
+    A one-line method says itself; what overrides a method of a class in the same file has that one's docstring.
+    """
+    bases = {node.name: set(map(_last_name, node.bases)) for node in source.tree.body if isinstance(node, ast.ClassDef)}
+    public = list(_public(source.tree.body, ""))
+    said = {name for node, name in public if ast.get_docstring(node)}
     missing = [] if ast.get_docstring(source.tree) else [f"{source.path}:1: the module has no docstring"]
-    return missing + [source.at(node, f"{name} has no docstring")
-                      for node, name in _public(source.tree.body, "") if not ast.get_docstring(node)
-                      and not ("." in name and len(node.body) == 1)]
+    for node, name in public:
+        owner = name.rpartition(".")[0]
+        explained = {name, *(f"{base}.{node.name}" for base in bases.get(owner, ()))} & said
+        if not explained and not (owner and len(node.body) == 1):
+            missing.append(source.at(node, f"{name} has no docstring"))
+    return missing
 
 
 def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[Function | ast.ClassDef, str]]:

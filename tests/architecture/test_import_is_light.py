@@ -58,8 +58,8 @@ def test_importing_zerosim_is_silent_and_loads_no_backend_no_display_and_no_less
 
 def test_asking_for_the_puzzles_loads_them_and_not_their_solutions() -> None:
     found = modules_of("import zerosim as zs; zs.puzzles.list()")
-    assert "zerosim.course.puzzles.catalogue" in found
-    assert "zerosim.course.puzzles.spoilers" not in found
+    assert "zerosim.course.puzzles" in found
+    assert "zerosim.course.puzzles.solutions" not in found
 
 
 def test_the_puzzles_are_offered_by_name_and_what_there_is_not_is_said() -> None:

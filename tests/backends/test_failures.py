@@ -8,12 +8,12 @@ from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import Outcome, World
 
 KINDS = ("plain", "work")
-PATIENCE = {"patience_seconds": 0.05}  # of worlds of processes; the in-process hub knows at once
+TIMEOUT = {"timeout_seconds": 0.05}  # of worlds of processes; the in-process hub knows at once
 
 
 def failures(world: World, program, *args, **options) -> list[BaseException]:
     """What each rank raised: every one of them must, and hold nothing afterwards; then the world must still work."""
-    outcomes: list[Outcome] = world.outcomes(program, *args, **PATIENCE, **options)
+    outcomes: list[Outcome] = world.outcomes(program, *args, **TIMEOUT, **options)
     errors = [outcome.error for outcome in outcomes]
     assert None not in errors
     assert [outcome.held_nbytes for outcome in outcomes] == [0] * world.ranks
@@ -116,12 +116,12 @@ def test_a_program_cannot_catch_that_ranks_disagree_and_go_on(world: World, what
 def test_a_rank_that_fails_beside_a_group_in_the_making_leaves_nobody_in_it(world: World) -> None:
     for seed in range(8):
         assert all(isinstance(outcome.error, programs.Boom)
-                   for outcome in world.outcomes(programs.fails_beside_a_new_group, seed, **PATIENCE))
+                   for outcome in world.outcomes(programs.fails_beside_a_new_group, seed, **TIMEOUT))
 
 
 def test_a_rank_that_has_waited_for_the_end_of_a_run_has_not_ended_the_next_one(world: World) -> None:
-    world.run(programs.the_last_takes_long, 0.1, **PATIENCE)
-    assert world.run(programs.the_first_takes_long, 0.2, **PATIENCE)[-1].result == 7
+    world.run(programs.the_last_takes_long, 0.1, **TIMEOUT)
+    assert world.run(programs.the_first_takes_long, 0.2, **TIMEOUT)[-1].result == 7
 
 
 def test_a_failure_while_all_are_in_the_librarys_own_collectives_leaves_a_world_that_works(library: World) -> None:

@@ -20,9 +20,9 @@ import zerosim as zs
 from tests.backends.worlds import MPI, ROOT, SECONDS, Said, launch, one_thread
 from zerosim import cli
 from zerosim.course.figures.timeline import MACHINE
-from zerosim.course.running.program import RanPart
-from zerosim.course.running.text import print_run
+from zerosim.course.running import RanPart, run_view
 from zerosim.display.report import report_data
+from zerosim.display.terminal import as_text
 from zerosim.planning.recording import load
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -76,7 +76,7 @@ def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() ->
     parts = [RanPart(rank, "[0.123456789, " * 40, "0123456789abcdef" * 4, 190_215_123, 41_488_456) for rank in range(3)]
     for width in (80, 100, 200):
         out = StringIO()
-        print_run(Console(file=out, width=width), "somewhere", parts)
+        Console(file=out, width=width).print(as_text(run_view("somewhere", parts, width)))
         assert len(out.getvalue().splitlines()) == 3 + 3
 
 
@@ -194,7 +194,7 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    """Whether it happens before everybody has lost patience."""
+    """True where it happens before everybody has given up."""
     deadline = time.monotonic() + SECONDS
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -61,7 +61,7 @@ class Alone(ProcessCluster):
 
     def __init__(self, **options: Any) -> None:
         self.links = NoLinks()
-        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "patience_seconds": 1.0} | options
+        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
         super().__init__(NoChannel(), **settings)
 
     def _point_to_point(self) -> Any:
@@ -154,10 +154,10 @@ def test_stepping_is_refused_with_the_reason() -> None:
         next(Alone().events(lambda rank: None))
 
 
-@pytest.mark.parametrize("patience", [0, -1.0, float("nan")])
-def test_a_patience_that_is_none_is_refused(patience: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="must be above 0: how long a rank waits before it tells the others"):
-        Alone(patience_seconds=patience)
+        Alone(timeout_seconds=seconds)
 
 
 def test_closing_closes_the_channel() -> None:

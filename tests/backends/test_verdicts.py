@@ -148,9 +148,9 @@ def test_an_agreement_waits_for_all_members_and_names_who_says_otherwise() -> No
     agreement = AnnouncedCalls(channel)
     agreement.announce(part(call(0)))
     assert [to for _, to in channel.posted] == [1, 2]
-    agreement.hear(1, Entered(call(0)))
+    agreement.receive(1, Entered(call(0)))
     assert not agreement.reached(part(call(0)))
-    agreement.hear(2, Entered(call(0, length=7)))
+    agreement.receive(2, Entered(call(0, length=7)))
     with pytest.raises(zs.MismatchError, match=r"rank 2 is in all_reduce\(call 0, \(7,\)"):
         agreement.reached(part(call(0)))
 
@@ -159,7 +159,7 @@ def test_an_agreement_that_was_reached_is_forgotten() -> None:
     agreement = AnnouncedCalls(Letters())
     agreement.announce(part(call(0)))
     for rank in (1, 2):
-        agreement.hear(rank, Entered(call(0)))
+        agreement.receive(rank, Entered(call(0)))
     assert agreement.reached(part(call(0)))
     assert not agreement.calls
 
@@ -223,7 +223,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
     channel, links = Arriving(), Begun(in_order)
     backend = ProcessBackend(channel, links, Interrupts(), debug=True,  # type: ignore[arg-type]
-                                 patience_seconds=5.0)
+                                 timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         backend.issue(0, part(its))

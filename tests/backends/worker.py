@@ -22,14 +22,12 @@ def main(host: str, port: str, key: str, backend: str) -> None:
     caller = Client((host, int(port)), authkey=bytes.fromhex(key)) if first.index == 0 else None
     while (task := _next_task(first._channel, caller)) is not None:
         if isinstance(task, Command):
-            found = first.gather(Said.of([word.replace("{rank}", str(first.index)) for word in task.words]))
+            _report(Said.of([word.replace("{rank}", str(first.index)) for word in task.words]), first._channel, caller)
         else:
             options = tuple(sorted(task.options.items()))
             if options not in clusters:
                 clusters[options] = zs.connect(backend, **task.options)
-            found = first.gather(_outcome(clusters[options], task))  # copies: what a rank held can go
-        if caller is not None:
-            caller.send(found)
+            _report(_outcome(clusters[options], task), first._channel, caller)
     for cluster in (*clusters.values(), first):
         cluster.close()
 
@@ -37,17 +35,37 @@ def main(host: str, port: str, key: str, backend: str) -> None:
 def _next_task(channel: Channel, caller: "Connection | None") -> Task | Command | None:
     """What rank 0 hears, and tells the others; they look for it now and then, and leave the cores to other tests."""
     if caller is None:
-        nap_seconds = 0.001
-        while not (found := list(channel.arrived())):
-            time.sleep(nap_seconds)
-            nap_seconds = min(1.1 * nap_seconds, 0.1)  # a world that nobody asks for long costs nothing
-        return found[0][1]
+        task: Task | Command | None = _notes(channel)[0][1]
+        return task
     try:
         task = caller.recv()
     except EOFError:
         task = None
     channel.post(task)
     return task
+
+
+def _report(found: Outcome | Said, channel: Channel, caller: "Connection | None") -> None:
+    """Rank 0 tells the tests what came of it on every rank; the others tell rank 0, and wait for nobody."""
+    if caller is None:
+        channel.post(found, 0)
+        return
+    reports = {0: found}
+    while len(reports) < channel.size:
+        reports.update(_notes(channel))
+    caller.send([reports[rank] for rank in range(channel.size)])
+
+
+def _notes(channel: Channel) -> list[tuple[int, Any]]:
+    """(rank, note) of all that has come. Raises the error of a rank that can no longer be reached."""
+    nap_seconds = 0.001
+    while not (found := list(channel.arrived())):
+        time.sleep(nap_seconds)
+        nap_seconds = min(1.1 * nap_seconds, 0.1)  # a world that nobody asks for long costs nothing
+    for rank, note in found:
+        if isinstance(note, Failed):
+            raise note.error(rank, channel.size)
+    return found
 
 
 def _outcome(cluster: ProcessCluster, task: Task) -> Outcome:

@@ -111,7 +111,7 @@ class Here(World):
         self.cluster, self.options = cluster, options
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        options.pop("patience_seconds", None)
+        options.pop("timeout_seconds", None)
         cluster = self.cluster(self.ranks, **self.options, **options)
         try:
             results = cluster.run(program, *args)

@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from zerosim.course.lost_updates import lesson
-from zerosim.course.lost_updates.lesson import LostUpdates, Question
+from zerosim import course
+from zerosim.course.lost_updates import LostUpdates, Question
 
 
 @cache
 def lost_updates(question: Question) -> LostUpdates:
-    return lesson.lost_updates(question)
+    return course.lost_updates.lost_updates(question)

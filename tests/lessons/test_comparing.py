@@ -9,9 +9,8 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.course.figures.comparison import comparison, comparison_data, save_comparison
-from zerosim.course.training.comparing import OVER, compare, values_of
-from zerosim.course.training.options import Options
+from zerosim.course.figures.losses import comparison, comparison_data, save_comparison
+from zerosim.course.training import OVER, Options, compare, values_of
 from zerosim.display.drawing import DARK, LIGHT
 from zerosim.models.text import Corpus, shipped
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.costs.collective import Question, collective_cost
+from zerosim.course.costs.collective import CostQuestion, collective_cost
 from zerosim.planning import ceil_cut, sent
 from zerosim.planning.collectives import ALGORITHMS
 from zerosim.planning.cost import cost
@@ -141,7 +141,7 @@ def test_a_file_of_ones_own_adds_links(tmp_path: Path) -> None:
 
 def test_vectors_of_no_bytes_still_say_who_is_faster_for_small_ones() -> None:
     # On three ranks ring and Rabenseifner have as many steps; only bytes tell them apart.
-    other = collective_cost(Question(0, 3, "nvlink4")).others[1]
+    other = collective_cost(CostQuestion(0, 3, "nvlink4")).others[1]
     assert (other.algorithm, other.faster_at_first, other.points) == ("rabenseifner", 0, ())
 
 

@@ -8,8 +8,7 @@ import zerosim as zs
 from tests.lessons import seen
 from zerosim.course.figures.activations import SQUARE, activations, activations_data
 from zerosim.course.figures.latency_wall import ALGORITHMS, latency_wall, latency_wall_data
-from zerosim.course.measured.activations import measured_activations, measured_tensors
-from zerosim.course.measured.kinds import FLOWING
+from zerosim.course.measured import FLOWING, measured_activations, measured_tensors
 from zerosim.display.drawing import DARK, LIGHT
 from zerosim.planning.activations import EXAMPLE, Block, kept, peak_nbytes
 from zerosim.planning.hardware import Link

@@ -12,9 +12,10 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from zerosim.display import VIEWS, html, view
-from zerosim.display.html import as_html, table_html
-from zerosim.display.text import as_text
+from zerosim.display import html, view
+from zerosim.display.notebook import as_html, table_html
+from zerosim.display.objects import VIEWS
+from zerosim.display.terminal import as_text
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View
 from zerosim.planning.plan import Plan
 from zerosim.ranks.trace import KINDS

@@ -11,10 +11,9 @@ from matplotlib.container import BarContainer
 import zerosim as zs
 from tests.lessons import seen
 from zerosim.course.figures.memory import memory, memory_data
-from zerosim.course.figures.ring import Cell, ring_data
-from zerosim.course.figures.ring_sheet import ring
-from zerosim.course.measured.steps import measured_step
-from zerosim.display.drawing import KIND_COLORS
+from zerosim.course.figures.ring import Cell, ring, ring_data
+from zerosim.course.measured import measured_step
+from zerosim.display.colors import KIND_COLORS
 from zerosim.planning import closed_forms
 
 WORLDS = (2, 3, 4, 5)

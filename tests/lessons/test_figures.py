@@ -20,9 +20,9 @@ from tests.lessons import seen
 from zerosim.course import figures
 from zerosim.course.figures import FIGURES, draw
 from zerosim.course.figures.memory import memory, memory_data
-from zerosim.display.drawing import DARK, KIND_COLORS, LIGHT, RANK_COLORS, Drawing, Style, ink_on, luminance, rank_color
-from zerosim.ranks.memory import RESTING_KINDS
-from zerosim.ranks.trace import KINDS
+from zerosim.display.colors import KIND_COLORS, RANK_COLORS, ink_on, luminance, rank_color
+from zerosim.display.drawing import DARK, LIGHT, Drawing, Style
+from zerosim.ranks.memory import KINDS, RESTING_KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)

@@ -3,8 +3,7 @@
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.figures.ring import ring_data
-from zerosim.course.figures.ring_sheet import ring
+from zerosim.course.figures.ring import ring, ring_data
 from zerosim.display.drawing import DARK
 
 

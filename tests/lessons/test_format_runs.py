@@ -5,8 +5,15 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
-from zerosim.course.precision.format_runs import EPSILON, LR, POLICIES, SMALL_UNIT, format_run, network
-from zerosim.course.precision.resting_formats import batch
+from zerosim.course.precision_runs import (
+    EPSILON,
+    FORMAT_RUN_LR,
+    POLICIES,
+    SMALL_UNIT,
+    format_run,
+    format_run_network,
+    resting_batch,
+)
 from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics.loss_scale import Dynamic
 
@@ -15,8 +22,9 @@ SCALED = zs.Policy("fp16", loss_scale=Dynamic(initial=2.0**20, window=3))
 
 def by_steps(rank, policy, steps, unit):
     """The same training by the engine's own step."""
-    engine = zs.Engine(rank, network(), zs.optim.Adam(LR, epsilon=EPSILON * unit**2), stage=2, policy=policy)
-    return [engine.step([tuple(array * np.float32(unit) for array in batch(step, rank.index))])
+    optimizer = zs.optim.Adam(FORMAT_RUN_LR, epsilon=EPSILON * unit**2)
+    engine = zs.Engine(rank, format_run_network(), optimizer, stage=2, policy=policy)
+    return [engine.step([tuple(array * np.float32(unit) for array in resting_batch(step, rank.index))])
             for step in range(steps)]
 
 
@@ -34,8 +42,8 @@ def test_a_run_is_what_the_engine_does_step_by_step(ranks, how):
 
 
 def test_ranks_see_other_data():
-    assert not np.array_equal(batch(0, 0)[0], batch(0, 1)[0])
-    assert np.array_equal(batch(0)[0], batch(0, 0)[0])
+    assert not np.array_equal(resting_batch(0, 0)[0], resting_batch(0, 1)[0])
+    assert np.array_equal(resting_batch(0)[0], resting_batch(0, 0)[0])
 
 
 def test_who_overflowed_and_who_was_skipped_is_what_gradients_from_the_same_weights_say():
@@ -44,7 +52,8 @@ def test_who_overflowed_and_who_was_skipped_is_what_gradients_from_the_same_weig
     for step in range(run.skipped.index(False)):
         flat = []
         for rank in range(3):
-            found = one_pass(network(), first_weights(network()), zs.Policy("fp16"), *batch(step, rank),
+            network = format_run_network()
+            found = one_pass(network, first_weights(network), zs.Policy("fp16"), *resting_batch(step, rank),
                              run.scales[step])
             flat.append(np.concatenate([gradient.ravel() for gradient in found.gradients.values()]))
         finite = [np.isfinite(gradient).all() for gradient in flat]

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.course.precision import forward_overflow
-from zerosim.course.precision.forward_overflow import (
+from zerosim.course.precision_runs import (
+    HIGHEST,
     RANKS,
     SCALINGS,
     STEPS,
-    batch,
     has_wide_range,
     large_unit,
     largest_values,
-    network,
+    overflow_batch,
+    overflow_network,
     trial,
     trials,
 )
@@ -33,12 +33,13 @@ def test_fp16_holds_every_input_and_target_in_both_units():
     for unit in (1.0, LARGE):
         for step in range(STEPS):
             for rank in range(RANKS):
-                assert all(np.abs(array).max() <= zs.FORMATS["fp16"].largest for array in batch(unit, step, rank)[:1])
+                x = overflow_batch(unit, step, rank)[0]
+                assert np.abs(x).max() <= zs.FORMATS["fp16"].largest
     assert LARGE == 2.0**15
 
 
 def test_ranks_and_steps_have_data_of_their_own():
-    seen = {batch(1.0, step, rank)[0].tobytes() for step in range(3) for rank in range(RANKS)}
+    seen = {overflow_batch(1.0, step, rank)[0].tobytes() for step in range(3) for rank in range(RANKS)}
     assert len(seen) == 3 * RANKS
 
 
@@ -66,8 +67,8 @@ def test_deepspeed_gives_up_at_its_smallest_scale_and_torch_never(found):
 
 @pytest.mark.parametrize("power", range(-24, 25, 6))
 def test_what_comes_out_of_a_layer_does_not_know_of_the_loss_scale(power):
-    model = network()
-    seen = one_pass(model, first_weights(model), zs.Policy("fp16"), *batch(LARGE, 0, 0), 2.0**power)
+    model = overflow_network()
+    seen = one_pass(model, first_weights(model), zs.Policy("fp16"), *overflow_batch(LARGE, 0, 0), 2.0**power)
     assert seen.largest["layer0"] == math.inf
     assert math.isnan(seen.largest["layer1"])  # infinities of both signs, added up
     assert not any(np.isfinite(gradient).all() for gradient in seen.gradients.values())
@@ -98,7 +99,7 @@ def test_a_format_of_wide_range_is_not_scaled_and_none_is_told_twice():
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
 def test_the_other_unit_is_the_largest_in_which_a_format_holds_the_inputs(fmt):
     unit, largest = large_unit(fmt), zs.FORMATS[fmt].largest
-    assert unit * forward_overflow.HIGHEST <= largest < 2 * unit * forward_overflow.HIGHEST
+    assert unit * HIGHEST <= largest < 2 * unit * HIGHEST
     assert trial(unit, fmt, "S = 2^-16", 3).skipped == 3
 
 

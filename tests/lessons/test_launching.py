@@ -6,9 +6,8 @@ import pytest
 
 import zerosim as zs
 from tests.backends.worlds import Processes
-from zerosim.course.running import launching
-from zerosim.course.running.launching import launched
-from zerosim.course.running.program import load
+from zerosim.course import running
+from zerosim.course.running import launched, load
 from zerosim.numerics.arrays import sha256
 
 REASON = Processes("MPI", 3).missing()
@@ -57,12 +56,12 @@ def test_a_job_that_takes_too_long_is_ended(file):
 
 
 def test_what_is_missing_is_said_before_anything_is_started(file, monkeypatch):
-    monkeypatch.setattr(launching, "LAUNCHERS", ("no-such-launcher",))
+    monkeypatch.setattr(running, "LAUNCHERS", ("no-such-launcher",))
     said = "processes over MPI cannot be had: there is no no-such-launcher here; pip install 'zerosim[mpi]'"
     with pytest.raises(zs.BackendError, match=re.escape(said)):
         launched(f"{file}:mean", 3)
-    monkeypatch.setattr(launching, "LAUNCHERS", ("python3", "python"))
-    monkeypatch.setattr(launching, "find_spec", lambda name: None)
+    monkeypatch.setattr(running, "LAUNCHERS", ("python3", "python"))
+    monkeypatch.setattr(running, "find_spec", lambda name: None)
     with pytest.raises(zs.BackendError, match="mpi4py is not installed"):
         launched(f"{file}:mean", 3)
     with pytest.raises(ValueError, match="0 processes were asked for; take one at least"):

@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.lessons.lost import lost_updates
-from zerosim.course.lost_updates import cures
-from zerosim.course.lost_updates.lesson import POPULAR_UPDATE, LostUpdates, Question
-from zerosim.course.lost_updates.one_addition import add_once, last_that, neighbor_of, shortest
+from zerosim import course
+from zerosim.course.lost_updates import (
+    POPULAR_UPDATE,
+    LostUpdates,
+    Question,
+    Task,
+    add_once,
+    all_outcomes,
+    kahan,
+    last_that,
+    neighbor_of,
+    shortest,
+    stochastic,
+)
 from zerosim.numerics.kernels import NumpyKernels
 
 KERNELS = NumpyKernels()
@@ -109,7 +120,7 @@ def test_bf16_kahan_is_stuck_because_its_remainder_has_gaps_too(found):
     outcome = found.outcome("kahan", "bf16", 1e-5)
     assert (outcome.moves, outcome.remainder) == (0.0, 2.0**-8)
     assert outcome.remainder_half_gap == pytest.approx(1.5e-5, rel=0.02)
-    small, large = cures.kahan(KERNELS, cures.Task(1.0, (1.5e-5, 1.6e-5), 10_000), "bf16", "bf16")
+    small, large = kahan(KERNELS, Task(1.0, (1.5e-5, 1.6e-5), 10_000), "bf16", "bf16")
     assert (small.moves, large.result > 1.15) == (0.0, True)
 
 
@@ -134,21 +145,21 @@ def test_stochastic_rounding_jumps_a_tenth_of_a_time_in_ten_thousand_steps_of_1e
 
 
 def test_other_seeds_give_other_runs_and_the_same_seeds_the_same():
-    task = cures.Task(1.0, (1e-5,), 300)
-    first, again, other = (list(cures.stochastic(KERNELS, task, "fp16", seeds)) for seeds in ((0, 1), (0, 1), (2, 3)))
+    task = Task(1.0, (1e-5,), 300)
+    first, again, other = (list(stochastic(KERNELS, task, "fp16", seeds)) for seeds in ((0, 1), (0, 1), (2, 3)))
     assert first == again
     assert first[0].moves != other[0].moves
 
 
 def test_the_chunks_in_which_random_words_are_drawn_change_nothing(monkeypatch):
-    task = cures.Task(1.0, (1e-5, 1e-4), 50)
-    whole = list(cures.stochastic(KERNELS, task, "bf16", range(8)))
-    monkeypatch.setattr(cures, "CHUNK", 7)
-    assert list(cures.stochastic(KERNELS, task, "bf16", range(8))) == whole
+    task = Task(1.0, (1e-5, 1e-4), 50)
+    whole = list(stochastic(KERNELS, task, "bf16", range(8)))
+    monkeypatch.setattr(course.lost_updates, "CHUNK", 7)
+    assert list(stochastic(KERNELS, task, "bf16", range(8))) == whole
 
 
 def test_an_update_ends_alike_whichever_others_run_beside_it():
-    alone, together = (list(cures.all_outcomes(KERNELS, cures.Task(1.0, updates, 40), ["fp16", "fp32"], range(4)))
+    alone, together = (list(all_outcomes(KERNELS, Task(1.0, updates, 40), ["fp16", "fp32"], range(4)))
                        for updates in ((1e-4,), (3e-3, 1e-4)))
     assert alone == [outcome for outcome in together if outcome.update == 1e-4]
 
@@ -160,7 +171,7 @@ def test_kahan_in_fp16_makes_the_additions_of_half_precision_one_by_one():
         t = np.float16(w + y)
         remainder = np.float16(y + np.float16(w - t))
         w = t
-    (outcome,) = cures.kahan(KERNELS, cures.Task(1.0, (1e-4,), 200), "fp16", "fp16")
+    (outcome,) = kahan(KERNELS, Task(1.0, (1e-4,), 200), "fp16", "fp16")
     assert (outcome.result, outcome.remainder) == (shortest(w), shortest(remainder))
 
 

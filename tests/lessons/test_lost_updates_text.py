@@ -7,14 +7,15 @@ from rich.console import Console
 
 from tests.cases import chosen
 from tests.lessons.lost import lost_updates
-from zerosim.course.lost_updates.lesson import LostUpdates, Question
-from zerosim.course.lost_updates.text import print_lesson
-from zerosim.display.tables import fitted, percent, plain_table, rough, short
+from zerosim import display
+from zerosim.course.lost_updates import LostUpdates, Question
+from zerosim.display.numbers import fitted, percent, rough, short
+from zerosim.display.terminal import plain_table
 
 
 def printed(found: LostUpdates, width: int = 80) -> str:
     console = Console(file=StringIO(), width=width, highlight=False)
-    print_lesson(console, found)
+    console.print(display.text(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ import zerosim as zs
 from tests.cases import covering
 from zerosim.cli import app
 from zerosim.course.costs.plan_text import print_plan
-from zerosim.course.measured.plans import gpt_of, measured_row
+from zerosim.course.measured import gpt_of, measured_row
 from zerosim.planning import Transformer, model_of, model_shape
 from zerosim.planning.plan import PlanConfig, plan_config
 

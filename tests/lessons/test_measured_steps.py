@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 import zerosim as zs
-from zerosim.course.measured.steps import measured_bytes, measured_step
+from zerosim.course.measured import measured_bytes, measured_step
 
 OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
               zs.optim.Momentum(lr=0.1), zs.optim.RMSprop(), zs.optim.SGD(lr=0.1)]

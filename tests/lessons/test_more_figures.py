@@ -14,13 +14,19 @@ from tests.cases import chosen
 from tests.lessons import seen
 from tests.lessons.browser import browser, dom_of
 from zerosim.course.figures import draw
-from zerosim.course.figures.liveness import GRADIENT_KINDS, liveness, liveness_data
-from zerosim.course.figures.memory_scaling import OPTIMIZERS, memory_scaling, memory_scaling_data, widths_of
-from zerosim.course.figures.ring import ring_data
-from zerosim.course.figures.ring_frames import ring_animation
-from zerosim.course.figures.traffic import traffic, traffic_data
-from zerosim.course.measured.steps import measured_bytes
-from zerosim.display.drawing import DARK, LIGHT, RANK_COLORS, luminance
+from zerosim.course.figures.memory import (
+    OPTIMIZERS,
+    memory_scaling,
+    memory_scaling_data,
+    traffic,
+    traffic_data,
+    widths_of,
+)
+from zerosim.course.figures.ring import ring_animation, ring_data
+from zerosim.course.figures.timeline import GRADIENT_KINDS, liveness, liveness_data
+from zerosim.course.measured import measured_bytes
+from zerosim.display.colors import RANK_COLORS, luminance
+from zerosim.display.drawing import DARK, LIGHT
 from zerosim.ranks.trace import Held
 
 SIXTEENTHS = {  # bytes per parameter at rest, replicated and shared, of Adam: ZeRO's paper, section 5

@@ -5,9 +5,8 @@ import pytest
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.course.figures.lost_updates import lost_updates, lost_updates_data
-from zerosim.course.figures.spacing import spacing, spacing_data
-from zerosim.course.lost_updates import cures
+from zerosim.course.figures.numbers import lost_updates, lost_updates_data, spacing, spacing_data
+from zerosim.course.lost_updates import Task, path_of, plain
 from zerosim.display.drawing import DARK, LIGHT
 from zerosim.numerics.kernels import NumpyKernels
 
@@ -63,13 +62,13 @@ def test_the_lines_of_gaps_are_the_data_and_each_is_named(style):
 # -- lost updates -------------------------------------------------------------------------------------------------
 
 def test_a_path_ends_where_the_lesson_on_lost_updates_ends():
-    kernels, task = NumpyKernels(), cures.Task(1.0, (1e-5, 6e-4, -3e-4), 500)
+    kernels, task = NumpyKernels(), Task(1.0, (1e-5, 6e-4, -3e-4), 500)
     for name in ("fp16", "bf16", "fp32"):
-        path = cures.path(kernels, task, name)
+        path = path_of(kernels, task, name)
         assert path.shape == (501, 3)
         assert path.dtype == zs.format_of(name).dtype
         assert [float(np.float32(w)) for w in path[-1]] == [
-            float(np.float32(outcome.result)) for outcome in cures.plain(kernels, task, name)]
+            float(np.float32(outcome.result)) for outcome in plain(kernels, task, name)]
 
 
 def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from zerosim.course.figures.format_losses import format_losses_data
 from zerosim.course.figures.latency_wall import latency_wall_data
+from zerosim.course.figures.losses import format_losses_data
 from zerosim.course.figures.published import published_data
 
 

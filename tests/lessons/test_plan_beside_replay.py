@@ -7,7 +7,7 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
-from zerosim.course.measured.plans import gpt_of
+from zerosim.course.measured import gpt_of
 from zerosim.planning.cost import curve
 from zerosim.planning.plan import plan_config
 from zerosim.planning.recording import record

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 import zerosim as zs
-from zerosim.course.precision.forward_overflow import SCALINGS
-from zerosim.course.precision.lesson import SCALES, Precision, Question, Underflows, precision, underflows
-from zerosim.course.precision.scaler_traces import PATTERN, traces
-from zerosim.course.precision.text import histogram, print_lesson, scale_text
+from zerosim import display
+from zerosim.course.precision import PATTERN, SCALES, Precision, Question, Underflows, precision, traces, underflows
+from zerosim.course.precision_runs import SCALINGS
+from zerosim.course.precision_view import histogram, scale_text
 from zerosim.models.text import Corpus, shipped
 from zerosim.models.units import one_pass
 from zerosim.numerics.formats import format_of
@@ -25,7 +25,7 @@ FEW = Question("fp16", "gpt-nano", 3)
 
 def printed(found: Precision, width: int = 80) -> str:
     console = Console(file=StringIO(), width=width, highlight=False)
-    print_lesson(console, found)
+    console.print(display.text(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -8,11 +8,19 @@ from matplotlib.colors import same_color
 
 from tests.cases import chosen
 from tests.lessons import seen
-from zerosim.course.figures.format_losses import LOOKS, format_losses, format_losses_data
-from zerosim.course.figures.loss_scale import EVERYWHERE, IN_THE_SUM, MARKS, SOMEWHERE, loss_scale, loss_scale_data
-from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
-from zerosim.course.precision.format_runs import POLICIES
-from zerosim.course.precision.observed_step import Passed, observed_step
+from zerosim.course.figures.losses import (
+    EVERYWHERE,
+    IN_THE_SUM,
+    LOOKS,
+    MARKS,
+    SOMEWHERE,
+    format_losses,
+    format_losses_data,
+    loss_scale,
+    loss_scale_data,
+)
+from zerosim.course.figures.numbers import mixed_precision, mixed_precision_data
+from zerosim.course.precision_runs import POLICIES, Passed, observed_step
 from zerosim.display.drawing import DARK, LIGHT
 
 STYLES = pytest.mark.parametrize("style", [LIGHT, DARK], ids=lambda style: style.name)

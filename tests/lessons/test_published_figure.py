@@ -6,9 +6,8 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.lessons import seen
 from zerosim.course.figures.published import published, published_data
-from zerosim.course.measured.published import settled
-from zerosim.course.measured.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, step
 from zerosim.course.published import published as published_rows
+from zerosim.course.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, settled, step
 from zerosim.display.drawing import DARK, LIGHT
 
 # What a run has beside what is counted: statistics of LayerNorm, softmax; many ranks that are not infinitely many; and
@@ -73,7 +72,7 @@ def test_the_figures_numbers_are_the_tables_and_the_pencils(found):
     for row in data.differing:
         assert row.published == open_rows[row.label].printed
         assert row.brief == open_rows[row.label].brief
-        assert row.measured == pytest.approx(open_rows[row.label].reckoned(), rel=0.04)
+        assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
     assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
     assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(found)
     closed = [one for one in found if one.row.closes]

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 import zerosim as zs
-from zerosim.course.worked_example import text as replay_text
-from zerosim.course.worked_example.example import Example, parse_samples, sample_of
-from zerosim.course.worked_example.replay import replay, replays_as_json
+from zerosim.course.worked_example import Example, parse_samples, replay, replays_as_json, sample_of
+from zerosim.course.worked_example_view import replays_view
+from zerosim.display.terminal import as_text
 from zerosim.planning import closed_forms as pencil
 
 EXAMPLE = Example()
@@ -163,8 +163,7 @@ def test_samples_that_do_not_parse_are_refused(text):
 
 def printed(found, stage, hops=False, width=80):
     console = Console(file=StringIO(), width=width, force_terminal=False)
-    replay_text.print_header(console, found.example)
-    replay_text.print_replay(console, stage, found, hops=hops)
+    console.print(as_text(replays_view(found.example, {stage: found}, hops=hops)))
     return console.file.getvalue()
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.course.figures.ring_traffic import ring_traffic_data
 from zerosim.course.figures.timeline import MACHINE
 from zerosim.display.report import RankReport, curve_html, page, report_data
+from zerosim.display.traffic_plots import ring_traffic_data
 from zerosim.planning.recording import record
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.course.precision.resting_formats import BATCHES, LR, batch, policies, rested
+from zerosim.course.precision_runs import BATCHES, RESTING_LR, policies, rested, resting_batch
 
 STEPS = 120
 
@@ -62,8 +62,9 @@ def test_losses_are_means_over_the_first_the_middle_and_the_last_round_of_the_da
     policy, losses = zs.Policy("bf16"), []
 
     def program(rank):
-        engine = zs.Engine(rank, zs.models.MLP((8, 32, 32, 2), seed=0), zs.optim.Adam(LR), stage=3, policy=policy)
-        return [engine.step([batch(step)]).losses[0] for step in range(60)]
+        model = zs.models.MLP((8, 32, 32, 2), seed=0)
+        engine = zs.Engine(rank, model, zs.optim.Adam(RESTING_LR), stage=3, policy=policy)
+        return [engine.step([resting_batch(step)]).losses[0] for step in range(60)]
 
     losses = zs.Cluster(1).run(program)[0]  # the stage changes no bit
     run = rested(policy, 60)
@@ -72,9 +73,9 @@ def test_losses_are_means_over_the_first_the_middle_and_the_last_round_of_the_da
 
 
 def test_the_data_come_round_again():
-    np.testing.assert_array_equal(batch(3)[0], batch(3 + BATCHES)[0])
-    assert not np.array_equal(batch(3)[0], batch(4)[0])
-    assert all(array.dtype == np.float32 for array in batch(0))
+    np.testing.assert_array_equal(resting_batch(3)[0], resting_batch(3 + BATCHES)[0])
+    assert not np.array_equal(resting_batch(3)[0], resting_batch(4)[0])
+    assert all(array.dtype == np.float32 for array in resting_batch(0))
 
 
 def test_weights_of_nan_have_not_moved():

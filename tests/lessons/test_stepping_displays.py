@@ -13,9 +13,9 @@ from rich.console import Console
 import zerosim as zs
 from tests.cases import covering
 from tests.lessons import seen
-from zerosim.course.figures.step_sheet import BLANK, step_sheet_data
 from zerosim.display import html
 from zerosim.display.objects import MOST_STEPS, values_text
+from zerosim.display.traffic_plots import BLANK, step_sheet_data
 
 
 def reduced(rank):

@@ -7,9 +7,17 @@ from matplotlib.colors import to_hex
 
 import zerosim as zs
 from tests.lessons import seen
-from zerosim.course.figures.timeline import MACHINE, PHASES, PURPOSES, _peak, timeline, timeline_data, timeline_of
-from zerosim.course.figures.timeline_run import LEVERS
-from zerosim.display.drawing import KIND_COLORS
+from zerosim.course.figures.timeline import (
+    LEVERS,
+    MACHINE,
+    PHASES,
+    PURPOSES,
+    _peak,
+    timeline,
+    timeline_data,
+    timeline_of,
+)
+from zerosim.display.colors import KIND_COLORS
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import replay
 

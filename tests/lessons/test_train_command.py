@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.training.run import Step
-from zerosim.course.training.text import progress_bar
+from zerosim.course.training import Step
+from zerosim.course.training_view import progress_bar
 
 TINY = ["--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2"]
 SHORT = [*TINY, "--sample", "2"]

@@ -7,10 +7,16 @@ import pytest
 
 import zerosim as zs
 from zerosim import optim
-from zerosim.course.training.evaluation import digest
-from zerosim.course.training.optimizers import LEARNING_RATES, known_optimizers, optimizer_named
-from zerosim.course.training.options import Options
-from zerosim.course.training.run import batches, require_engine, train
+from zerosim.course.training import (
+    LEARNING_RATES,
+    Options,
+    batches,
+    digest,
+    known_optimizers,
+    optimizer_named,
+    require_engine,
+    train,
+)
 from zerosim.models.text import shipped
 
 TINY = Options(model="gpt-nano", ranks=2, steps=3, batch=2, sample_tokens=4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
-from zerosim.course.precision.underflow import Binade, Fates, binades, fates, losses_by_tensor, rounded_fates
+from zerosim.course.precision import Binade, Fates, binades, fates, losses_by_tensor, rounded_fates
 from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics.kernels import NumpyKernels
 

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.source import ROOT
 from tests.notebooks.cells import cells, committed, displayed_in, executed, printed_in
 from zerosim.course import puzzles
-from zerosim.course.puzzles.spoilers import SOLUTIONS
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 TEXT = ROOT / "notebooks/puzzles.py"
 COPY = TEXT.with_suffix(".ipynb")
@@ -55,10 +55,10 @@ def test_filled_with_solutions_every_check_passes():
     for name in NAMES:
         assert text.count(stub_of(name)) == 1
         text = text.replace(stub_of(name), inspect.getsource(SOLUTIONS[name]).strip())
-    imports = "from zerosim.course.puzzles.spoilers.sharding import Any, Array, Callable, Rank, Work\n"
-    found = list(executed(text.replace("import zerosim as zs\n", "import zerosim as zs\n" + imports, 1)))
-    assert [cell.displayed.stars for cell in found if isinstance(cell.displayed, puzzles.Score)] == ["★★★"] * len(NAMES)
-    assert found[-1].printed.count("passed   ★★★") == len(NAMES)
+    imports = "from zerosim.course.puzzles.solutions import Any, Array, Callable, Rank, Work\n"
+    shown = list(executed(text.replace("import zerosim as zs\n", "import zerosim as zs\n" + imports, 1)))
+    assert [cell.displayed.stars for cell in shown if isinstance(cell.displayed, puzzles.Score)] == ["★★★"] * len(NAMES)
+    assert shown[-1].printed.count("passed   ★★★") == len(NAMES)
 
 
 def test_the_copy_records_no_times_and_no_versions():

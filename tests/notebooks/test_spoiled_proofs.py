@@ -158,7 +158,7 @@ def namespace(mistake, monkeypatch):
     A folder that the last cell would remove is removed.
     """
     if not mistake.name.endswith("on processes"):
-        monkeypatch.setattr("zerosim.course.running.launching.LAUNCHERS", ("no-such-launcher",))
+        monkeypatch.setattr("zerosim.course.running.LAUNCHERS", ("no-such-launcher",))
     elif (reason := Processes("MPI", 3).missing()) is not None:
         pytest.skip(f"MPI: {reason}")
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -12,7 +12,7 @@ from zerosim.planning.timeline import Machine
 from zerosim.ranks.trace import Traces
 
 WORLDS = (1, 2, 3, 4, 5, 8)
-LEVERS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
+OPTIONS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
           "both": {"overlap": True, "prefetch": 1}}
 # Units that no N > 1 divides: padding is not updated, so rank 0 computes most. And, without biases, units of one matrix
 # that every N divides: all ranks do the same.
@@ -25,20 +25,18 @@ def device(flops_per_second: float = 1e9, memory_bytes_per_second: float = 1e9) 
 
 
 FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
-# As fast as a link of finite numbers can be: no sum of seconds notices it.
-INSTANT = Link("instant", 1e30, 0.0, "made up", "today")
 MACHINE = Machine(device(), Network(FAST), "fp16")
 
 
 @cache
-def traces(ranks: int, stage: int = 3, levers: str = "both", layout: str = "per_unit",
+def traces(ranks: int, stage: int = 3, options: str = "both", layout: str = "per_unit",
            widths: tuple[int, ...] = WIDTHS, cluster: type[zs.Cluster] = zs.Cluster) -> Traces:
     """The traces of a run of one step, in a span called "step"."""
 
     def program(rank: zs.Rank) -> None:
         model = zs.models.MLP(widths, bias=widths != EVEN, seed=3)
         engine = zs.Engine(rank, model, zs.optim.Adam(), stage=stage, policy=zs.Policy("fp16"), layout=layout,
-                           **LEVERS[levers])
+                           **OPTIONS[options])
         with rank.trace.span("step"):
             engine.step([tuple(rank.xp.zeros((ROWS, width)) for width in (widths[0], widths[-1]))
                          for _ in range(MICRO_BATCHES)])
@@ -49,9 +47,9 @@ def traces(ranks: int, stage: int = 3, levers: str = "both", layout: str = "per_
 
 
 @cache
-def step(ranks: int, stage: int = 3, levers: str = "both", widths: tuple[int, ...] = WIDTHS) -> Recording:
+def step(ranks: int, stage: int = 3, options: str = "both", widths: tuple[int, ...] = WIDTHS) -> Recording:
     """The step of that run, recorded."""
-    return record(traces(ranks, stage, levers, widths=widths)).inside("step")
+    return record(traces(ranks, stage, options, widths=widths)).inside("step")
 
 
 def recorded(ranks: int, program) -> Recording:

@@ -1,4 +1,4 @@
-"""What is printed elsewhere, each row with its source: it is reckoned, or said not to close, and why."""
+"""What is printed elsewhere, each row with its source: it is computed, or said not to close, and why."""
 
 import re
 import tomllib
@@ -18,12 +18,12 @@ NAMED = {"ids": lambda row: row.name}
 
 @pytest.mark.parametrize("row", ROWS, **NAMED)
 def test_a_published_number_is_what_the_formulas_come_to(row: Published) -> None:
-    assert abs(row.reckoned() - row.expected) <= row.tolerance
+    assert abs(row.computed() - row.expected) <= row.tolerance
 
 
 @pytest.mark.parametrize("row", OPEN, **NAMED)
 def test_a_number_that_does_not_close_differs_by_more_than_the_tolerance_and_says_why(row: Published) -> None:
-    assert abs(row.reckoned() - row.stated) > row.tolerance
+    assert abs(row.computed() - row.stated) > row.tolerance
     assert len(row.why) > 20
 
 

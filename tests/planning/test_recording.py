@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import covering
 from tests.planning.exact import exact_replay
-from tests.planning.recorded_runs import EVEN, LEVERS, MACHINE, WORLDS, recorded, step, traces
+from tests.planning.recorded_runs import EVEN, MACHINE, OPTIONS, WORLDS, recorded, step, traces
 from zerosim.planning.recording import Recording, from_plain, load, record, save, to_plain
 from zerosim.planning.timeline import replay
 from zerosim.ranks.cluster import NullCluster
 from zerosim.ranks.trace import Collective, Compute, Held, Issue, Message, SpanBegin, SpanEnd, Trace, Wait
 
 
-def told(recording: Recording, rank: int) -> list[tuple]:
+def spelled_rows(recording: Recording, rank: int) -> list[tuple]:
     """The rows of a rank, spelled out."""
     program, calls, messages = recording.program(rank), recording.calls, recording.messages
     paths, words = recording.paths, recording.words
@@ -71,14 +71,14 @@ def odd_program(rank):
 
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_a_recording_tells_the_rows_of_the_trace_in_their_order(ranks):
-    for stage, levers in covering(range(4), LEVERS, turn=WORLDS.index(ranks)):
-        found = traces(ranks, stage, levers)
+    for stage, options in covering(range(4), OPTIONS, turn=WORLDS.index(ranks)):
+        found = traces(ranks, stage, options)
         recording = record(found)
-        assert [told(recording, rank) for rank in range(ranks)] == [spelled(trace) for trace in found]
+        assert [spelled_rows(recording, rank) for rank in range(ranks)] == [spelled(trace) for trace in found]
     cluster = zs.Cluster(ranks)
     cluster.run(odd_program)
     recording = record(cluster.trace)
-    assert [told(recording, rank) for rank in range(ranks)] == [spelled(trace) for trace in cluster.trace]
+    assert [spelled_rows(recording, rank) for rank in range(ranks)] == [spelled(trace) for trace in cluster.trace]
     assert len(recording.programs) == ranks
 
 
@@ -93,9 +93,9 @@ def test_a_trace_knows_what_was_held_before_it():
 
 # -- JSON ---------------------------------------------------------------------------------------------------------
 
-@given(ranks=st.sampled_from(WORLDS), stage=st.integers(0, 3), levers=st.sampled_from([*LEVERS]))
-def test_json_gives_the_same_recording_back_and_the_same_times(ranks, stage, levers):
-    recording = record(traces(ranks, stage, levers))
+@given(ranks=st.sampled_from(WORLDS), stage=st.integers(0, 3), options=st.sampled_from([*OPTIONS]))
+def test_json_gives_the_same_recording_back_and_the_same_times(ranks, stage, options):
+    recording = record(traces(ranks, stage, options))
     again = from_plain(json.loads(json.dumps(to_plain(recording))))
     assert again == recording
     assert hash(again) == hash(recording)
@@ -208,9 +208,9 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path):
 
 def test_inside_a_span_stand_its_rows_and_what_was_held_before_it():
     whole, part = record(traces(3)), step(3)
-    rows = told(whole, 0)
+    rows = spelled_rows(whole, 0)
     low, high = rows.index(("begin", ("step",))), rows.index(("end", ("step",)))
-    assert told(part, 0) == rows[low + 1:high]
+    assert spelled_rows(part, 0) == rows[low + 1:high]
     held = {}
     for row in rows[:low]:
         if row[0] == "held":

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zerosim.models import GPT, GPTConfig
 from zerosim.planning.shapes import (
-    FAMILIES,
+    MODEL_TYPES,
     PRESETS,
     Transformer,
     model_of,
@@ -138,7 +138,7 @@ def test_a_number_alone_is_one_unit() -> None:
 
 @pytest.mark.parametrize(("fields", "said"), [
     ([1], "c holds a JSON list; a model's configuration is an object, with model_type and the model's sizes"),
-    ({}, f"c has no model_type; it counts {', '.join(FAMILIES)}"),
+    ({}, f"c has no model_type; it counts {', '.join(MODEL_TYPES)}"),
     ({"model_type": "lama"}, "c has the model_type 'lama', which zerosim cannot count; it counts gpt2, opt, bloom, "
      "llama, mistral, qwen2, qwen3, t5; did you mean 'llama'?"),
     ({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None},

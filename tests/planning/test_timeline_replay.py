@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.planning.exact import exact_replay
 from tests.planning.naive_replay import Naive
-from tests.planning.recorded_runs import FAST, LEVERS, MACHINE, SLOW, WORLDS, device, step, traces
+from tests.planning.recorded_runs import FAST, MACHINE, OPTIONS, SLOW, WORLDS, device, step, traces
 from tests.ranks.asking import ROWS, allowed, ask
 from zerosim.planning.hardware import Network
 from zerosim.planning.recording import record
@@ -32,11 +32,11 @@ def machine(ranks, draw=None):
     return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links)
 
 
-@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(range(4), LEVERS), WORLDS), ids=str)
+@pytest.mark.parametrize(("row", "ranks"), covering(itertools.product(range(4), OPTIONS), WORLDS), ids=str)
 def test_an_engines_step_ends_on_every_rank_when_a_naive_replay_says(row, ranks):
-    stage, levers = row
+    stage, options = row
     for where in (MACHINE, machine(ranks)):
-        found = traces(ranks, stage, levers)
+        found = traces(ranks, stage, options)
         exact, fast = exact_replay(record(found), where), replay(record(found), where)
         naive = Naive(found, where, seed=stage)
         assert ends(exact) == naive.run()

@@ -1,4 +1,4 @@
-"""The replayed ring is what pencil says: exact closed forms for equal and uneven chunks, stragglers, slow links."""
+"""The replayed ring is what formulas say: exact closed forms for equal and uneven chunks, stragglers, slow links."""
 
 from fractions import Fraction
 from functools import partial

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.planning.recorded_runs import LEVERS, MACHINE, WORLDS, recorded, step, traces
+from tests.planning.recorded_runs import MACHINE, OPTIONS, WORLDS, recorded, step, traces
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import (
     COMMUNICATION,
@@ -70,8 +70,8 @@ def test_memory_changes_when_the_program_comes_to_the_change():
 
 # -- the Chrome trace ---------------------------------------------------------------------------------------------
 
-def shown(ranks=3, stage=3, levers="both"):
-    timeline = replay(record(traces(ranks, stage, levers)), replace(MACHINE, slow_ranks=[SlowRank(0, 1.7)]))
+def shown(ranks=3, stage=3, options="both"):
+    timeline = replay(record(traces(ranks, stage, options)), replace(MACHINE, slow_ranks=[SlowRank(0, 1.7)]))
     return timeline, json.loads(json.dumps(chrome_trace(timeline)))
 
 
@@ -79,10 +79,10 @@ def is_number(value):
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@pytest.mark.parametrize("levers", LEVERS)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("ranks", WORLDS)
-def test_every_entry_has_what_its_phase_needs(ranks, levers):
-    _, trace = shown(ranks, 3, levers)
+def test_every_entry_has_what_its_phase_needs(ranks, options):
+    _, trace = shown(ranks, 3, options)
     assert trace["displayTimeUnit"] == "ms"
     for entry in trace["traceEvents"]:
         assert isinstance(entry["name"], str)

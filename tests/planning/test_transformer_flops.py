@@ -1,4 +1,4 @@
-"""Operations of transformer blocks in pencil: the published numbers, and what holds for every block."""
+"""Operations of transformer blocks: the published numbers, and what holds for every block."""
 
 import re
 

@@ -3,4 +3,4 @@
 Nothing below imports them: `zerosim.connect` and `zerosim.__getattr__` load them by name, when they are asked for.
 """
 
-PATIENCE_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0

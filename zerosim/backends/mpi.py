@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.transport import ProcessCluster, Request
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange, chunk_lengths
@@ -388,12 +388,12 @@ class MPICluster(ProcessCluster):
     """
 
     def __init__(self, comm: Any = None, *, capacity_nbytes: int | None = None, debug: bool = False,
-                 blas_threads: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError where mpi4py or MPI is missing."""
         self._mpi = mpi()
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         super().__init__(MPIChannel(self._comm), capacity_nbytes=capacity_nbytes, debug=debug,
-                         blas_threads=blas_threads, patience_seconds=patience_seconds)
+                         blas_threads=blas_threads, timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Gives back the communicators."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, busy, command, console, corpus_of, print_json
+from zerosim.cli.shell import AsJson, TextFile, busy, command, corpus_of, print_json, show
 
 
 @command("replay")
@@ -23,17 +23,16 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and told number by number."""
-    from zerosim.course.worked_example.example import example_of
-    from zerosim.course.worked_example.replay import replays, replays_as_json, stages_named
+    from zerosim.course.worked_example import example_of, replays, replays_as_json, stages_named
 
     example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
     found = replays(example, stages_named(stage))
     if as_json:
         print_json(replays_as_json(example, found))
         return
-    from zerosim.course.worked_example.text import print_replays
+    from zerosim.course.worked_example_view import replays_view
 
-    print_replays(console(), example, found, hops=hops)
+    show(replays_view(example, found, hops=hops))
 
 
 @command("lost-updates")
@@ -45,9 +44,8 @@ def lost_updates(
     as_json: AsJson = False,
 ) -> None:
     """What 16 bits lose of small updates, which cures help, and which does not."""
-    from zerosim.course.lost_updates.lesson import Question
-    from zerosim.course.lost_updates.lesson import lost_updates as answer
-    from zerosim.course.lost_updates.text import print_lesson
+    from zerosim.course.lost_updates import Question
+    from zerosim.course.lost_updates import lost_updates as answer
 
     question = Question(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
@@ -55,7 +53,7 @@ def lost_updates(
     if as_json:
         print_json(found.as_json())
     else:
-        print_lesson(console(), found)
+        show(found.view())
 
 
 @command("precision")
@@ -67,9 +65,8 @@ def precision(
     as_json: AsJson = False,
 ) -> None:
     """What goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
-    from zerosim.course.precision.lesson import Question
-    from zerosim.course.precision.lesson import precision as answer
-    from zerosim.course.precision.text import print_lesson
+    from zerosim.course.precision import Question
+    from zerosim.course.precision import precision as answer
 
     question, corpus = Question(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):
@@ -77,4 +74,4 @@ def precision(
     if as_json:
         print_json(found.as_json())
     else:
-        print_lesson(console(), found)
+        show(found.view())

@@ -56,12 +56,12 @@ def cost(
     hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file with links of your own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a collective costs: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.course.costs.collective import Question, collective_cost, nbytes_of
+    """The cost of a collective: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
+    from zerosim.course.costs.collective import CostQuestion, collective_cost, nbytes_of
     from zerosim.course.costs.collective import as_json as plain
 
-    found = collective_cost(Question(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between, itemsize,
-                                     hardware))
+    found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
+                                         itemsize, hardware))
     if as_json:
         print_json(plain(found))
         return
@@ -81,7 +81,7 @@ def plan(
     measure: Measure = False, dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
-    from zerosim.course.training.optimizers import optimizer_named
+    from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
     found = plan_config(
@@ -99,7 +99,7 @@ def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> N
 
     measured = []
     if measure:
-        from zerosim.course.measured.plans import measured_row
+        from zerosim.course.measured import measured_row
 
         measured = [(row, measured_row(found.config, row.stage, row.recompute)) for row in found.rows]
     if as_json:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import WRONG_INPUT, AsJson, command, console, print_json
+from zerosim.cli.shell import WRONG_INPUT, AsJson, busy, command, console, print_json, show
 
 if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
+
 
 # What a launcher of MPI tells each process that it starts: Open MPI, MPICH and its kin, and those that speak PMIx.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -47,7 +48,7 @@ def run(
 
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
-    from zerosim.course.running.program import load, settings
+    from zerosim.course.running import load, settings
     from zerosim.display.saving import require_place
 
     if save is not None:
@@ -55,13 +56,13 @@ def _body(program: str, given: Sequence[str], save: str | None) -> Callable[...,
     return partial(load(program), **settings(given))
 
 
-def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
     file may be on some machines of a job and not on others."""
-    from zerosim.backends.processes.transport import ProcessCluster
+    from zerosim.display.saving import is_one_of_many
     from zerosim.ranks.errors import ranks_text
 
-    if not isinstance(cluster, ProcessCluster):
+    if not is_one_of_many(cluster):
         return find()
     body: Callable[..., Any] | None = None
     text: str | None = None
@@ -73,7 +74,7 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
     failed = [rank for rank, said in enumerate(texts) if said is not None]
     if body is not None and not failed:
         return body
-    if cluster.index == failed[0]:
+    if cluster.ranks[0].index == failed[0]:
         where = "" if len(failed) == len(texts) else f"{ranks_text(failed)} of {len(texts)}: "
         raise ValueError(f"{where}{text}")
     raise typer.Exit(WRONG_INPUT)
@@ -81,16 +82,16 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
 
 def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
-    from zerosim.backends.processes.tcp import job_of
+    from zerosim.connect import launched
 
     by_mpi = any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
-    job = job_of(os.environ)
-    launched = by_mpi or job is not None
+    job = launched()
     if backend == "auto" and not by_mpi and job is not None and job.ranks > 1:
         raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
                          "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
-    here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({} if launched else {"nccl": zs.NCCLCluster})
+    alone = not by_mpi and job is None
+    here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({"nccl": zs.NCCLCluster} if alone else {})
     if found in here:
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
     if ranks is not None:
@@ -100,10 +101,10 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
-    from zerosim.backends.processes.notes import raised_elsewhere
-    from zerosim.course.running.program import run as run_program
-    from zerosim.course.running.text import as_json as plain
-    from zerosim.course.running.text import print_run
+    from zerosim.connect import raised_elsewhere
+    from zerosim.course.running import as_json as plain
+    from zerosim.course.running import run as run_program
+    from zerosim.course.running import run_view
     from zerosim.doctor import blas_libraries
 
     try:
@@ -124,4 +125,31 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
     if as_json:
         print_json(plain(cluster.world, parts, blas_libraries(), cluster.blas_threads))
     else:
-        print_run(console(), cluster.world, parts)
+        show(run_view(cluster.world, parts, console().width))
+
+
+# -- The command that makes a page of a recorded run -----------------------------------------------------------------
+
+@command("report")
+def report(
+    recording: Annotated[str, typer.Argument(metavar="RUN.json", help="What cluster.save(), or --save of train or run, "
+                                                                      "has written.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The page; without it, RUN.html beside it.")] = None,
+    device: Annotated[str | None, typer.Option(help="Replay on h100-80, a100-40, ...; without it and a link, on a "
+                                                    "made-up machine that shows a small model well.")] = None,
+    link: Annotated[str | None, typer.Option(help="What ranks send through: nvlink4, pcie5, ...")] = None,
+    span: Annotated[str | None, typer.Option(help="Only what happened inside the one span of this name.")] = None,
+    compute: Annotated[str, typer.Option(help="The format whose peak the device computes at.")] = "bf16",
+    efficiency: Annotated[float, typer.Option(help="Share of that peak that products reach.")] = 1.0,
+    nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
+    between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file of one's own devices and links."
+                                                 )] = None,
+) -> None:
+    """A run as one page of HTML: timeline, memory, messages and tables, without a server or a network."""
+    from zerosim.display.report import save_report
+
+    with busy("making the page"):
+        path = save_report(recording, out, device=device, link=link, span=span, compute=compute, efficiency=efficiency,
+                           nodes=nodes, between=between, hardware=hardware)
+    typer.echo(path)

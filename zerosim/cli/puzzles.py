@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, busy, command, console, print_json
+from zerosim.cli.shell import AsJson, busy, command, print_json, show
 
 if TYPE_CHECKING:
     from zerosim.course.puzzles.puzzle import Puzzle
@@ -27,7 +27,7 @@ def puzzles(
 ) -> None:
     """Exercises on ranks: write a ring, write ZeRO's steps, repair a broken one; checked for bits and scored."""
     from zerosim.course import puzzles as offered
-    from zerosim.course.puzzles.catalogue import puzzle_named
+    from zerosim.course.puzzles import puzzle_named
 
     asked = [option for option, given in (("--stub", stub), ("--hint", hint is not None),
                                           ("--check", check is not None), ("--solution", solution)) if given]
@@ -70,29 +70,30 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 
 def _print_all(as_json: bool) -> None:
-    from zerosim.course.puzzles.catalogue import PUZZLES
-    from zerosim.display.tables import plain_table
+    from zerosim.course.puzzles import PUZZLES
+    from zerosim.display.views import Note, View, marked_table
 
     if as_json:
         print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
         return
-    out = console()
-    out.print(plain_table("puzzle", "what to write", ">hints", rows=(
-        (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values())))
-    out.print("\n  zerosim puzzles mean                          states it\n"
-              "  zerosim puzzles mean --stub > mean.py         is where to begin\n"
-              "  zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks")
+    show(View("", "", (
+        marked_table("puzzle", "what to write", ">hints", rows=[
+            (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values()]),
+        Note(""),
+        Note("zerosim puzzles mean                          states it"),
+        Note("zerosim puzzles mean --stub > mean.py         is where to begin"),
+        Note("zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks"))))
 
 
 def _check(name: str, place: str, as_json: bool) -> None:
-    from zerosim.course.puzzles.catalogue import puzzle_named
-    from zerosim.course.puzzles.checker import check
-    from zerosim.course.running.program import load
+    from zerosim.course.puzzles import puzzle_named
+    from zerosim.course.puzzles.checker import check_answer
+    from zerosim.course.running import load
 
     puzzle = puzzle_named(name)
     answer = load(place)
     with busy(f"checking {name} on 1 to 8 ranks"):
-        score = check(puzzle, answer)
+        score = check_answer(puzzle, answer)
     if as_json:
         print_json(score.as_json())
     else:
@@ -105,7 +106,7 @@ def _grade(file: str, as_json: bool) -> None:
     from pathlib import Path
 
     from zerosim.course.puzzles.adapters import GRADERS
-    from zerosim.course.running.program import load
+    from zerosim.course.running import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")

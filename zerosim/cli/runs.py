@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json
+from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json, show
 
 # What both commands ask.
 Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
@@ -47,10 +47,10 @@ def train(
     save: SaveTo = None, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
-    from zerosim.course.training.options import Options
-    from zerosim.course.training.run import train as run
-    from zerosim.course.training.text import as_json as plain
-    from zerosim.course.training.text import print_training, progress_bar, require_learned
+    from zerosim.course.training import Options
+    from zerosim.course.training import train as run
+    from zerosim.course.training_view import progress_bar, require_learned, training_view
+    from zerosim.course.training_view import training_as_json as plain
     from zerosim.display.saving import require_place, save_traces
 
     options = Options(
@@ -68,7 +68,7 @@ def train(
     if as_json:
         print_json(plain(found))
     else:
-        print_training(console(), found, corpus.name)
+        show(training_view(found, corpus.name))
 
 
 @command("compare")
@@ -80,13 +80,11 @@ def compare(
     capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
-    from zerosim.course.figures.comparison import require_place, save_comparison
-    from zerosim.course.training.comparing import compare as run
-    from zerosim.course.training.comparing import values_of, wanted
-    from zerosim.course.training.comparing_text import as_json as plain
-    from zerosim.course.training.comparing_text import print_comparison
-    from zerosim.course.training.options import Options
-    from zerosim.course.training.text import progress_bar
+    from zerosim.course.figures.losses import require_place, save_comparison
+    from zerosim.course.training import Options, values_of, wanted
+    from zerosim.course.training import compare as run
+    from zerosim.course.training_view import comparison_as_json as plain
+    from zerosim.course.training_view import comparison_view, progress_bar
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -102,6 +100,6 @@ def compare(
     if as_json:
         print_json(plain(found))
     else:
-        print_comparison(console(), found, corpus.name)
+        show(comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from zerosim.display.views import View
     from zerosim.models.text import Corpus
 
 app = typer.Typer(
@@ -86,6 +87,13 @@ def console(*, stderr: bool = False) -> Console:
     found = Console(highlight=False, emoji=False, stderr=stderr)
     found.width = max(found.width, LEAST_WIDTH)
     return found
+
+
+def show(view: View) -> None:
+    """Prints a view."""
+    from zerosim.display.terminal import as_text
+
+    console().print(as_text(view))
 
 
 def corpus_of(text: str | None) -> Corpus:

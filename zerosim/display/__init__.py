@@ -1,40 +1,48 @@
-"""How things look: HTML for a notebook, text for a terminal, figures; each thing by its class.
+"""The display of anything, by its class: HTML in a notebook, text in a terminal, figures.
 
-A view says what is shown; it is rendered as HTML by ``as_html`` and for a terminal by ``as_text``. Figures are in the
-one style of ``lessons/figures``. What is shown is loaded only when somebody looks (see ``zerosim/shown.py``).
+A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
+note. It is made once and rendered by ``notebook.as_html`` or ``terminal.as_text``, so that a notebook and a terminal
+say the same. ``objects`` has the views of the library's classes, ``plots`` and ``traffic_plots`` their figures,
+``report`` the page of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from zerosim.display.html import as_html
-from zerosim.display.objects import CLUSTER_VIEWS, ENGINE_VIEWS, PLAN_VIEWS, STEP_VIEWS, slider
-from zerosim.display.plots import draw_step, plot, show_ring
-from zerosim.display.saving import save
-from zerosim.display.text import as_text
 from zerosim.display.views import View
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+__all__ = ["View", "html", "text", "view"]
 
-__all__ = ["VIEWS", "View", "draw_step", "html", "plot", "save", "show_ring", "slider", "text", "view"]
 
-VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({
-    **CLUSTER_VIEWS, **ENGINE_VIEWS, **PLAN_VIEWS, **STEP_VIEWS})
+@runtime_checkable
+class HasView(Protocol):
+    """Anything that makes its view itself: what stands above this floor need not be known here."""
+
+    def view(self) -> View:
+        """The view."""
+        ...
 
 
 def view(thing: Any) -> View:
-    """What is shown of a thing, by the nearest of its classes that has a look."""
+    """The view of a thing: its own, as the course's answers have, or that of the nearest of its classes."""
+    if isinstance(thing, HasView):
+        return thing.view()
+    from zerosim.display.objects import VIEWS
+
     return next(VIEWS[kind] for kind in type(thing).__mro__ if kind in VIEWS)(thing)
 
 
 def html(thing: Any) -> str:
     """The thing as HTML: tables, bars of memory, the cut of a vector; escaped, without scripts."""
+    from zerosim.display.notebook import as_html
+
     return as_html(view(thing))
 
 
 def text(thing: Any) -> "Group":
     """The thing as rich prints it in a terminal."""
+    from zerosim.display.terminal import as_text
+
     return as_text(view(thing))

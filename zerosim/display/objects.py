@@ -1,6 +1,6 @@
-"""How a cluster, its traces and its memories look.
+"""The views of the library's classes: clusters, memories and traces, layouts and engines, plans, steps of a run.
 
-Legend: N ranks.
+Legend: N ranks; n elements, of a layout's padded vector or of a collective's whole vector.
 """
 
 from collections import Counter
@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.figures.plan_bars import PARTS, parts_of, plan_bars, plan_bars_data, row_name
-from zerosim.display.drawing import Drawing, Style
-from zerosim.display.html import as_html
-from zerosim.display.tables import short
+from zerosim.display.colors import BLUE, GRAY, GREEN, ORANGE, VERMILLION
+from zerosim.display.notebook import as_html
+from zerosim.display.numbers import short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import Plan
+from zerosim.planning.plan import Plan, Row
 from zerosim.planning.plan_table import COLUMNS, cells, subject
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
@@ -129,13 +128,7 @@ def _spans(traces: Sequence[Trace]) -> Iterable[Table]:
             (name or "(outside)", f"{flops[name]:,}", f"{sent[name]:,}") for name in names))
 
 
-CLUSTER_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({
-    Cluster: cluster_view, Memory: memory_view, Memories: memories_view, Trace: trace_view, Traces: traces_view})
-
-
-# -- How a layout and an engine look ---------------------------------------------------------------------------------
-# Legend: N ranks, n elements of the padded vector.
-
+# -- layouts and engines ----------------------------------------------------------------------------------------------
 
 MOST_LETTERS = 160  # of what one rank owns
 
@@ -190,10 +183,11 @@ def stage_name(stage: Stage) -> str:
     return names.get(stage, str(stage))
 
 
-ENGINE_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Layout: layout_view, Engine: engine_view})
+# -- plans ------------------------------------------------------------------------------------------------------------
 
+PARTS: Mapping[str, str] = MappingProxyType({
+    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "transient": GREEN, "overhead": GRAY})
 
-# -- How a plan looks ------------------------------------------------------------------------------------------------
 
 def plan_view(plan: Plan) -> View:
     """The verdict, bars of bytes beside the capacity, and the rows."""
@@ -206,17 +200,17 @@ def plan_view(plan: Plan) -> View:
     return View(plan.verdict, " " + "".join(subject(plan.config, plan.rows[0].convention)) + ".", (bars, table))
 
 
-PLAN_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Plan: plan_view})
+def parts_of(row: Row) -> dict[str, int]:
+    """Bytes of each part; they add up to the row's total."""
+    return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
 
 
-def plan_drawing(plan: Plan, style: Style) -> Drawing:
-    """What one rank would hold under each row, beside what the device has."""
-    return plan_bars(plan_bars_data(plan), style)
+def row_name(row: Row) -> str:
+    """``ZeRO-2 block``."""
+    return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
 
 
-# -- How a step of a run looks: what moved, and every rank as it is then ---------------------------------------------
-# Legend: n elements of the collective's whole vector, N ranks of its group.
-
+# -- steps of a run: what moved, and every rank as it is then ---------------------------------------------------------
 
 MOST_VALUES = 12  # of an array in a table
 
@@ -273,7 +267,9 @@ def steps_view(steps: Steps) -> View:
     return View("Steps", rest, () if steps.last is None else step_view(steps.last).parts)
 
 
-STEP_VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({Step: step_view, Steps: steps_view})
+VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({
+    Cluster: cluster_view, Memory: memory_view, Memories: memories_view, Trace: trace_view, Traces: traces_view,
+    Layout: layout_view, Engine: engine_view, Plan: plan_view, Step: step_view, Steps: steps_view})
 
 
 # -- A slider over the steps of a run, where ipywidgets is installed -------------------------------------------------

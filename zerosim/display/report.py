@@ -11,13 +11,12 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
-from zerosim.course.figures.timeline import MACHINE
-from zerosim.display.drawing import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
-from zerosim.display.html import table_html
+from zerosim.display.colors import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
+from zerosim.display.notebook import table_html
 from zerosim.display.views import Table
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.planning.hardware import network_of, presets, read
+from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
 from zerosim.planning.recording import ISSUE, MESSAGE, Recording, load
 from zerosim.planning.streams import schedule
 from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay
@@ -285,7 +284,7 @@ TICKS = 10
 
 def page(data: ReportData) -> str:
     """The whole page."""
-    own = files("zerosim.display.report")
+    own = files("zerosim.display")
     css, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     sections = "".join([_summary(data), _timeline(data), _memory(data), _messages_section(data), _collectives(data)])
     title = escape(f"zerosim: {data.title}")
@@ -432,6 +431,13 @@ def _call_row(call: CallReport) -> tuple[str, ...]:
 
 
 # -- From the file of a recording to the file of its page: all of it, or nothing -------------------------------------
+
+# A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
+# model's do on a large machine. Made up for the picture, as its source says.
+MACHINE = Machine(
+    Device("made up for a picture", 10**9, 10**9, 100e9, {"fp16": 1e12}, "made up for a picture", "2025-01-01"),
+    Network(Link("made up for a picture", 5e9, 1e-6, "made up for a picture", "2025-01-01")), "fp16", efficiency=0.5)
+
 
 def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str = "bf16", efficiency: float = 1.0,
                nodes: int = 1, between: str | None = None, hardware: str | None = None) -> Machine:

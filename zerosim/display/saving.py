@@ -21,13 +21,13 @@ def recording_of(cluster: Any) -> Recording:
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
     if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
-    if _is_one_of_many(cluster):
+    if is_one_of_many(cluster):
         return record([trace for of_process in cluster.gather(list(traces)) for trace in of_process])
     return record(traces)
 
 
-def _is_one_of_many(cluster: Any) -> bool:
-    """Whether the other ranks are in other processes."""
+def is_one_of_many(cluster: Any) -> bool:
+    """True where each rank is a process of its own, and this one has one of them."""
     return cluster.representative is None and len(cluster.ranks) < cluster.ranks[0].size
 
 
@@ -36,7 +36,7 @@ def save(cluster: Any, path: str | Path) -> Path:
     writes. Raises ValueError as `recording_of` does, and for a path that cannot be written.
     """
     recording, path = recording_of(cluster), Path(path)
-    if _is_one_of_many(cluster) and cluster.ranks[0].index:
+    if is_one_of_many(cluster) and cluster.ranks[0].index:
         return path
     return write(recording, path)
 

@@ -1,23 +1,55 @@
-"""What is shown of a thing, before it is HTML or text: a title, tables, bars of bytes, and the cut of a vector.
+"""A view: all that is shown of a thing, before it is HTML or text.
+
+It has a title and parts: headings, notes, tables, bars of bytes, and the cut of a vector.
 
 Every view is made once and rendered twice, so that a notebook and a terminal say the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zerosim.display.drawing import KIND_COLORS
+from zerosim.display.colors import KIND_COLORS
 
+RIGHT = ">"  # stands before the name of a column of numbers
 MOST_ROWS = 24  # of a table, or lines of a strip: what follows is counted, and not shown
 
 
 @dataclass(frozen=True, slots=True)
+class Heading:
+    """A section's number and title, between free lines."""
+
+    number: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line across, with a title in it."""
+
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of text under the tables, in rich's markup; an empty text is a free line."""
+
+    text: str
+    indent: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """Columns whose name begins with ``>`` are numbers, set to the right."""
+    """Columns whose name begins with ``>`` are numbers, set to the right.
+
+    Of a ``marked`` table, as lessons have, cells are in rich's markup and all rows are shown; in others brackets are
+    brackets, and of many rows the first are shown.
+    """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    marked: bool = False
+    indent: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +89,21 @@ class Strip:
     lines: tuple[Line, ...]
 
 
-Part = Table | Bars | Strip
+Part = Heading | Rule | Note | Table | Bars | Strip
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is shown of a thing: its name, the rest of the sentence, and what follows."""
+    """All that is shown of a thing: its name, the rest of the sentence (neither where there is no title), and parts."""
 
     title: str
     rest: str
     parts: tuple[Part, ...] = ()
+
+
+def marked_table(*columns: str, rows: Iterable[Sequence[str]], caption: str = "", indent: int = 2) -> Table:
+    """A table of a lesson: no caption, cells in rich's markup."""
+    return Table(caption, columns, tuple(map(tuple, rows)), marked=True, indent=indent)
 
 
 def memory_bars(caption: str, bars: Mapping[str, Mapping[str, int]], limit_nbytes: int | None = None) -> Bars:

@@ -329,9 +329,10 @@ class NumpyKernels:
         addend, all of out's type and shape, `out` among them or not."""
         if not addends:
             raise ValueError("sum_rounded needs at least one addend, got none")
-        check_shapes("sum_rounded", out=out, **{f"addend {i}": x for i, x in enumerate(addends)})
         for x in addends:
-            check_same_type("sum_rounded", x, out)
+            if x.shape != out.shape or x.dtype != out.dtype:
+                check_shapes("sum_rounded", out=out, **{f"addend {i}": each for i, each in enumerate(addends)})
+                check_same_type("sum_rounded", x, out)
         if out.size > SMALL_SUM and is_floating(out.dtype):
             sum_blocks(addends, out, self._scratch)
         else:

@@ -56,7 +56,7 @@ def normal(key: Key, start: int, count: int) -> npt.NDArray[np.float32]:
 def _philox_key(key: Key) -> int:
     seed, purpose, step, tensor = key
     tensor = tensor if isinstance(tensor, str) else index(tensor)
-    # repr tells 1 from "1" and quotes whatever a name may contain, so that two keys never spell alike.
+    # repr tells 1 from "1" and quotes whatever a name may contain, so that no two keys are spelled the same.
     spelled = repr((index(seed), str(purpose), index(step), tensor))
     return int.from_bytes(blake2b(spelled.encode(), digest_size=16).digest(), "little")
 

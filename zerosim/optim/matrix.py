@@ -165,7 +165,7 @@ class Muon(MatrixOptimizer):
 class Adafactor(Optimizer):
     """Adam's second moment as a mean for each row and one for each column, and an update of bounded size.
 
-    β = 1 - step^(-decay); rows = β·rows + (1-β)·(mean of g² along the row + ε₁), columns alike; u = g/√V with
+    β = 1 - step^(-decay); rows = β·rows + (1-β)·(mean of g² along the row + ε₁), columns likewise; u = g/√V with
     V = rows·columns/mean(rows); w -= α·u/max(1, RMS(u)/threshold), α = max(ε₂, RMS(w))·min(lr, 1/√step). Tensors that
     are no matrices keep V itself, and are needed whole too, since RMS is a tensor's.
     Shazeer and Stern 2018 (arXiv:1804.04235), algorithms 4 and 5 with section 8's step sizes, without momentum.
@@ -331,9 +331,9 @@ class SOAP(MatrixOptimizer):
     """Adam in the eigenbasis of Shampoo's factors, which is turned every ``every`` steps.
 
     G' = Qₗᵀ G Qᵣ; m = β1·m + (1-β1)·G; v = β2·v + (1-β2)·G'²; u = Qₗ (Qₗᵀ m̂ Qᵣ/(√v̂ + ε)) Qᵣᵀ;
-    w = (1 - lr·weight_decay)·w - lr·u; then L = β2·L + (1-β2)·G Gᵀ, R alike, and Q = the orthogonal factor of L Q. The
-    first step only begins L, R and Q, and leaves w alone: in its own gradient's basis that gradient is diagonal, and
-    the rest of it rounding.
+    w = (1 - lr·weight_decay)·w - lr·u; then L = β2·L + (1-β2)·G Gᵀ, R likewise, and Q = the orthogonal factor of L Q.
+    The first step only begins L, R and Q, and leaves w alone: in its own gradient's basis that gradient is diagonal,
+    and the rest of it rounding.
     Vyas et al. 2024 (arXiv:2409.11321), algorithm 3; the first step and the defaults as in its published code, without
     that code's sorting of eigenvectors. Tensors that are no matrices take AdamW, from the first step on.
     """

@@ -57,7 +57,7 @@ class Block:
 
     @property
     def is_plain(self) -> bool:
-        """Whether queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
+        """True where queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
         plain = (self.channels, self.channels, 4 * self.channels, False)
         return (self.query_channels, self.key_channels, self.feed_forward, self.gated) == plain
 
@@ -99,7 +99,7 @@ STATISTICS: Mapping[str, Callable[[Block], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a policy keeps of a block, and what it computes again in backward: one of `again`'s parts at a time."""
+    """The tensors that a policy keeps of a block, and those that it makes again: one of `again`'s parts at a time."""
 
     kept: tuple[str, ...]
     again: tuple[tuple[str, ...], ...] = ()
@@ -153,7 +153,7 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
-    """What one block keeps, its input included: 14·BLd + BHL² elements and 4·BL statistics where all is kept.
+    """The numbers that one block keeps, its input too: 14·BLd + BHL² elements and 4·BL statistics where all is kept.
 
     >>> kept(EXAMPLE).elements == 14 * EXAMPLE.stream + EXAMPLE.square, kept(EXAMPLE).statistics
     (True, 32768)
@@ -343,11 +343,11 @@ class HalfBlock:
     log_sums: int = 0
 
     def middle(self, inside: str) -> int:
-        """What the middle makes beside its output, and keeps: probabilities, log-sum-exps or nothing."""
+        """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps or nothing."""
         return {"all": self.square, "tiled": self.log_sums}.get(inside, 0)
 
     def kept(self, inside: str) -> int:
-        """What the part keeps, its input included."""
+        """Bytes that the part keeps, its input included."""
         made = self.statistics + self.opening + self.closing + self.middle(inside)
         return self.stream + (0 if inside == "sub_block" else made)
 
@@ -410,7 +410,7 @@ def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "no
 
 @lru_cache(maxsize=1024)
 def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> int:
-    """Of one sequence: all that is held grows with their number alike, so the fullest moment is the same for any."""
+    """Of one sequence: all that is held grows with their number, so the fullest moment is the same for any."""
     return max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
 
 
@@ -488,13 +488,13 @@ class Walk:
                 yield self._snapshot("backward", unit, BETWEEN)
 
     def _snapshot(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> Snapshot:
-        """What rests, and what is being made beside it."""
+        """The bytes that rest, and those that are being made beside them."""
         nbytes = {ACTIVATION: self.activation + activation, CHECKPOINT: self.checkpoint,
                   GRADIENT: self.gradient + gradient}
         return Snapshot(phase, unit, step, {kind: n for kind, n in nbytes.items() if n})
 
     def _drop_input(self, unit: int, *, checkpointed: bool) -> None:
-        """What a unit has read goes; the tokens are none of these kinds."""
+        """Frees the input that a unit has read; the tokens are none of these kinds."""
         if unit and checkpointed:
             self.checkpoint -= self.stream
         elif unit:

@@ -1,4 +1,4 @@
-"""What ZeRO holds and sends in one training step, with pencil and paper and to the byte.
+"""The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
 
 Legend: N ranks; k micro-batches a step; Ψ bytes of the flat vector, padding included: Ψ_g in the format that
 gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of a cut. Every collective
@@ -62,8 +62,8 @@ class Job:
     `kept_gathered` are the units that stay gathered from forward to the end of backward, `tied` pairs (unit, owner)
     of units that use another unit's parameters (tied weights), by their places in the model; `tied_lengths` are the
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
-    the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's levers: they change no byte sent, but
-    what `program` reads from a job.
+    the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
+    what `step` reads from a job.
 
     Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
     """
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def gathers(self) -> tuple[int, ...]:
-        """How often each unit's cut parameters are gathered in one micro-batch."""
+        """The times that each unit's sharded parameters are gathered in one micro-batch."""
         return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
 
     def held(self, sharded: bool) -> int:
@@ -164,13 +164,13 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
 
 def _going_back_nbytes(job: Job) -> list[int]:
     """Bytes on their way while each unit goes back: its own gradient, unless it is written where it rests, and what
-    borrowers have written of parameters whose own unit has not gone back: in two formats while they do."""
+    users of tied weights have written whose own unit has not gone back: in two formats while they do."""
     written, added = job.policy.compute_dtype, job.policy.accumulate_dtype
     at_rest = not job.states.gradients_sharded and written == added and job.micro_batches == 1
     held = [0 if at_rest else length * written.itemsize for length in job.padded_lengths]
-    for (borrower, owner), length in zip(job.tied, job.tied_lengths, strict=True):
-        held[borrower] += length * written.itemsize
-        for unit in range(owner, borrower + 1):
+    for (user, owner), length in zip(job.tied, job.tied_lengths, strict=True):
+        held[user] += length * written.itemsize
+        for unit in range(owner, user + 1):
             held[unit] += length * added.itemsize
         if written != added:  # the sum with the owner's own part is made in the wider format
             held[owner] += job.padded_lengths[owner] * added.itemsize
@@ -179,7 +179,7 @@ def _going_back_nbytes(job: Job) -> list[int]:
 
 def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
                     tied: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """How often each unit's cut parameters are gathered in one micro-batch.
+    """The times that each unit's sharded parameters are gathered in one micro-batch.
 
     >>> gathers_by_unit(5), gathers_by_unit(5, 1), gathers_by_unit(5, 2)
     ((2, 2, 2, 2, 2), (2, 2, 2, 2, 2), (3, 2, 3, 2, 2))
@@ -187,8 +187,8 @@ def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_ga
     ((4, 2, 2), (1, 2, 2))
 
     Once forward, once backward, and once more for each unit that is run again to find the input of the next
-    one in its segment: all but the segment's last, which is run again inside its own backward gather. A borrowed unit
-    is gathered at its borrowers' uses too; one that stays gathered, once.
+    one in its segment: all but the segment's last, which is run again inside its own backward gather. A unit of
+    tied weights is gathered at its users' passes too; one that stays gathered, once.
     Raises ValueError for fewer than one unit, or segments of fewer than one.
     """
     count = checked_count("unit_count", unit_count, 1)
@@ -249,18 +249,18 @@ def _sent_control(job: Job) -> list[int]:
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
            times: Iterable[int] | None = None) -> list[int]:
     """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
-    alike: Counter[Cut] = Counter()  # a model of many equal units has few cuts
+    times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
-        alike[cut] += count
+        times_of[cut] += count
     nbytes = [0] * job.ranks
-    for cut, count in alike.items():
+    for cut, count in times_of.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
     return nbytes
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
-    """How many vectors Ψ a rank sends in one step in the limit of many ranks: ZeRO's 2Ψ and 3Ψ, by purpose.
+    """The vectors Ψ that a rank sends in one step in the limit of many ranks: ZeRO's 2Ψ and 3Ψ, by purpose.
 
     >>> jobs = [Job((2, 2), 2, states, micro_batches=4) for states in STAGES.values()]
     >>> [int(sum(vectors_sent(job).values())) for job in jobs]

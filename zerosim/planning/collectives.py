@@ -27,7 +27,7 @@ INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger on
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one collective sends: `nbytes` and `messages` by rank, and the `steps` that it takes."""
+    """The sums over one collective: `nbytes` and `messages` by rank, and the `steps` that it takes."""
 
     nbytes: tuple[int, ...]
     messages: tuple[int, ...]
@@ -89,7 +89,7 @@ Levels = Iterator[Level]
 
 
 def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Sent:
-    """What each rank sends in one collective of a vector that is cut among the ranks like this.
+    """The bytes and messages that each rank sends in one collective of a vector that is cut among the ranks like this.
 
     >>> sent("all_gather", "ring", (0, 2, 4, 5, 5), 2)
     Sent(nbytes=(6, 8, 10, 6), messages=(3, 3, 3, 3), steps=3)
@@ -149,12 +149,12 @@ def sent_of(collective: str, algorithm: str, vector: Vector) -> Sent:
 
 
 def sum_of_levels(levels: Iterable[Level], ranks: int) -> Sent:
-    """Bytes and messages by source, and the steps of the longest chain."""
+    """Bytes and messages by source; and the steps, since in every algorithm here some chain goes through all levels."""
     nbytes, messages, steps = np.zeros(ranks, object), np.zeros(ranks, np.int64), 0
-    for step, level in in_steps(levels, ranks):
+    for level in levels:
         nbytes[level.sources] += level.times * level.nbytes
         messages[level.sources] += level.times
-        steps = max(steps, int(step.max()) + level.times)
+        steps += level.times
     return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
 
 

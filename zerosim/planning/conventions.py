@@ -225,7 +225,7 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
         return convention
     if isinstance(convention, Policy):
         return Convention("zerosim", convention.compute_dtype.itemsize, convention.accumulate_dtype.itemsize, 0,
-                       convention.master_dtype.itemsize, "what the engine's ledger counts",
+                       convention.master_dtype.itemsize, "the bytes that the engine holds",
                        master_is_parameter=convention.compute_dtype == convention.master_dtype,
                        state_itemsize=convention.state_dtype.itemsize)
     if str(convention) not in CONVENTIONS:

@@ -132,7 +132,7 @@ class Cost:
 
 
 def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Network, *, root: int = 0) -> Cost:
-    """What one collective of a vector costs that is cut among the ranks like this.
+    """The cost of one collective of a vector that is cut among the ranks like this.
 
     >>> from zerosim.planning import ceil_cut
     >>> from zerosim.planning.hardware import link
@@ -311,7 +311,7 @@ def _crossing(one: CostLine, other: CostLine) -> Fraction | None:
 
 
 def _meeting(one: Curve, other: Curve, start: Fraction, end: Fraction | None) -> Fraction | None:
-    """Where two curves cross inside an interval in which each is one line."""
+    """The size at which two curves cross inside an interval in which each is one line."""
     nbytes = _crossing(one.at(start), other.at(start))
     return nbytes if nbytes is not None and nbytes > start and (end is None or nbytes < end) else None
 

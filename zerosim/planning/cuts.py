@@ -1,4 +1,4 @@
-"""Who owns which elements, with pencil and paper.
+"""The cuts of vectors and units: who owns which elements.
 
 Legend: N ranks, n elements of a vector. A cut is N+1 rising boundaries: chunk r, `cut[r]` to `cut[r+1]`, is
 rank r's. The model is one flat vector of units, one after the other; a layout says how it is padded and who
@@ -91,7 +91,7 @@ def region_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit
 
 
 def _ceil_cuts(lengths: Sequence[int], ranks: int) -> list[Cut]:
-    by_length = {length: ceil_cut(length, ranks) for length in set(lengths)}  # a thousand units are mostly alike
+    by_length = {length: ceil_cut(length, ranks) for length in set(lengths)}  # most of a thousand units are equal
     return [by_length[length] for length in lengths]
 
 

@@ -1,4 +1,4 @@
-"""What transformer blocks compute, forward, backward and a second time, in floating-point operations; pencil and paper.
+"""Floating-point operations of transformer blocks and whole models: forward, backward and a second time.
 
 Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
 two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
@@ -193,8 +193,7 @@ def table(block: Block, blocks: int) -> list[dict[str, Any]]:
             for policy in ("none", "tiled", "selective", "sub_block", "block")]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a whole model computes in a step, in floating-point operations, by several published rules; and utilization
+# -- a whole model in a step, by several published rules; and utilization ---------------------------------------------
 # Legend: P parameters, B batch, L tokens of a sequence, D = B·L tokens of a step, d channels, V vocabulary, n blocks. A
 # multiplication and an addition are two operations. All count matrix products alone; attention is the whole square.
 #
@@ -222,12 +221,12 @@ class StepFlops:
 
     @property
     def model(self) -> int:
-        """What any implementation must compute: forward and backward. Divided by peak and time it is the MFU."""
+        """Operations that any implementation makes: forward and backward. Divided by peak and time it is the MFU."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """What the device computes, the second forward included. Divided by peak and time it is the HFU."""
+        """Operations of the device, the second forward included. Divided by peak and time it is the HFU."""
         return self.model + self.recomputed
 
 

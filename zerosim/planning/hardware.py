@@ -1,4 +1,7 @@
-"""What a number or a text of a device or a link must be, each refusal a sentence that says where it stands."""
+"""Devices, links and the networks that links make, by name: those that come along, and those of a user's own file.
+
+Every number has a source and a date. Each refusal is a sentence that says where the number stands.
+"""
 
 import datetime
 import math
@@ -48,7 +51,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(str(name).lower(), known, most=3, likeness=0.5)
 
 
-# -- A device, a link, and the network that links make: what a plan has to know of a machine, and where it is from ---
+# -- a device, a link, and the network that links make ----------------------------------------------------------------
 
 # The formats for which a device may have a rate, each peak and dense.
 FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -95,7 +98,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a device sends through: β bytes per second one way, and α seconds for each message whatever its length.
+    """A link of a device: β bytes per second one way, and α seconds for each message whatever its length.
 
     Raises ValueError for a rate that is not positive and finite, and for a latency that is negative or not finite.
     """
@@ -152,13 +155,13 @@ class Network:
             object.__setattr__(self, "ranks_per_node", checked_count("ranks_per_node", self.ranks_per_node, 1))
 
     def crosses(self, source: Any, destination: Any) -> Any:
-        """Whether a message leaves its node; ranks as whole numbers or as arrays of them, (n,) and (n,)."""
+        """True where a message leaves its node; ranks as whole numbers or as arrays of them, (n,) and (n,)."""
         if self.ranks_per_node is None:
             return source != source  # False, of the arguments' shape
         return source // self.ranks_per_node != destination // self.ranks_per_node
 
     def link(self, source: int, destination: int) -> Link:
-        """What lies between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
+        """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
         if min(source, destination) < 0 or source == destination:
             raise ValueError(f"a link joins two ranks, numbered from 0, got {source} and {destination}")
         return self.between if self.between is not None and self.crosses(source, destination) else self.inside
@@ -194,7 +197,7 @@ def _checked_rates(where: str, rates: Any) -> dict[str, float]:
     return {format: positive(where, f"flops_per_second.{format}", rate) for format, rate in rates.items()}
 
 
-# -- Devices and links by name: those that come along, and those of a user's own file --------------------------------
+# -- by name ----------------------------------------------------------------------------------------------------------
 
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
 Row = TypeVar("Row", Device, Link)
@@ -224,7 +227,7 @@ class Hardware:
         return network_of(ranks, nodes, self.link(link), None if name is None else self.link(name))
 
     def host_link(self, device: str) -> Link:
-        """What lies between a device and its host; raises ValueError for a device that does not say, or for no link."""
+        """The link between a device and its host; raises ValueError for a device that does not say, or for no link."""
         name = self.device(device).host_link
         if name is None:
             raise ValueError(f"the device {device} does not say by which link it hangs on its host; name one, as pcie5")

@@ -1,4 +1,21 @@
-"""The codes of a recording's rows; what their three numbers mean stands in `tables`."""
+"""A recorded run as plain tables: for each rank a program of rows, and what the rows point to; as JSON and back.
+
+Legend: N ranks, R rows of a program. A row is a code and three whole numbers, whose meaning the code decides:
+
+    code            first            second       third
+    COMPUTE         flops            nbytes       path
+    HELD            nbytes (signed)  kind         name
+    COLLECTIVE      call             path         -
+    ISSUE           call             path         -
+    WAIT            call             path         -
+    MESSAGE         message          path         -
+    BEGIN, END      path             -            -
+    TRANSFER        transfer         path         -
+    TRANSFER_WAIT   transfer         path         -
+
+Paths, kinds and names are indices into `paths` and `words`; calls, messages and transfers into the tables of those
+names. A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +41,191 @@ OFFLOAD = TO_HOST, TO_DEVICE = ("to host", "to device")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-# -- What must hold of a recording before anything is made of it, whoever wrote its file -----------------------------
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which messages a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
+
+    ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
+    """
+
+    operation: str
+    algorithm: str
+    cut: tuple[int, ...]
+    itemsize: int
+    wire_itemsize: int
+    root: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """n, the bytes of the whole vector."""
+        return self.cut[-1] * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One collective of a run: its shape, its members' ranks, and which of their calls it is."""
+
+    shape: Shape
+    group: tuple[int, ...]
+    communicator: tuple[int, ...]
+    number: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMessage:
+    """A rank's part in an exchange that the program made itself; None for an absent half. ``nbytes`` are sent."""
+
+    destination: int | None
+    source: int | None
+    nbytes: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that a rank moves between its device and its host: which way, of what kind, and which of its transfers.
+
+    Raises ValueError for a direction that is not in `OFFLOAD`, and for negative bytes.
+    """
+
+    direction: str
+    kind: str
+    nbytes: int
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.direction not in OFFLOAD:
+            raise ValueError(f"a transfer goes {' or '.join(map(repr, OFFLOAD))}, found {self.direction!r}")
+        checked_count("nbytes", self.nbytes, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """The program of one rank, or of several: R rows in columns, (R,) each, and bytes held by kind before the first."""
+
+    codes: Ints
+    first: Ints
+    second: Ints
+    third: Ints
+    held_at_start: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not len(self.codes) == len(self.first) == len(self.second) == len(self.third):
+            raise ValueError(f"a program's columns must be equally long, got {len(self.codes)}, {len(self.first)}, "
+                             f"{len(self.second)} and {len(self.third)} rows")
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal programs."""
+        columns = (self.codes, self.first, self.second, self.third)
+        return (*(column.tobytes() for column in columns), tuple(sorted(self.held_at_start.items())))
+
+    def where(self, *codes: int) -> Ints:
+        """The numbers of the rows of these codes, rising."""
+        return np.flatnonzero(np.isin(self.codes, codes))
+
+    def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> Program:
+        """The rows from ``low`` to before ``high``."""
+        here = slice(low, high)
+        return Program(self.codes[here], self.first[here], self.second[here], self.third[here], held_at_start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A run of N ranks as data. Ranks that did the same share a program; ``program_of_rank`` says which, (N,).
+
+    Raises ValueError where a row points to nothing, where a rank takes part in a call of which it is no member, waits
+    for what it has not issued, or issues the same twice, and for fields that are no texts or no whole numbers.
+    """
+
+    programs: tuple[Program, ...]
+    program_of_rank: tuple[int, ...]
+    calls: tuple[RecordedCall, ...]
+    messages: tuple[RecordedMessage, ...]
+    paths: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...]
+    transfers: tuple[Transfer, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return len(self.program_of_rank)
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all ranks together."""
+        return sum(len(self.program(rank)) for rank in range(self.ranks))
+
+    def program(self, rank: int) -> Program:
+        """The program of this rank."""
+        return self.programs[self.program_of_rank[rank]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recording) and _identity(self) == _identity(other)
+
+    def __hash__(self) -> int:
+        return hash(_identity(self))
+
+    def on_ranks(self, ranks: int) -> Recording:
+        """The same program on N ranks: where one recorded rank stands for all.
+
+        Raises ValueError where there are several programs, or calls of other groups than all N ranks, or messages.
+        """
+        everyone = tuple(range(ranks))
+        strangers = [call for call in self.calls if call.group != everyone]
+        if len(self.programs) != 1 or strangers or self.messages:
+            found = (f"{len(self.programs)} different programs" if len(self.programs) != 1 else
+                     f"a call of ranks {shown(strangers[0].group)}" if strangers else "messages between single ranks")
+            raise ValueError(f"one rank can stand for {ranks} only where all do the same, in collectives of all; found "
+                             f"{found}; record every rank")
+        return replace(self, program_of_rank=(0,) * ranks)
+
+    def inside(self, span: str) -> Recording:
+        """Only the rows inside the one span of this name: of a run of several steps, one.
+
+        Raises ValueError where a rank has no span of this name, or several, or waits inside for what was issued before.
+        """
+        programs = tuple(_inside(self, program, span) for program in self.programs)
+        return replace(self, programs=programs)
+
+
+def _inside(recording: Recording, program: Program, span: str) -> Program:
+    begins = [row for row in program.where(BEGIN).tolist() if recording.paths[program.first[row]][-1:] == (span,)]
+    if len(begins) != 1:
+        names = dict.fromkeys(recording.paths[path][-1] for path in program.first[program.where(BEGIN)].tolist())
+        raise ValueError(f"asked for the rows inside the span {span!r}, of which a rank has {len(begins)}; it must "
+                         f"have one. Its spans are {', '.join(names) or 'none'}")
+    low = begins[0] + 1
+    ends = program.where(END)
+    high = int(ends[(ends >= low) & (program.first[ends] == program.first[low - 1])][0])
+    held = Counter(program.held_at_start)
+    for row in program.where(HELD).tolist():
+        if row < low:
+            held[recording.words[program.second[row]]] += int(program.first[row])
+    part = program.rows(low, high, {kind: nbytes for kind, nbytes in held.items() if nbytes})
+    for wait, issue in ISSUES_OF_WAITS.items():
+        orphans = set(part.first[part.where(wait)].tolist()) - set(part.first[part.where(issue)].tolist())
+        if orphans:
+            found = named(recording, wait, min(orphans))
+            raise ValueError(f"inside the span {span!r} a rank waits for {found} that was issued before it; take a "
+                             "span that holds both")
+    return part
+
+
+def _identity(recording: Recording) -> tuple[Any, ...]:
+    return (tuple(program.key for program in recording.programs), recording.program_of_rank, recording.calls,
+            recording.messages, recording.paths, recording.words, recording.transfers)
+
+
+# -- what must hold of a recording before anything is made of it, whoever wrote its file ------------------------------
+
 
 def check(recording: Recording) -> None:
     """Raises ValueError with the first thing that is wrong."""
@@ -114,7 +315,7 @@ def _check_members(recording: Recording) -> None:
 
 
 def named(recording: Recording, wait: int, index: int) -> str:
-    """What a row waits for: a collective's operation, or what a transfer carries where."""
+    """The name of what a row waits for: a collective's operation, or what a transfer carries where."""
     if wait == WAIT:
         return f"the {recording.calls[index].shape.operation} of call {index}"
     return f"the transfer of {recording.transfers[index].kind} {recording.transfers[index].direction}"
@@ -125,208 +326,7 @@ def shown(group: tuple[int, ...]) -> str:
     return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
 
 
-# -- A recorded run as plain tables: per rank a program of rows, and what the rows point to --------------------------
-# Legend: N ranks, R rows of a program. A row is a code and three whole numbers, whose meaning the code decides:
-#
-#     code            first            second       third
-#     COMPUTE         flops            nbytes       path
-#     HELD            nbytes (signed)  kind         name
-#     COLLECTIVE      call             path         -
-#     ISSUE           call             path         -
-#     WAIT            call             path         -
-#     MESSAGE         message          path         -
-#     BEGIN, END      path             -            -
-#     TRANSFER        transfer         path         -
-#     TRANSFER_WAIT   transfer         path         -
-#
-# Paths, kinds and names are indices into `paths` and `words`; calls, messages and transfers into the tables of those
-# names. A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Which messages a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
-
-    ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
-    """
-
-    operation: str
-    algorithm: str
-    cut: tuple[int, ...]
-    itemsize: int
-    wire_itemsize: int
-    root: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """n, the bytes of the whole vector."""
-        return self.cut[-1] * self.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective of a run: its shape, its members' ranks, and which of their calls it is."""
-
-    shape: Shape
-    group: tuple[int, ...]
-    communicator: tuple[int, ...]
-    number: int
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A rank's part in an exchange that the program made itself; None for an absent half. ``nbytes`` are sent."""
-
-    destination: int | None
-    source: int | None
-    nbytes: int
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Bytes that a rank moves between its device and its host: which way, of what kind, and which of its transfers.
-
-    Raises ValueError for a direction that is not in `OFFLOAD`, and for negative bytes.
-    """
-
-    direction: str
-    kind: str
-    nbytes: int
-    number: int
-
-    def __post_init__(self) -> None:
-        if self.direction not in OFFLOAD:
-            raise ValueError(f"a transfer goes {' or '.join(map(repr, OFFLOAD))}, found {self.direction!r}")
-        checked_count("nbytes", self.nbytes, 0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """What one rank did, or several: R rows in columns, (R,) each, and the bytes held by kind before the first."""
-
-    codes: Ints
-    first: Ints
-    second: Ints
-    third: Ints
-    held_at_start: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        if not len(self.codes) == len(self.first) == len(self.second) == len(self.third):
-            raise ValueError(f"a program's columns must be equally long, got {len(self.codes)}, {len(self.first)}, "
-                             f"{len(self.second)} and {len(self.third)} rows")
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What is equal for equal programs."""
-        columns = (self.codes, self.first, self.second, self.third)
-        return (*(column.tobytes() for column in columns), tuple(sorted(self.held_at_start.items())))
-
-    def where(self, *codes: int) -> Ints:
-        """The numbers of the rows of these codes, rising."""
-        return np.flatnonzero(np.isin(self.codes, codes))
-
-    def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> Program:
-        """The rows from ``low`` to before ``high``."""
-        here = slice(low, high)
-        return Program(self.codes[here], self.first[here], self.second[here], self.third[here], held_at_start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
-    """A run of N ranks as data. Ranks that did the same share a program; ``program_of_rank`` says which, (N,).
-
-    Raises ValueError where a row points to nothing, where a rank takes part in a call of which it is no member, waits
-    for what it has not issued, or issues the same twice, and for fields that are no texts or no whole numbers.
-    """
-
-    programs: tuple[Program, ...]
-    program_of_rank: tuple[int, ...]
-    calls: tuple[Call, ...]
-    messages: tuple[Message, ...]
-    paths: tuple[tuple[str, ...], ...]
-    words: tuple[str, ...]
-    transfers: tuple[Transfer, ...] = ()
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def ranks(self) -> int:
-        """N."""
-        return len(self.program_of_rank)
-
-    @property
-    def row_count(self) -> int:
-        """Rows of all ranks together."""
-        return sum(len(self.program(rank)) for rank in range(self.ranks))
-
-    def program(self, rank: int) -> Program:
-        """What this rank did."""
-        return self.programs[self.program_of_rank[rank]]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recording) and _identity(self) == _identity(other)
-
-    def __hash__(self) -> int:
-        return hash(_identity(self))
-
-    def on_ranks(self, ranks: int) -> Recording:
-        """The same program on N ranks: where one recorded rank stands for all.
-
-        Raises ValueError where there are several programs, or calls of other groups than all N ranks, or messages.
-        """
-        everyone = tuple(range(ranks))
-        strangers = [call for call in self.calls if call.group != everyone]
-        if len(self.programs) != 1 or strangers or self.messages:
-            found = (f"{len(self.programs)} different programs" if len(self.programs) != 1 else
-                     f"a call of ranks {shown(strangers[0].group)}" if strangers else "messages between single ranks")
-            raise ValueError(f"one rank can stand for {ranks} only where all do the same, in collectives of all; found "
-                             f"{found}; record every rank")
-        return replace(self, program_of_rank=(0,) * ranks)
-
-    def inside(self, span: str) -> Recording:
-        """Only the rows inside the one span of this name: of a run of several steps, one.
-
-        Raises ValueError where a rank has no span of this name, or several, or waits inside for what was issued before.
-        """
-        programs = tuple(_inside(self, program, span) for program in self.programs)
-        return replace(self, programs=programs)
-
-
-def _inside(recording: Recording, program: Program, span: str) -> Program:
-    begins = [row for row in program.where(BEGIN).tolist() if recording.paths[program.first[row]][-1:] == (span,)]
-    if len(begins) != 1:
-        names = dict.fromkeys(recording.paths[path][-1] for path in program.first[program.where(BEGIN)].tolist())
-        raise ValueError(f"asked for the rows inside the span {span!r}, of which a rank has {len(begins)}; it must "
-                         f"have one. Its spans are {', '.join(names) or 'none'}")
-    low = begins[0] + 1
-    ends = program.where(END)
-    high = int(ends[(ends >= low) & (program.first[ends] == program.first[low - 1])][0])
-    held = Counter(program.held_at_start)
-    for row in program.where(HELD).tolist():
-        if row < low:
-            held[recording.words[program.second[row]]] += int(program.first[row])
-    part = program.rows(low, high, {kind: nbytes for kind, nbytes in held.items() if nbytes})
-    for wait, issue in ISSUES_OF_WAITS.items():
-        orphans = set(part.first[part.where(wait)].tolist()) - set(part.first[part.where(issue)].tolist())
-        if orphans:
-            found = named(recording, wait, min(orphans))
-            raise ValueError(f"inside the span {span!r} a rank waits for {found} that was issued before it; take a "
-                             "span that holds both")
-    return part
-
-
-def _identity(recording: Recording) -> tuple[Any, ...]:
-    return (tuple(program.key for program in recording.programs), recording.program_of_rank, recording.calls,
-            recording.messages, recording.paths, recording.words, recording.transfers)
-
-
-# -- From the traces of a run to tables. Rows are known by the names of their classes and attributes alone -----------
+# -- from the traces of a run to tables: rows are known by the names of their classes and attributes alone ------------
 # A trace is anything with ``rows``. What is read of them: ``Compute.flops, nbytes, span``; ``Held.kind, name, nbytes``;
 # ``Collective.call, span, asynchronous``; ``Issue.call``; ``Wait.call``; ``Message.destination, source, sent_nbytes,
 # purpose, span``; ``SpanBegin.path``, ``SpanEnd.path``; of a call its ``operation, algorithm, cut, dtype, wire_dtype,
@@ -344,14 +344,14 @@ class TraceLike(Protocol):
 
     @property
     def rows(self) -> Sequence[Any]:
-        """What the rank did, in order."""
+        """The rank's rows, in order."""
 
     @property
     def held_at_start(self) -> Mapping[str, int]:
         """Bytes by kind."""
 
 
-class Table(Generic[Entry]):
+class Numbering(Generic[Entry]):
     """Entries by number, each once."""
 
     def __init__(self) -> None:
@@ -366,11 +366,11 @@ class Recorder:
     """Turns one trace after another into programs that share tables."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.messages: Table[Message] = Table()
-        self.transfers: Table[Transfer] = Table()
-        self.paths: Table[tuple[str, ...]] = Table()
-        self.words: Table[str] = Table()
+        self.calls: list[RecordedCall] = []
+        self.messages: Numbering[RecordedMessage] = Numbering()
+        self.transfers: Numbering[Transfer] = Numbering()
+        self.paths: Numbering[tuple[str, ...]] = Numbering()
+        self.words: Numbering[str] = Numbering()
         self._call_numbers: dict[Hashable, int] = {}
         self._shapes: dict[Shape, Shape] = {}
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
@@ -406,7 +406,7 @@ class Recorder:
         shape = Shape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
                       int(call.wire_dtype.itemsize), int(call.root))
         shape = self._shapes.setdefault(shape, shape)
-        found = Call(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
+        found = RecordedCall(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
         number = self._call_numbers.setdefault((found.group, found.communicator, found.number), len(self.calls))
         if number == len(self.calls):
             self.calls.append(found)
@@ -418,11 +418,9 @@ class Recorder:
     # -- one method for each class of rows ----------------------------------------------------------------------------
 
     def compute(self, row: Any) -> Numbers:
-        """Compute."""
         return COMPUTE, row.flops, row.nbytes, self.paths.number(row.span)
 
     def held(self, row: Any) -> Numbers:
-        """Held."""
         return HELD, row.nbytes, self.words.number(row.kind), self.words.number(row.name)
 
     def collective(self, row: Any) -> Numbers | None:
@@ -431,7 +429,6 @@ class Recorder:
         return None if row.asynchronous else (COLLECTIVE, self.call(row.call), self._path, 0)
 
     def issue(self, row: Any) -> Numbers:
-        """Issue."""
         return ISSUE, self.call(row.call), self._path, 0
 
     def wait(self, row: Any) -> Numbers:
@@ -439,12 +436,11 @@ class Recorder:
         return WAIT, self.call(row.call), self.paths.number(()), 0
 
     def message(self, row: Any) -> Numbers:
-        """Message."""
-        found = Message(row.destination, row.source, row.sent_nbytes, row.purpose)
+        """An exchange of the program's own; equal ones have one number."""
+        found = RecordedMessage(row.destination, row.source, row.sent_nbytes, row.purpose)
         return MESSAGE, self.messages.number(found), self.paths.number(row.span), 0
 
     def transfer(self, row: Any) -> Numbers:
-        """Transfer."""
         return TRANSFER, self._transfer(row.transfer), self.paths.number(row.span), 0
 
     def transfer_wait(self, row: Any) -> Numbers:
@@ -455,11 +451,9 @@ class Recorder:
         return self.transfers.number(Transfer(found.direction, found.kind, int(found.nbytes), found.number))
 
     def begin(self, row: Any) -> Numbers:
-        """SpanBegin."""
         return BEGIN, self.paths.number(row.path), 0, 0
 
     def end(self, row: Any) -> Numbers:
-        """SpanEnd."""
         return END, self.paths.number(row.path), 0, 0
 
 
@@ -483,7 +477,7 @@ def record(traces: Iterable[TraceLike]) -> Recording:
                      tuple(recorder.transfers.numbers))
 
 
-# -- A recording as JSON and back: small enough to keep, readable by any program, checked when it is read ------------
+# -- as JSON and back: small enough to keep, readable by any program, checked when it is read -------------------------
 # The form: ``{"format": "zerosim recording", "version": 1, "program_of_rank", "programs", "calls", "shapes", "groups",
 # "messages", "paths", "words", "transfers"}``. A program's rows are one letter each (see `LETTERS`) and three columns
 # of whole numbers. A call is [shape, group, communicator, number, purpose], a message [destination, source, nbytes,
@@ -529,9 +523,9 @@ def from_plain(plain: Any) -> Recording:
         return Recording(
             tuple(_program_from_plain(program) for program in plain["programs"]),
             tuple(plain["program_of_rank"]),
-            tuple(Call(shapes[shape], groups[group], tuple(communicator), number, purpose)
+            tuple(RecordedCall(shapes[shape], groups[group], tuple(communicator), number, purpose)
                   for shape, group, communicator, number, purpose in plain["calls"]),
-            tuple(Message(*message) for message in plain["messages"]),
+            tuple(RecordedMessage(*message) for message in plain["messages"]),
             tuple(tuple(path) for path in plain["paths"]), tuple(plain["words"]),
             tuple(Transfer(*transfer) for transfer in plain["transfers"]))
     except KeyError as error:

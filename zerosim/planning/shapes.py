@@ -177,8 +177,8 @@ def model_of(name: str, transformer: Transformer) -> ModelShape:
     >>> gpt2.parameters, gpt2.units[1].parameters, gpt2.tied
     (124439808, 7087872, ((13, 0),))
 
-    Of T5 the decoder borrows the embedding too, but for its tokens alone; that use is the first of all, and is not
-    listed. A tied head borrows the table that makes tokens into channels.
+    Of T5 the decoder uses the embedding too, but for its tokens alone; that use is the first of all, and is not
+    listed. A tied head uses the table that makes tokens into channels.
     """
     blocks = list(_blocks(transformer))
     units = (UnitShape("embed", tuple(_embedding(transformer))), *blocks,
@@ -389,7 +389,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's configuration file says: the fields it must have, those it may, and what they make.
+    """The configuration file of a family: the fields it must have, those it may, and what they make.
 
     `aliases` are other names that files of the family use, and the field that each stands for.
     """
@@ -447,11 +447,11 @@ def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multip
         raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
                          "model_type and the model's sizes")
     kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
-        raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}"
-                         f"{did_you_mean(kind, FAMILIES, most=3)}")
-    family = FAMILIES[kind]
+        raise ValueError(f"{name} {asked}; it counts {', '.join(MODEL_TYPES)}"
+                         f"{did_you_mean(kind, MODEL_TYPES, most=3)}")
+    family = MODEL_TYPES[kind]
     said = _said(family, fields, name)
     if missing := [required for required in family.required if required not in said]:
         raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
@@ -464,7 +464,7 @@ def model_of_config(fields: Any, *, name: str = "config.json", vocabulary_multip
 
 
 def _said(family: Family, fields: Fields, where: str) -> dict[str, Any]:
-    """What the file says, by the family's own names; null says nothing."""
+    """The fields that the file gives, by the family's own names; null gives nothing."""
     said: dict[str, Any] = {}
     for key, value in ((key, value) for key, value in fields.items() if value is not None):
         name = family.aliases.get(key, key)
@@ -542,7 +542,7 @@ def _t5(of: Fields) -> Transformer:
 ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "attention_bias": False,
                   "mlp_bias": False, "tie_word_embeddings": False}
-FAMILIES: Mapping[str, Family] = {
+MODEL_TYPES: Mapping[str, Family] = {
     "gpt2": Family(("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
                    {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
                    {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",

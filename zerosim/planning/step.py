@@ -17,7 +17,7 @@ buffers are held from its issue to its wait, and both are events, so what is hel
 A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -114,41 +114,37 @@ class MicroBatchWalk:
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
-        self.order: list[int] = []               # in which units are asked for, on the way forward or backward
-        self.asked = 0                           # how many of them have been
         self.reducing: Reducing | None = None
 
     def events(self) -> Iterator[StepEvent]:
         """Forward, loss and backward, and what is waited for at the end."""
-        count, segment = len(self.lengths), self.job.recompute_units
+        count = len(self.lengths)
+        segment = self.job.recompute_units or count
+        forward, backward = [At("forward", unit) for unit in range(count)], []
+        for start in reversed(range(0, count, segment)):
+            run = range(start, min(start + segment, count))
+            if self.job.recompute_units:
+                backward += [At("again", unit) for unit in run[:-1]]
+            backward += [At("backward", unit) for unit in reversed(run)]
         yield START
-        self.order, self.asked = [*range(count)], 0
-        for unit in range(count):
-            yield from self._unsharded(unit, iter([At("forward", unit), At("forward end", unit)]))
+        yield from self._pass(forward)
         yield from (At("loss", count - 1), At("loss end", count - 1))
-        self.order, self.asked = [*self._backward(segment or count, again=segment is not None)], 0
-        for start in reversed(range(0, count, segment or count)):
-            run = range(start, min(start + (segment or count), count))
-            for unit in run[:-1] if segment else ():
-                yield from self._unsharded(unit, iter([At("again", unit), At("again end", unit)]))
-            for unit in reversed(run):
-                yield from self._unsharded(unit, self._back(unit, again=segment is not None and unit == run[-1]))
-                yield At("backward end", unit)
+        yield from self._pass(backward)
         yield from self._reduced()
         yield from self._reshard_all()
 
-    def _backward(self, segment: int, *, again: bool) -> Iterator[int]:
-        """The units as backward asks for them: a segment's first ones, which are run again, then all of it backwards.
-        """
-        count = len(self.lengths)
-        for start in reversed(range(0, count, segment)):
-            run = range(start, min(start + segment, count))
-            yield from run[:-1] if again else ()
-            yield from reversed(run)
+    def _pass(self, places: Sequence[At]) -> Iterator[StepEvent]:
+        """The places in their order, each with its unit's weights; units ahead are those of the places that follow."""
+        for index, (phase, unit) in enumerate(places):
+            ahead = [place.unit for place in places[index + 1:index + 1 + self.job.prefetch]]
+            inside = self._back(unit) if phase == "backward" else iter([At(phase, unit), At(f"{phase} end", unit)])
+            yield from self._unsharded(unit, ahead, inside)
+            if phase == "backward":
+                yield At("backward end", unit)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def _unsharded(self, unit: int, inside: Iterator[StepEvent]) -> Iterator[StepEvent]:
+    def _unsharded(self, unit: int, ahead: Sequence[int], inside: Iterator[StepEvent]) -> Iterator[StepEvent]:
         """The events inside, with the weights of the unit and those that it uses of tied units."""
         if not self.job.states.parameters_sharded:
             yield from inside
@@ -158,8 +154,7 @@ class MicroBatchWalk:
             if one not in self.gathered:
                 yield from self._gather(one, ahead=False)
             yield from self._wait_for(one)
-        self.asked += 1
-        for one in self.order[self.asked:self.asked + self.job.prefetch]:
+        for one in ahead:
             if one not in self.gathered:
                 yield from self._gather(one, ahead=True)
         yield from inside
@@ -194,9 +189,10 @@ class MicroBatchWalk:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
-    def _back(self, unit: int, *, again: bool) -> Iterator[StepEvent]:
+    def _back(self, unit: int) -> Iterator[StepEvent]:
         """A unit goes back, run again first where only its input was kept, and its gradient is accumulated."""
-        if again:
+        segment = self.job.recompute_units
+        if segment and (unit + 1 == len(self.lengths) or (unit + 1) % segment == 0):  # the last of its segment
             yield from (At("again", unit), At("again end", unit))
         states, length, written, added = self.job.states, self.lengths[unit], self.written, self.added
         at_rest = not states.gradients_sharded and self.first and written == added
@@ -339,7 +335,7 @@ class TransientSnapshot(NamedTuple):
 
     @property
     def fixed_nbytes(self) -> int:
-        """What does not grow with the batch."""
+        """The bytes that do not grow with the batch."""
         return self.gathered_nbytes + self.gradients_nbytes + self.buffers_nbytes
 
 

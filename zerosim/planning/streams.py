@@ -40,9 +40,9 @@ from zerosim.planning.recording import (
     OFFLOAD,
     POINTS,
     TRANSFER,
-    Call,
-    Message,
     Program,
+    RecordedCall,
+    RecordedMessage,
     Recording,
     Shape,
     Transfer,
@@ -95,7 +95,7 @@ def schedule(shape: Shape) -> Iterator[Level]:
     yield from levels(shape.operation, shape.algorithm, vector)
 
 
-def steps_of(call: Call, prices: Prices) -> list[PricedLevel]:
+def steps_of(call: RecordedCall, prices: Prices) -> list[PricedLevel]:
     """The call's messages with their prices."""
     group, found = np.array(call.group, np.int64), []
     for level in schedule(call.shape):
@@ -170,15 +170,16 @@ class Collectives:
 
     def __init__(self, prices: Prices, *, few_messages: float = FEW_MESSAGES) -> None:
         self.prices, self.few_messages = prices, few_messages
-        self._steps = lru_cache(maxsize=256)(lambda shape, group: steps_of(Call(shape, group, (), 0, ""), prices))
+        self._steps = lru_cache(maxsize=256)(
+            lambda shape, group: steps_of(RecordedCall(shape, group, (), 0, ""), prices))
         self._together: dict[tuple[Shape, tuple[int, ...]], list[Seconds]] = {}
 
-    def steps(self, call: Call) -> list[PricedLevel]:
+    def steps(self, call: RecordedCall) -> list[PricedLevel]:
         """The call's messages with their prices."""
         found: list[PricedLevel] = self._steps(call.shape, call.group)
         return found
 
-    def ends(self, call: Call, arrivals: Sequence[Seconds]) -> list[Seconds]:
+    def ends(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[Seconds]:
         """The times at which members are done, (N,), in the group's order, given when each arrives, (N,).
 
         Times are counted from the last arrival, so that calls at which all arrive together cost the same each time.
@@ -191,19 +192,19 @@ class Collectives:
             return [last + seconds for seconds in self._together[key]]
         return [last + seconds for seconds in self._run(call, [arrival - last for arrival in arrivals])]
 
-    def _run(self, call: Call, ready: Sequence[Seconds]) -> list[Seconds]:
+    def _run(self, call: RecordedCall, ready: Sequence[Seconds]) -> list[Seconds]:
         steps = self.steps(call)
         if len(ready) <= self.few_messages:
             return by_message(ready, steps)
         return by_step(ready, steps)
 
-    def origin(self, call: Call, arrivals: Sequence[Seconds], member: int) -> int:
+    def origin(self, call: RecordedCall, arrivals: Sequence[Seconds], member: int) -> int:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
         last = max(arrivals)
         origins = origins_by_message if len(arrivals) <= self.few_messages else origins_by_step
         return origins([arrival - last for arrival in arrivals], self.steps(call))[member]
 
-    def hops(self, call: Call, arrivals: Sequence[Seconds]) -> list[TimedHop]:
+    def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
         last, hops = max(arrivals), []
         now: list[Seconds] = [arrival - last for arrival in arrivals]
@@ -238,7 +239,7 @@ class StreamPart:
     rank: int
     point: int
     call: int | None
-    message: Message | None
+    message: RecordedMessage | None
     issued: Seconds
     number: int
     place: int = 0

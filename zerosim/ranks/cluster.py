@@ -27,7 +27,7 @@ from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, clear_frames, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
-from zerosim.shown import Shown, upstairs
+from zerosim.shown import Shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,16 +224,18 @@ class Cluster(Shown):
 
         Raises ValueError before the first run, and for more ranks than a page holds.
         """
-        figure: Figure = upstairs().show_ring(self, dark=dark)
-        return figure
+        from zerosim.display.plots import show_ring
+
+        return show_ring(self, dark=dark)
 
     def save(self, path: "str | Path") -> "Path":
         """Writes what the last run did as a recording, a JSON file that ``zerosim report`` and planning.timeline read.
 
         Raises ValueError before the first run, and for a path that cannot be written.
         """
-        saved: Path = upstairs().save(self, path)
-        return saved
+        from zerosim.display.saving import save
+
+        return save(self, path)
 
     def __repr__(self) -> str:
         return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
@@ -272,7 +274,7 @@ class Representative:
         yield from ()
 
     def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in the ledger."""
+        """After a failure: clears what the error's frames would keep in memory."""
         clear_frames(error, chain=False)
 
     def progress(self) -> bool:
@@ -327,7 +329,7 @@ def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
 
 
 class NullCluster(Cluster):
-    """N ranks that hold, send and compute everything but numbers: ledger and trace are those of the same real run.
+    """N ranks that hold, send and compute everything but numbers: memory and trace are those of the same real run.
 
     Arrays of ``rank.memory`` and ``rank.xp`` have no data: they are finite and their sums are 0, by declaration, and to
     ask whether one is true raises. With ``representative=r`` only rank r runs and stands for all N: results, memory and

@@ -33,7 +33,7 @@ from zerosim.ranks.errors import (
     mismatch_text,
     place_of,
 )
-from zerosim.ranks.process import Interrupts, check_thread, clear_frames, guarded
+from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.trace import Hop
 
 Watch = Literal["hop", "collective"]  # what a run stops after
@@ -213,7 +213,7 @@ class Transport:
         for hop, values in lockstep(calls):
             sent[hop.source] += hop.nbytes
             self.interrupts.raise_pending()
-            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in the ledger
+            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in memory
                 yield HopEvent(call, hop, values.copy())
         return sent
 
@@ -265,6 +265,14 @@ def check_private_memory(calls: Sequence[PendingCall]) -> None:
 # -- The hub ---------------------------------------------------------------------------------------------------------
 
 MISSING = object()
+
+
+@guarded
+def check_thread(thread: int, rank: int) -> None:
+    """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
+    if threading.get_ident() != thread:
+        raise RankUseError(f"rank {rank} was used in another thread than the one that runs its cluster; "
+                           "keep every call of a rank inside the program that it was handed to")
 
 
 @guarded

@@ -1,6 +1,6 @@
 """A rank between two hops, as one may look at it: what it holds, what it has done, where its program stands.
 
-Legend: n elements of a collective's whole vector, N ranks. All of it is copied: a look keeps nothing in any ledger.
+Legend: n elements of a collective's whole vector, N ranks. All of it is copied: a look keeps no array in any memory.
 """
 
 import threading
@@ -19,7 +19,7 @@ from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch, expand
 from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Hop, Row, Trace
-from zerosim.shown import Shown, upstairs
+from zerosim.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +101,7 @@ def _where(hub: Hub, rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step(Shown):
-    """What has just happened, and every rank as it is now; it stays as it is when the run goes on.
+    """The latest event, and every rank as it is now; it stays as it is when the run goes on.
 
     By hop, ``hop`` is the message that was made and ``values`` a copy of what arrived; by collective, ``hop`` is None
     and ``values`` are empty, but for a message that the program sent itself, of which ``call`` is None. ``number``
@@ -128,8 +128,9 @@ class Step(Shown):
 
     def draw(self, *, dark: bool = False) -> "Axes":
         """Matplotlib axes: the vectors of all ranks, chunk by chunk, and the messages of this step as arrows."""
-        axes: Axes = upstairs().draw_step(self, dark=dark)
-        return axes
+        from zerosim.display.plots import draw_step
+
+        return draw_step(self, dark=dark)
 
     def __repr__(self) -> str:
         if self.hop is None:
@@ -180,7 +181,9 @@ class Steps(Iterator[Step], Shown):
 
         Steps that were taken before are not in it. Raises ModuleNotFoundError where ipywidgets is not installed.
         """
-        return upstairs().slider(self)
+        from zerosim.display.objects import slider
+
+        return slider(self)
 
     def close(self) -> None:
         """Stops the run; harmless when it has ended."""

@@ -1,8 +1,8 @@
 """Parameter groups: which parameters differ from the others, and what a rank holds of each group between steps.
 
 A `Group`, which a user writes, names parameters by patterns and says what is different for them; the first that matches
-decides. From them the engine makes a `ParamGroup` for parameters that rest alike: under one policy, all trained or all
-frozen.
+decides. From them the engine makes a `ParamGroup` for parameters that rest in one way: under one policy, all trained or
+all frozen.
 
 Legend: n elements of a param group's padded vector, s of this rank's shard; an array at rest is (n,) or (s,) by its
 placement.
@@ -119,10 +119,10 @@ class ReducedGradient:
 def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str,
                  stage: Stage) -> list["ParamGroup"]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
-    alike: dict[tuple[Policy, bool], dict[str, Settings]] = {}
+    found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
-        alike.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in alike.values()]
+        found.setdefault((one.policy, one.optimizer is None), {})[name] = one
+    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in found.values()]
 
 
 class ParamGroup:

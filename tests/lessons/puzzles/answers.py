@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course import puzzles
-from zerosim.course.puzzles.spoilers import SOLUTIONS
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 
 def changed(name: str, *changes: tuple[str, str]) -> Callable[..., Any]:

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.architecture.source import ROOT
 from zerosim.cli import app
-from zerosim.course.puzzles import adapters
-from zerosim.course.puzzles.spoilers import course
+from zerosim.course.puzzles import solutions
+from zerosim.course.puzzles.adapters import GRADERS, grade_ddp, grade_fsdp
 
-TEXT = inspect.getsource(course)
+TEXT = inspect.getsource(solutions)
 KEEPS_ALL = ("state = {name: new_state(rank, optimizer, own.stop - own.start) "
              "for name, own in self.own.items()}",
              "state = {name: new_state(rank, optimizer, len(w)) for name, w in self.parameters.items()}")
@@ -106,9 +106,9 @@ def function(name, changes=()):
     return space[name]
 
 
-@pytest.mark.parametrize("name", list(adapters.GRADERS))
+@pytest.mark.parametrize("name", list(GRADERS))
 def test_a_right_function_equals_the_engine_on_every_world_and_meets_its_bytes(name):
-    score = adapters.GRADERS[name](function(name))
+    score = GRADERS[name](function(name))
     assert score.passed, score
     assert score.stars == "★★★", score
     assert [row.ranks for row in score.rows] == [1, 2, 3, 4, 5, 8]
@@ -117,7 +117,7 @@ def test_a_right_function_equals_the_engine_on_every_world_and_meets_its_bytes(n
 
 @pytest.mark.parametrize(("name", "changes", "said"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_wrong_function_is_refused_with_the_reason(name, changes, said):
-    score = adapters.GRADERS[name](function(name, changes))
+    score = GRADERS[name](function(name, changes))
     assert score.verdict == "refused", score
     assert said in score.sentence
     assert score.sentence.endswith(".")
@@ -126,10 +126,10 @@ def test_a_wrong_function_is_refused_with_the_reason(name, changes, said):
 
 
 def test_a_function_with_a_hole_is_open_and_what_is_none_is_refused():
-    score = adapters.grade_ddp(lambda rank, module: zs.puzzles.hole("wrap the module"))
+    score = grade_ddp(lambda rank, module: zs.puzzles.hole("wrap the module"))
     assert (score.verdict, score.sentence) == ("open", "A hole is open: wrap the module.")
     with pytest.raises(ValueError, match="get_fsdp must be a function, found 3; hand it over without calling it"):
-        adapters.grade_fsdp(3)
+        grade_fsdp(3)
 
 
 def test_the_page_about_grading_runs_as_it_stands():
@@ -147,7 +147,7 @@ def ask(*arguments):
 
 def test_a_file_is_graded_from_the_command_line(tmp_path):
     file = tmp_path / "homework.py"
-    file.write_text("from zerosim.course.puzzles.spoilers.course import get_sharded_optimizer as theirs\n\n"
+    file.write_text("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n\n"
                     "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module\n")
     done = ask("--grade", str(file))
     assert done.exit_code == 1
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_graded_is_one_line_and_exit_code_2(arguments, sai
     assert said in done.output
 
 
-@pytest.mark.parametrize("grade", adapters.GRADERS.values())
+@pytest.mark.parametrize("grade", GRADERS.values())
 def test_a_function_that_exits_is_refused_and_ends_nothing(grade):
     def leaves(*given):
         raise SystemExit(0)
@@ -176,7 +176,7 @@ def test_a_function_that_exits_is_refused_and_ends_nothing(grade):
 
 def test_an_imported_function_is_graded_and_no_python_is_one_line(tmp_path):
     file = tmp_path / "handed_in.py"
-    file.write_text("from zerosim.course.puzzles.spoilers.course import ShardedOptimizer as get_sharded_optimizer\n")
+    file.write_text("from zerosim.course.puzzles.solutions import ShardedOptimizer as get_sharded_optimizer\n")
     done = ask("--grade", str(file))
     assert (done.exit_code, "get_sharded_optimizer: passed" in done.stdout) == (0, True), done.output
     file.write_text("def get_ddp(rank, module)\n    return module\n")

@@ -10,11 +10,10 @@ import pytest
 import zerosim as zs
 from tests.lessons.puzzles.answers import changed, refusal, written
 from zerosim.course import puzzles
-from zerosim.course.puzzles import checker
-from zerosim.course.puzzles.audit import Audit
-from zerosim.course.puzzles.catalogue import PUZZLES
-from zerosim.course.puzzles.spoilers import SOLUTIONS
-from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles import PUZZLES, checker
+from zerosim.course.puzzles.checker import Audit
+from zerosim.course.puzzles.expected import steps_in_sequence
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 # -- what an answer may not do ----------------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from zerosim.course.puzzles import adapters
-from zerosim.course.puzzles.oracle import ring_sum
-from zerosim.course.puzzles.spoilers import course
+from zerosim.course.puzzles.adapters import LENGTHS, grade_ddp, grade_fsdp, grade_sharded_optimizer
+from zerosim.course.puzzles.expected import ring_sum
+from zerosim.course.puzzles.solutions import DDP, FSDP, ShardedOptimizer, own_part
 from zerosim.optim.base import UpdateContext
 
 
@@ -51,9 +51,9 @@ class HalfSeeingDDP(SeeingDDP):
 
 
 def test_who_broadcasts_and_then_adds_up_without_messages_is_refused():
-    score = adapters.grade_ddp(HalfSeeingDDP)
+    score = grade_ddp(HalfSeeingDDP)
     assert score.verdict == "refused", score
-    length = sum(adapters.LENGTHS)
+    length = sum(LENGTHS)
     assert f"sent {4 * length:,} bytes in all where {7 * 4 * length:,} have to travel" in score.sentence
 
 
@@ -75,7 +75,7 @@ class ReplicatedOptimizer:
 
 
 @pytest.mark.parametrize(("grade", "answer"), [
-    (adapters.grade_ddp, SeeingDDP), (adapters.grade_sharded_optimizer, ReplicatedOptimizer)])
+    (grade_ddp, SeeingDDP), (grade_sharded_optimizer, ReplicatedOptimizer)])
 def test_who_has_the_right_values_without_their_messages_is_refused(grade, answer):
     score = grade(answer)
     assert score.verdict == "refused", score
@@ -86,12 +86,12 @@ def test_who_has_the_right_values_without_their_messages_is_refused(grade, answe
 def test_who_shards_but_passes_arrays_around_without_messages_is_refused():
     shared = {}
 
-    class Seeing(course.FSDP):
+    class Seeing(FSDP):
         def __init__(self, rank, module, optimizer):
             super().__init__(rank, module, optimizer)
             self.rank = Hearsay(rank, shared)
 
-    score = adapters.grade_fsdp(Seeing)
+    score = grade_fsdp(Seeing)
     assert score.verdict == "refused", score
     assert score.sentence.startswith("On N=2 the ranks sent 0 bytes in all where ")
 
@@ -112,13 +112,13 @@ class Hearsay:
         return [self.shared[self.calls, r] for r in range(self.rank.size)]
 
     def reduce_scatter(self, x):
-        return ring_sum(self.of_all(x))[course.own_part(self.rank, len(x))].copy()
+        return ring_sum(self.of_all(x))[own_part(self.rank, len(x))].copy()
 
     def all_gather(self, x, length):
         return np.concatenate(self.of_all(x))[:length]
 
 
-class Stepping(course.DDP):
+class Stepping(DDP):
     """Does the optimizer's work too."""
 
     def forward_backward(self, x, target):
@@ -129,15 +129,15 @@ class Stepping(course.DDP):
 
 
 def test_a_wrapper_that_updates_the_parameters_itself_is_told_so():
-    assert adapters.grade_ddp(Stepping).sentence == (
+    assert grade_ddp(Stepping).sentence == (
         "On N=1 forward_backward changed module.parameters; return the mean gradients, with which the grader makes "
         "the update.")
 
 
 def test_an_optimizer_that_does_nothing_is_told_so():
-    class Lazy(course.ShardedOptimizer):
+    class Lazy(ShardedOptimizer):
         def step(self, gradients):
             pass
 
-    assert adapters.grade_sharded_optimizer(Lazy).sentence.startswith(
+    assert grade_sharded_optimizer(Lazy).sentence.startswith(
         "On N=1 after step 0 rank 0 has all parameters as they were before; nothing was updated: element [0, 0] of ")

@@ -9,8 +9,10 @@ import pytest
 
 from tests.lessons.puzzles.answers import refusal
 from zerosim.course import puzzles
-from zerosim.course.puzzles import patience
+from zerosim.course.puzzles import checker
+from zerosim.course.puzzles.checker import SECONDS, _Alarm, limited
 from zerosim.course.puzzles.puzzle import Refused
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def pythons_own_handler():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(patience, "SECONDS", 0.2)
+    monkeypatch.setattr(checker, "SECONDS", 0.2)
 
 
 def turning(rank, x):
@@ -77,18 +79,18 @@ def alarms(monkeypatch):
     """Every alarm that is made."""
     made = []
 
-    class Noted(patience._Alarm):
+    class Noted(_Alarm):
         def __init__(self, seconds):
             super().__init__(seconds)
             made.append(self)
 
-    monkeypatch.setattr(patience, "_Alarm", Noted)
+    monkeypatch.setattr(checker, "_Alarm", Noted)
     return made
 
 
 def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatch):
     monkeypatch.setattr(threading, "Event", UpWhenItIsSet)
-    with patience.limited("here", 0.001):
+    with limited("here", 0.001):
         monkeypatch.undo()
     alarms[0].join()
     assert alarms[0]._off.said
@@ -98,15 +100,15 @@ def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatc
 def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(alarms, monkeypatch):
     struck = []
 
-    def put_off(self, its=patience._Alarm.put_off):
+    def put_off(self, its=_Alarm.put_off):
         if not struck:
             struck.append(self)
             self.has_rung = True
             raise KeyboardInterrupt
         its(self)
 
-    monkeypatch.setattr(patience._Alarm, "put_off", put_off)
-    with pytest.raises(Refused, match="it has not ended after 60 seconds"), patience.limited("here"):
+    monkeypatch.setattr(_Alarm, "put_off", put_off)
+    with pytest.raises(Refused, match="it has not ended after 60 seconds"), limited("here"):
         pass
     alarms[0].join()  # without end, if it were not put off
 
@@ -120,7 +122,7 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
 
     def watched():
         before = threading.enumerate()
-        with patience.limited("here", 0.01):
+        with limited("here", 0.01):
             begun.append(set(threading.enumerate()) - set(before))
 
     thread = threading.Thread(target=watched)
@@ -130,8 +132,8 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
 
 
 def test_a_right_answer_is_not_disturbed():
-    assert np.isfinite(patience.SECONDS)
-    assert puzzles.check("mean", puzzles.spoilers.SOLUTIONS["mean"]).passed
+    assert np.isfinite(SECONDS)
+    assert puzzles.check("mean", SOLUTIONS["mean"]).passed
 
 
 def catching(rank, x):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.puzzles.catalogue import PUZZLES
+from zerosim.course.puzzles import PUZZLES
 
 WRONG, NOT_PASSED = 2, 1
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.lessons.puzzles.answers import written
 from zerosim.course import puzzles
-from zerosim.course.puzzles.catalogue import PUZZLES
-from zerosim.course.puzzles.spoilers import SOLUTIONS
+from zerosim.course.puzzles import PUZZLES
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 EVERY = pytest.mark.parametrize("name", list(PUZZLES))
 WORLDS = {1, 2, 3, 4, 5, 8}

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.course.puzzles import targets
-from zerosim.course.puzzles.spoilers import sharding
-from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence
 
 
 def with_messages(rank, asynchronous, messages):
@@ -30,18 +28,18 @@ def test_messages_beside_an_asynchronous_collective_take_no_steps_of_their_own_u
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_collectives_in_sequence_send_and_take_the_sum_of_each(ranks):
-    parts = targets.ring("reduce_scatter", 19, ranks), targets.ring("all_gather", 19, ranks)
-    both = targets.in_sequence(*parts)
+    parts = ring_wire("reduce_scatter", 19, ranks), ring_wire("all_gather", 19, ranks)
+    both = in_sequence(*parts)
     assert both == tuple(map(sum, zip(*parts, strict=True)))
     assert both.all_nbytes == 2 * (ranks - 1) * 19 * 4
 
 
 def test_a_forbidden_collective_is_seen_wherever_it_is_called():
     def zero1(rank, weights, gradient, momentum, lr):
-        found = sharding.zero1(rank, weights, gradient, momentum, lr)
+        found = zero1(rank, weights, gradient, momentum, lr)
         rank.broadcast(weights, out=weights)
         return found
 
-    assert zs.puzzles.check("zero1", sharding.zero1).passed
+    assert zs.puzzles.check("zero1", zero1).passed
     said = zs.puzzles.check("zero1", zero1).sentence
     assert "it calls broadcast, but this puzzle is to be solved with exchange, all_gather, all_reduce, " in said

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.lessons.puzzles.answers import refusal
-from zerosim.course.puzzles.catalogue import PUZZLES
-from zerosim.course.puzzles.spoilers import SOLUTIONS
+from zerosim.course.puzzles import PUZZLES
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 EVERY = pytest.mark.parametrize("name", list(PUZZLES))
 FIRST = {name: f"On N=1 ({puzzle.cases()[0].title}) rank 0 " for name, puzzle in PUZZLES.items()}

@@ -1,6 +1,6 @@
 """The CUDA text that all kernels begin with: formats in and out, and arithmetic that rounds every operation.
 
-Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its kin are never contracted into
+Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
 fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
 `packing` and `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has
 is not promised.
@@ -358,7 +358,7 @@ def _refuse(what: str) -> NoReturn:
 # ----------------------------------------------------------------------------------------------------
 # When two functions are written into the same kernel with the same numbers: by their code and what they close over. To
 # trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
-# once for each tensor, if it can be told that a function made anew is the one made before.
+# once for each tensor, if it can be seen that a function made anew is the one made before.
 
 
 class Unknown(Exception):

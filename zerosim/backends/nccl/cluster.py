@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import PATIENCE_SECONDS
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.cupy.cluster import cupy_kernels, cupy_on, device_count
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, ID_NBYTES, NCCL, Communicator, DeviceStreams, devices_for
 from zerosim.backends.nccl.collectives import (
@@ -41,7 +41,7 @@ class NCCLCluster(Cluster):
 
     The project's own algorithms give the bits that ``Cluster`` gives, since NCCL only moves what our kernels add;
     ``algorithm="native"`` asks NCCL for its own. Rank r has device r, or ``devices[r]``; ``share_devices`` lets several
-    ranks have one, for tests, where NCCL has been told to allow it. Communication runs on a stream of its own:
+    ranks have one, for tests, where NCCL is set to allow it. Communication runs on a stream of its own:
     ``Work.wait()`` lets the stream that computes wait for it, and not the program. ``run`` returns when all devices are
     done. Arrays on the host (flags, counts) are exchanged as without GPUs. Other options are those of ``Cluster``.
     """
@@ -63,7 +63,7 @@ class NCCLCluster(Cluster):
 
     @property
     def world(self) -> str:
-        """Where the ranks are, in words."""
+        """The place of the ranks, in words."""
         return "each on a GPU of this machine, over NCCL"
 
     def _kernels(self, count: int) -> list[NumpyKernels]:
@@ -132,7 +132,7 @@ class OnHost:
         return True
 
     def wait(self) -> None:
-        """What arrived is in memory."""
+        """The message is in memory."""
 
     def cancel(self) -> None:
         """Aborts NCCL: a call on a stream cannot be taken back."""
@@ -144,7 +144,7 @@ class Broken:
     error is this rank's own."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
-        # Its frames know the arrays of the call and, by way of the backend's, this object: the ledger would keep those.
+        # Its frames know the arrays of the call and, by way of the backend's, this object: memory would keep those.
         self._error, self._abort = forget_frames(error), abort
         self._deadline = time.monotonic() + HEARSAY_SECONDS
 
@@ -299,7 +299,7 @@ class NCCLPointToPoint:
     def _abort(self) -> None:
         comms, self._comms = self._comms, {}
         for comm in comms.values():
-            with suppress(Exception):  # an error has brought us here, and that one is to be told
+            with suppress(Exception):  # an error has brought us here, and that one is to be raised
                 comm.abort()
         if comms:
             self._streams.rest()
@@ -344,20 +344,20 @@ class NCCLProcessCluster(ProcessCluster):
 
     def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-                 patience_seconds: float = PATIENCE_SECONDS) -> None:
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
-        ValueError where two would share a card and were not told to."""
+        ValueError where two would share a card without share_devices."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
         self.device = self._streams.device
         _check_cards(channel, card, share=share_devices)
         super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         patience_seconds=patience_seconds)
+                         timeout_seconds=timeout_seconds)
         self._communicator: Communicator | None = None
         self._connected()
 
     @property
     def world(self) -> str:
-        """Where the ranks are, in words."""
+        """The place of the ranks, in words."""
         return "each a process with a GPU, over NCCL"
 
     def close(self) -> None:
@@ -391,14 +391,14 @@ class NCCLProcessCluster(ProcessCluster):
 
 
 def together(channel: Channel, find: Callable[[], T]) -> T:
-    """What ``find()`` gives in this process; every process calls it.
+    """The result of ``find()`` in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
     """
     error: Exception | None = None
     try:
         found = find()
-    except Exception as raised:  # whatever it is, the others wait to hear of it
+    except Exception as raised:  # whatever it is, the others wait for it
         error = raised
     texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
     if error is not None:
@@ -418,7 +418,7 @@ def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, str]:
 
 
 def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
-    """Raises ValueError on every process where two ranks have one card and were not told to share it."""
+    """Raises ValueError on every process where two ranks have one card without share_devices."""
     cards: Sequence[tuple[str, str]] = channel.everyone((socket.gethostname(), bus_id))
     for host, card in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]

@@ -137,7 +137,7 @@ class Native:
         return [(i, self._chunk(vector, i)) for i in range(self.call.ranks) if self.call.cut[i] < self.call.cut[i + 1]]
 
     def _place(self, rank: int) -> Any:
-        """Where the rank's chunk lands in an all_to_all."""
+        """The place of the rank's chunk in the result of an all_to_all."""
         length = self.call.cut[self.me.index + 1] - self.call.cut[self.me.index]
         return self.out[rank * length:(rank + 1) * length]
 
@@ -171,7 +171,7 @@ class Communicators:
         made, self._made = self._made, {}
         for communicators in made.values():
             for communicator in communicators:
-                with suppress(Exception):  # an error has brought us here, and that one is to be told
+                with suppress(Exception):  # an error has brought us here, and that one is to be raised
                     communicator.abort()
 
 

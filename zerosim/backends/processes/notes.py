@@ -112,14 +112,14 @@ class Going:
 
 @dataclass(slots=True)
 class Entered:
-    """The rank is about to take part in this collective (told in debug mode only)."""
+    """The rank is about to take part in this collective (sent in debug mode only)."""
 
     call: Call
 
 
 @dataclass(slots=True)
 class Sending:
-    """The rank is about to send a message of this shape and dtype to the reader (told in debug mode only)."""
+    """The rank is about to send a message of this shape and dtype to the reader (sent in debug mode only)."""
 
     group: Group
     shape: tuple[int, ...]
@@ -128,7 +128,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The rank will help to make this group, whatever else it hears, unless a rank of the group does not come."""
+    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come."""
 
     key: Group
 
@@ -302,19 +302,19 @@ class AnnouncedCalls:
     def announce(self, me: Pending) -> None:
         """Tells those who take part what this rank is about to do."""
         if isinstance(me, PendingCall):
-            self.hear(self.channel.index, Entered(me.call))
+            self.receive(self.channel.index, Entered(me.call))
             for rank in me.call.group:
                 if rank != self.channel.index:
                     self.channel.post(Entered(me.call), rank)
         elif me.to is not None and me.send is not None:
             sending = Sending(me.key, me.send.shape, me.send.dtype)
             if me.to == self.channel.index:
-                self.hear(me.to, sending)
+                self.receive(me.to, sending)
             else:
                 self.channel.post(sending, me.to)
 
-    def hear(self, rank: int, note: Entered | Sending) -> None:
-        """Another rank has told what it is about to do."""
+    def receive(self, rank: int, note: Entered | Sending) -> None:
+        """Another rank has said what it is about to do."""
         if isinstance(note, Entered):
             self.calls[note.call.key, note.call.number][rank] = note.call
         else:

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from zerosim.display.tables import without_infinities
+from zerosim.display.numbers import without_infinities
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (
@@ -32,7 +32,7 @@ LARGEST_NBYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CostQuestion:
     """A collective, an algorithm, a vector of `nbytes` in elements of `itemsize`, ranks on nodes, and links by name.
 
     `between` None is InfiniBand NDR where there are several nodes. `hardware` is the path of a file with links of one's
@@ -74,7 +74,7 @@ class Answer:
     neither of two kinds of link is the slower one for all sizes.
     """
 
-    question: Question
+    question: CostQuestion
     network: Network
     cost: Cost
     others: tuple[Other, ...]
@@ -83,11 +83,11 @@ class Answer:
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
+        """The number of nodes."""
         return self.question.nodes
 
 
-def collective_cost(question: Question) -> Answer:
+def collective_cost(question: CostQuestion) -> Answer:
     """The cost of a collective, beside that of the other algorithms.
 
     Raises ValueError for names that are not known, with the nearest ones, for numbers that cannot be, and for ranks
@@ -184,7 +184,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name.lower().replace("-", "_"), known)
 
 
-def _elements(question: Question) -> int:
+def _elements(question: CostQuestion) -> int:
     itemsize = checked_count("itemsize", question.itemsize, 1)
     if question.collective == "barrier" and question.nbytes:
         raise ValueError(f"a barrier carries no bytes, and {question.nbytes} were asked for; take 0")

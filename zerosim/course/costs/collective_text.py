@@ -1,4 +1,4 @@
-"""What a collective costs, as one reads it: its own numbers, the other algorithms beside it, and where they cross."""
+"""The cost of a collective, as one reads it: its own numbers, the other algorithms beside it, and where they cross."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from zerosim.course.costs.collective import Answer, Other
-from zerosim.display.tables import RIGHT, note, percent, plain_table
+from zerosim.display.numbers import percent
+from zerosim.display.terminal import note, plain_table
+from zerosim.display.views import RIGHT
 from zerosim.numerics.units import bytes_text, rate_text, seconds_text
 from zerosim.planning.cost import Cost
 from zerosim.planning.hardware import Link

@@ -1,4 +1,4 @@
-"""A plan as one reads it: the verdict on top, a row for each stage and policy, formulas and ledgers where asked."""
+"""A plan as one reads it: the verdict on top, a row for each stage and policy, formulas and measurements if asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from zerosim.display.tables import RIGHT, note, percent, plain_table, title
+from zerosim.display.numbers import percent
+from zerosim.display.terminal import note, plain_table, title
+from zerosim.display.views import RIGHT
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import Plan, Row
@@ -16,7 +18,7 @@ from zerosim.planning.plan_table import UNITS, cells, explained, names_for, opti
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from zerosim.course.measured.plans import Compared
+    from zerosim.course.measured import Compared
 
 
 INDENT = 4  # columns of a terminal beside those of a table
@@ -87,7 +89,7 @@ def print_measured(console: Console, row: Row, lines: Sequence[Compared]) -> Non
 
 
 def as_json(found: Plan, measured: Sequence[tuple[Row, Sequence[Compared]]] = ()) -> dict[str, Any]:
-    """The plan as plain data, its explanation with it, and the ledgers where they were asked for."""
+    """The plan as plain data, its explanation with it, and the measurements where they were asked for."""
     data = found.as_dict()
     for row, line in zip(found.rows, data["rows"], strict=True):
         line["explained"] = [{"what": what, "formula": formula, "value": value}

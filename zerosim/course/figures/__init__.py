@@ -2,31 +2,58 @@
 
 ``ring_data``, ``memory_data`` and their like run something and return a frozen dataclass; ``ring``, ``memory`` and
 their like turn it into a Drawing, and nothing else goes into the picture. ``draw`` writes figures by name, as
-``zerosim figures`` does; ``registry`` says how to add one.
+``zerosim figures`` does; `Figure` says how to add one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from zerosim.course.figures.activations import Activations, activations, activations_data
-from zerosim.course.figures.format_losses import FormatLosses, format_losses, format_losses_data
 from zerosim.course.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
-from zerosim.course.figures.liveness import Liveness, liveness, liveness_data
-from zerosim.course.figures.loss_scale import LossScaleData, loss_scale, loss_scale_data
-from zerosim.course.figures.lost_updates import LostUpdatesData, lost_updates, lost_updates_data
-from zerosim.course.figures.memory import MemoryData, memory, memory_data
-from zerosim.course.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
-from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.course.figures.losses import (
+    FormatLosses,
+    LossScaleData,
+    format_losses,
+    format_losses_data,
+    loss_scale,
+    loss_scale_data,
+)
+from zerosim.course.figures.memory import (
+    MemoryData,
+    MemoryScaling,
+    Traffic,
+    memory,
+    memory_data,
+    memory_scaling,
+    memory_scaling_data,
+    traffic,
+    traffic_data,
+)
+from zerosim.course.figures.numbers import (
+    LostUpdatesData,
+    SpacingData,
+    lost_updates,
+    lost_updates_data,
+    mixed_precision,
+    mixed_precision_data,
+    spacing,
+    spacing_data,
+)
 from zerosim.course.figures.published import PublishedData, published, published_data
-from zerosim.course.figures.registry import Figure
-from zerosim.course.figures.ring import RingData, ring_data
-from zerosim.course.figures.ring_frames import ring_animation
-from zerosim.course.figures.ring_sheet import ring
-from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
-from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
-from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
-from zerosim.course.precision.observed_step import observed_step
+from zerosim.course.figures.ring import RingData, ring, ring_animation, ring_data
+from zerosim.course.figures.timeline import (
+    Liveness,
+    TimelineData,
+    liveness,
+    liveness_data,
+    timeline,
+    timeline_data,
+    timeline_of,
+)
+from zerosim.course.precision_runs import observed_step
 from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.activations import Block
@@ -39,6 +66,26 @@ __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "D
            "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data",
            "published", "published_data", "ring", "ring_animation", "ring_data", "spacing", "spacing_data", "timeline",
            "timeline_data", "timeline_of", "traffic", "traffic_data"]
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A row of the table of figures: ``data()`` is what the committed figure shows, ``small()`` the quickest there is,
+    for tests, ``draw`` makes the picture; a figure that moves has ``animate`` too.
+
+    To add a figure, write two functions, ``NAME_data()`` that runs something and returns a frozen dataclass, and
+    ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every row the same
+    questions.
+    """
+
+    data: Callable[[], Any]
+    draw: Callable[[Any, Style], Drawing]
+    small: Callable[[], Any]
+    animate: Callable[[Any, Style], Animation] | None = None
+
+    def __call__(self, style: Style) -> Drawing:
+        """The figure as it is committed."""
+        return self.draw(self.data(), style)
+
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
     "activations": Figure(activations_data, activations,

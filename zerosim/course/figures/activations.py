@@ -9,21 +9,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from zerosim.course.measured.activations import MeasuredActivations, measured_activations, measured_tensors
-from zerosim.display.drawing import (
-    BLUE,
-    GREEN,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    Drawing,
-    Style,
-    heading,
-    scale_of,
-    within_limits,
-)
+from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
+from zerosim.display.colors import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from zerosim.display.drawing import LIGHT, Drawing, Style, heading, scale_of, within_limits
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
 if TYPE_CHECKING:

@@ -1,8 +1,6 @@
-"""Where latency walls off what a ring gains: its all-reduce beside others', by the vector's bytes and by the ranks.
+"""All-reduces for the picture of the latency wall, run without data; what they take on a wire, the picture finds.
 
-Legend: N ranks, n bytes of the vector, α seconds of latency for each message, β bytes per second of a link, one way.
-Lines are by formula; marks are runs, recorded and replayed message by message on the same links.
-Source of the formulas: Thakur, Rabenseifner & Gropp 2005, section 3.
+Legend: N ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +8,39 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from zerosim.course.figures.collective_run import all_reduce_traces
-from zerosim.display.drawing import BLUE, GREEN, LIGHT, ORANGE, VERMILLION, Drawing, Style, heading
+from zerosim.display.colors import BLUE, GREEN, ORANGE, VERMILLION
+from zerosim.display.drawing import LIGHT, Drawing, Style, heading
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import Machine, replay
+from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.trace import Traces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+ITEM_NBYTES = 4
+
+
+def all_reduce_traces(ranks: int, nbytes: int, algorithm: str) -> Traces:
+    """The traces of one all-reduce of so many bytes, whole fp32 numbers, on N ranks."""
+
+    def program(rank: Rank) -> None:
+        rank.all_reduce(rank.xp.zeros(nbytes // ITEM_NBYTES, "float32"), algorithm=algorithm)
+
+    cluster = NullCluster(ranks)
+    cluster.run(program)
+    return cluster.trace
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where latency walls off what a ring gains: its all-reduce beside others', by the vector's bytes and by the ranks
+# Legend: N ranks, n bytes of the vector, α seconds of latency for each message, β bytes per second of a link, one way.
+# Lines are by formula; marks are runs, recorded and replayed message by message on the same links.
+# Source of the formulas: Thakur, Rabenseifner & Gropp 2005, section 3.
 
 
 ALGORITHMS: Mapping[str, str] = MappingProxyType({

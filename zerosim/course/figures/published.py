@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerosim.course.measured.published import Settled, settled
-from zerosim.display.drawing import BLUE, LIGHT, VERMILLION, Drawing, Style
+from zerosim.course.published_runs import Settled, settled
+from zerosim.display.colors import BLUE, VERMILLION
+from zerosim.display.drawing import LIGHT, Drawing, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,17 +4,25 @@ Legend: N ranks, n elements, chunk c belongs to rank c. Rank r's vector is 2^r e
 message tell whose vectors have been added in it: 11 = 1 + 2 + 8 has those of the ranks 0, 1 and 3.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerosim.display.colors import ink_on, rank_color
+from zerosim.display.drawing import LIGHT, Animation, Drawing, Style
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.hub import HopEvent
 from zerosim.ranks.rank import Rank
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 MOST_RANKS = 5
 
@@ -119,3 +127,322 @@ def _after(board: Board, messages: Sequence[Message], *, last: bool) -> Board:
         cells = [[Cell(cell.addends, needed=chunk == rank) for chunk, cell in enumerate(of_rank)]
                  for rank, of_rank in enumerate(cells)]
     return tuple(tuple(of_rank) for of_rank in cells)
+
+
+# -- The ring on one sheet: ranks side by side, time downwards, an arrow for each message ----------------------------
+# Legend: N ranks, chunk c belongs to rank c. Lengths are inches on paper.
+
+
+Point = tuple[float, float]
+
+# A cell has one segment for each rank that may be added in it.
+SEGMENT, CELL_HEIGHT = 0.155, 0.4
+LEFT, RIGHT, TOP, BOTTOM = 1.9, 0.8, 2.2, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Where everything lies on the page, in inches from its lower left corner."""
+
+    ranks: int
+    steps: int
+
+    @property
+    def cell_width(self) -> float:
+        """All N segments, and a little air."""
+        return max(0.5, SEGMENT * self.ranks + 0.06)
+
+    @property
+    def rank_gap(self) -> float:
+        """Between the cells of two ranks; few ranks stand further apart, under a title that is as long as ever."""
+        return {2: 3.4, 3: 1.3}.get(self.ranks, 0.36)
+
+    @property
+    def step_gap(self) -> float:
+        """Between the cells of two steps: room for arrows, and on the left for the name of a collective."""
+        return 1.4 if self.ranks == 2 else 0.68
+
+    @property
+    def rank_width(self) -> float:
+        """From one rank's first cell to the next rank's."""
+        return self.cell_width * self.ranks + self.rank_gap
+
+    @property
+    def width(self) -> float:
+        return LEFT + self.rank_width * self.ranks - self.rank_gap + RIGHT
+
+    @property
+    def height(self) -> float:
+        return TOP + (CELL_HEIGHT + self.step_gap) * self.steps + CELL_HEIGHT + BOTTOM
+
+    def cell(self, rank: int, chunk: int, step: int) -> Point:
+        """The lower left corner of a cell after a step."""
+        return (LEFT + rank * self.rank_width + chunk * self.cell_width,
+                self.height - TOP - CELL_HEIGHT - step * (CELL_HEIGHT + self.step_gap))
+
+
+def ring(data: RingData, style: Style = LIGHT) -> Drawing:
+    """The sheet: ranks side by side, time downwards; what has been added in a cell is told by its digits and colors."""
+    with style.in_force():
+        sheet = Sheet(data.ranks, data.steps)
+        figure = style.figure(sheet.width, sheet.height)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, sheet.width)
+        axes.set_ylim(0, sheet.height)
+        axes.set_axis_off()
+        pen = SheetPen(axes, sheet, style)
+        _sheet_words(pen, data)
+        for step, board in enumerate(data.boards):
+            for rank, cells in enumerate(board):
+                for chunk, cell in enumerate(cells):
+                    _cell(pen, sheet.cell(rank, chunk, step), cell)
+        for message in data.messages:
+            _arrow(pen, message)
+    return Drawing("ring", _sheet_title(data), _sheet_description(data), style, figure)
+
+
+@dataclass(frozen=True, slots=True)
+class SheetPen:
+    """What every part of the sheet is drawn with."""
+
+    axes: "Axes"
+    sheet: Sheet
+    style: Style
+
+    def text(self, x: float, y: float, words: str, **options: Any) -> None:
+        """Words centered at a point, in inches."""
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 13.5}
+        self.axes.text(x, y, words, **(defaults | options))
+
+
+def _sheet_words(pen: SheetPen, data: RingData) -> None:
+    """Title, headings, the names of the steps, and what the colors mean."""
+    sheet, muted, n = pen.sheet, pen.style.muted, data.ranks
+    pen.text(0.2, sheet.height - 0.34, _sheet_title(data), ha="left", fontsize=17, fontweight="bold")
+    pen.text(0.2, sheet.height - 0.95,
+             f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
+             "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
+             "An arrow is a message, with its chunk and bytes.",
+             ha="left", fontsize=12.5, linespacing=1.45, color=muted)
+    for rank in range(n):
+        left, _ = sheet.cell(rank, 0, 0)
+        center = left + n * sheet.cell_width / 2
+        pen.text(center, sheet.height - TOP + 0.45, f"rank {rank}", fontsize=15, fontweight="bold")
+        for chunk in range(n):
+            pen.text(left + (chunk + 0.5) * sheet.cell_width, sheet.height - TOP + 0.15, f"c{chunk}", color=muted)
+    for step in range(data.steps + 1):
+        _, low = sheet.cell(0, 0, step)
+        pen.text(LEFT - 0.15, low + CELL_HEIGHT / 2, f"after step {step}" if step else "at the start", ha="right")
+    for words, first in (("reduce-scatter", 0), ("all-gather", n - 1)):
+        top, low = sheet.cell(0, 0, first)[1], sheet.cell(0, 0, first + n - 1)[1] + CELL_HEIGHT
+        pen.axes.plot([0.46, 0.46], [low + 0.04, top - 0.04], color=pen.style.ink, linewidth=1.2)
+        pen.text(0.25, (low + top) / 2, words, rotation=90, fontsize=14, fontweight="bold")
+    pen.text(0.2, 0.32, _sent_words(data), ha="left")
+
+
+def _cell(pen: SheetPen, corner: Point, cell: Cell) -> None:
+    """The frame, and one colored digit for each addend, in the order of addition; faint where no longer needed."""
+    from matplotlib.patches import Rectangle
+
+    (x, y), width = corner, pen.sheet.cell_width
+    for place, rank in enumerate(cell.addends):
+        left, color = x + (width - SEGMENT * pen.sheet.ranks) / 2 + place * SEGMENT, rank_color(rank)
+        pen.axes.add_patch(Rectangle((left, y + 0.03), SEGMENT, CELL_HEIGHT - 0.06, facecolor=color, linewidth=0,
+                                     alpha=1.0 if cell.needed else 0.22, clip_on=False))
+        if cell.needed:
+            pen.text(left + SEGMENT / 2, y + CELL_HEIGHT / 2 - 0.01, str(rank), color=ink_on(color))
+    whole = cell.needed and len(cell.addends) == pen.sheet.ranks
+    frame: dict[str, Any] = {"edgecolor": pen.style.ink, "linewidth": 1.8, "zorder": 3} if whole else {
+        "edgecolor": pen.style.faint, "linewidth": 0.9, "zorder": 2}
+    pen.axes.add_patch(Rectangle((x, y), width, CELL_HEIGHT, fill=False, clip_on=False, **frame))
+
+
+def _arrow(pen: SheetPen, message: Message) -> None:
+    """From the sender's cell down to the receiver's; the last rank's goes out on the right and comes in on the left."""
+    sheet = pen.sheet
+    x0, low = sheet.cell(message.source, message.chunk, message.step - 1)
+    x1, high = sheet.cell(message.destination, message.chunk, message.step)
+    start, end = (x0 + sheet.cell_width / 2, low - 0.03), (x1 + sheet.cell_width / 2, high + CELL_HEIGHT + 0.03)
+    words = f"c{message.chunk}: {message.nbytes} B"
+    if end[0] > start[0]:
+        _stroke(pen, message.source, start, end, words, tip=True)
+        return
+    edge_right, edge_left = sheet.width - 0.6, LEFT - 0.5
+    out, into = edge_right - start[0], end[0] - edge_left
+    middle = start[1] + (end[1] - start[1]) * out / (out + into)
+    _stroke(pen, message.source, start, (edge_right, middle), words if out >= into else "", tip=False)
+    _stroke(pen, message.source, (edge_left, middle), end, words if into > out else "", tip=True)
+    pen.text(edge_right + 0.04, middle, f"to {message.destination}", ha="left", color=pen.style.muted)
+    pen.text(edge_left - 0.04, middle, f"from {message.source}", ha="right", color=pen.style.muted)
+
+
+def _stroke(pen: SheetPen, sender: int, start: Point, end: Point, words: str, *, tip: bool) -> None:
+    """One straight line in the sender's color, with its words in the middle."""
+    look = {"color": rank_color(sender), "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+    pen.axes.annotate("", xy=end, xytext=start, zorder=4, arrowprops=look | {"arrowstyle": "-|>" if tip else "-"})
+    if words:
+        pen.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2, words, zorder=5,
+                 bbox={"facecolor": pen.style.background, "edgecolor": "none", "pad": 1.2})
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+def _sheet_title(data: RingData) -> str:
+    return f"A ring of {data.ranks} ranks: reduce-scatter, then all-gather"
+
+
+def _lengths(data: RingData) -> str:
+    return f"{' or '.join(map(str, sorted(set(data.chunk_nbytes))))} bytes in {data.format}"
+
+
+def _sent_words(data: RingData) -> str:
+    """What each rank sent in all, beside the whole vector."""
+    n, vector, (low, *_, high) = data.ranks, sum(data.chunk_nbytes), sorted(data.sent_nbytes)
+    share = f"{low} bytes in all: 2 · {n - 1}/{n} of the vector's {vector}" if low == high else (
+        f"{low} to {high} bytes in all; the vector has {vector}")
+    return f"Every rank sends {n - 1} + {n - 1} messages, {share}."
+
+
+def _sheet_description(data: RingData) -> str:
+    """Every hop, in words."""
+    steps = []
+    for step in range(1, data.steps + 1):
+        hops = [f"rank {m.source} sends chunk {m.chunk} ({m.nbytes} bytes, {_joined(m.addends)}) to rank "
+                f"{m.destination}" for m in data.of_step(step)]
+        steps.append(f"Step {step}, {data.of_step(step)[0].operation.replace('_', '-')}: " + "; ".join(hops) + ".")
+    return " ".join([*steps, f"After step {data.ranks - 1} each rank has the whole sum of its own chunk, after step "
+                     f"{data.steps} of all chunks.", _sent_words(data)])
+
+
+def _joined(ranks: Sequence[int]) -> str:
+    return f"the sum of ranks {' + '.join(map(str, ranks))}" if len(ranks) > 1 else "its own"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The ring's story as an animation: ranks on a circle, their chunks in boxes, the messages of one step after the other
+# Legend: N ranks, chunk c belongs to rank c. Lengths are inches on paper.
+
+
+SIDE, FRAME_TOP, RADIUS, FRAME_SEGMENT, ROW = 8.4, 1.1, 2.65, 0.22, 0.3
+SECONDS = 1.2  # of a frame
+
+
+def ring_animation(data: RingData, style: Style = LIGHT) -> Animation:
+    """Two frames for each step, the messages on their way and what every rank has then; one frame before the first."""
+    frames = [_frame(data, 0, (), style)]
+    for step in range(1, data.steps + 1):
+        frames += [_frame(data, step - 1, tuple(data.of_step(step)), style), _frame(data, step, (), style)]
+    return Animation("ring", f"A ring of {data.ranks} ranks: reduce-scatter, then all-gather", tuple(frames), SECONDS,
+                     style)
+
+
+def _frame(data: RingData, step: int, moving: tuple[Message, ...], style: Style) -> Drawing:
+    """The board after a step, and the messages that leave it."""
+    title, words = _frame_title(data, step, moving), _frame_words(data, step, moving)
+    with style.in_force():
+        figure = style.figure(SIDE, SIDE)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, SIDE)
+        axes.set_ylim(0, SIDE)
+        axes.set_axis_off()
+        pen = FramePen(axes, style, data.ranks)
+        axes.text(0.2, SIDE - 0.34, title, va="center", fontsize=17, fontweight="bold")
+        axes.text(0.2, SIDE - 0.76, words, va="center", color=style.muted)
+        for message in moving:
+            pen.arrow(message)
+        for rank, cells in enumerate(data.boards[step]):
+            leaving = {message.chunk for message in moving if message.source == rank}
+            pen.rank(rank, cells, leaving)
+    name, said = f"ring-{2 * step + bool(moving)}", f"{title}. {_frame_description(data, step, moving)}"
+    return Drawing(name, title, said, style, figure)
+
+
+@dataclass(frozen=True, slots=True)
+class FramePen:
+    """What every part of a frame is drawn with."""
+
+    axes: "Axes"
+    style: Style
+    ranks: int
+
+    def center(self, rank: float) -> tuple[float, float]:
+        """Where a rank's box stands, clockwise from the top."""
+        angle = 2 * math.pi * rank / self.ranks
+        return SIDE / 2 + RADIUS * math.sin(angle), (SIDE - FRAME_TOP) / 2 + RADIUS * math.cos(angle)
+
+    def rank(self, rank: int, cells: tuple[Cell, ...], leaving: set[int]) -> None:
+        """A box with its name and a row for each chunk."""
+        from matplotlib.patches import Rectangle
+
+        x, y = self.center(rank)
+        width, height = 0.62 + FRAME_SEGMENT * self.ranks, ROW * self.ranks + 0.42
+        left, low = x - width / 2, y - height / 2
+        self.axes.add_patch(Rectangle((left, low), width, height, facecolor=self.style.background,
+                                      edgecolor=rank_color(rank), linewidth=2.5, zorder=5))
+        self.text(x, low + height - 0.2, f"rank {rank}", fontweight="bold", fontsize=13)
+        for chunk, cell in enumerate(cells):
+            self.cell(left + 0.46, low + height - 0.4 - (chunk + 1) * ROW, chunk, cell, chunk in leaving)
+
+    def cell(self, x: float, y: float, chunk: int, cell: Cell, leaves: bool) -> None:
+        """A chunk's name, and a colored digit for each addend; framed where it leaves, or has all of them."""
+        from matplotlib.patches import Rectangle
+
+        self.text(x - 0.22, y + ROW / 2, f"c{chunk}", color=self.style.muted, fontsize=11)
+        for place, rank in enumerate(cell.addends):
+            color = rank_color(rank)
+            self.axes.add_patch(Rectangle((x + place * FRAME_SEGMENT, y + 0.03), FRAME_SEGMENT, ROW - 0.06,
+                                          facecolor=color, linewidth=0, alpha=1.0 if cell.needed else 0.22, zorder=6))
+            if cell.needed:
+                self.text(x + (place + 0.5) * FRAME_SEGMENT, y + ROW / 2 - 0.01, str(rank), color=ink_on(color),
+                          fontsize=11)
+        whole = cell.needed and len(cell.addends) == self.ranks
+        look: dict[str, Any] = {"edgecolor": self.style.ink, "linewidth": 2.2} if leaves or whole else {
+            "edgecolor": self.style.faint, "linewidth": 0.8}
+        self.axes.add_patch(Rectangle((x, y + 0.03), FRAME_SEGMENT * self.ranks, ROW - 0.06, fill=False, zorder=7,
+                                      linestyle="--" if leaves and not whole else "-", **look))
+
+    def arrow(self, message: Message) -> None:
+        """Along the circle, with the chunk and its bytes outside of it."""
+        bulge = math.tan(math.pi / 2 / self.ranks) * (0.75 if self.ranks > 2 else 0.6)
+        self.axes.annotate("", xy=self.center(message.destination), xytext=self.center(message.source), arrowprops={
+            "arrowstyle": "-|>", "connectionstyle": f"arc3,rad={-bulge}", "linewidth": 3.0, "mutation_scale": 24,
+            "color": rank_color(message.source), "shrinkA": 62, "shrinkB": 66 if self.ranks < 5 else 86}, zorder=3)
+        angle = 2 * math.pi * (message.source + 0.5) / self.ranks
+        away = RADIUS * (1.0 if self.ranks > 2 else 0.75) + 0.15
+        x, y = SIDE / 2 + away * math.sin(angle), (SIDE - FRAME_TOP) / 2 + away * math.cos(angle)
+        side = "left" if math.sin(angle) > 0.1 else "right" if math.sin(angle) < -0.1 else "center"
+        self.text(x, y, f"c{message.chunk}: {message.nbytes} B", ha=side, fontsize=13)
+
+    def text(self, x: float, y: float, words: str, **options: Any) -> None:
+        """Words centered at a point."""
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 8}
+        self.axes.text(x, y, words, **(defaults | options))
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+def _frame_title(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+    if moving:
+        return f"Step {step + 1} of {data.steps}, {moving[0].operation.replace('_', '-')}: on the way"
+    return f"After step {step} of {data.steps}" if step else f"A ring of {data.ranks} ranks, at the start"
+
+
+def _frame_words(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+    if moving:
+        adds = moving[0].operation == "reduce_scatter"
+        return "Each rank sends one chunk to the next, which " + ("adds its own to it." if adds else "keeps it.")
+    if step == data.ranks - 1:
+        return "Each rank has the whole sum of its own chunk: a reduce-scatter is done."
+    if step == data.steps:
+        return "Every rank has the whole sum of all chunks: the two together are an all-reduce."
+    return "Digits: whose vectors are added in a chunk. Bold: all of them. Faint: no longer needed."
+
+
+def _frame_description(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+    if moving:
+        return " ".join(f"Rank {m.source} sends rank {m.destination} chunk {m.chunk} with the sum of ranks "
+                        f"{' + '.join(map(str, m.addends))}, {m.nbytes} bytes." for m in moving)
+    has = [f"rank {rank} has " + ", ".join(f"c{chunk} of ranks {' + '.join(map(str, cell.addends))}"
+                                           for chunk, cell in enumerate(cells) if cell.needed)
+           for rank, cells in enumerate(data.boards[step])]
+    return "; ".join(has).capitalize() + "."

@@ -1,6 +1,6 @@
-"""Numbers that papers, documentation and lessons print, each with its source, and what pencil and paper make of them.
+"""Numbers that papers, documentation and lessons print, each with its source, and what the formulas make of them.
 
-`published` has all rows, `Published.reckoned` what the planner's own formulas come to. The numbers stand in TOML files
+`published` has all rows, `Published.computed` what the planner's own formulas come to. The numbers stand in TOML files
 beside this one, by subject; a number that does not close says why.
 """
 
@@ -39,7 +39,7 @@ class Published:
 
     @property
     def closes(self) -> bool:
-        """Whether what is printed is what the formulas come to."""
+        """True where the printed number is the one that the formulas come to."""
         return self.printed is None
 
     @property
@@ -49,7 +49,7 @@ class Published:
 
     @property
     def quantity(self) -> str:
-        """What is reckoned, by a name in QUANTITIES."""
+        """The quantity that is computed, by its name in QUANTITIES."""
         return str(self.inputs["quantity"])
 
     @property
@@ -57,8 +57,8 @@ class Published:
         """The inputs without the quantity's name."""
         return {name: value for name, value in self.inputs.items() if name != "quantity"}
 
-    def reckoned(self) -> float:
-        """What the planner's formulas come to."""
+    def computed(self) -> float:
+        """The number that the planner's formulas come to."""
         from zerosim.course.published.quantities import QUANTITIES
 
         return float(QUANTITIES[self.quantity](**self.taken_of))
@@ -68,7 +68,7 @@ def published(*subjects: str) -> tuple[Published, ...]:
     """The rows of the subjects, or of all of them; ValueError for a subject that there is not.
 
     >>> row = published("states")[0]
-    >>> row.name, row.stated, row.reckoned()
+    >>> row.name, row.stated, row.computed()
     ('figure 1: 7.5e9 parameters on 64 ranks, stage 0', 120, 120.0)
     """
     for subject in subjects:

@@ -42,9 +42,9 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none", count: str = "k
     >>> [round(peak_nbytes(example, 32, policy) / 1e9, 1) for policy in ("none", "selective", "block")]
     [122.4, 39.2, 5.9]
 
-    What rests and what was computed again are as in `activations.peak`: a block that is run again keeps all of its
-    tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of it.
-    Raises ValueError for a count that there is not, and as `activations.peak` and `tensors_nbytes` do.
+    What rests and what was computed again are as in `activations.peak_nbytes`: a block that is run again keeps all of
+    its tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of it.
+    Raises ValueError for a count that there is not, and as `activations.peak_nbytes` and `tensors_nbytes` do.
     """
     if count == "recomputed-outputs":
         return activations.peak_nbytes(block, blocks, policy).elements * block.itemsize
@@ -123,7 +123,7 @@ def ends_nbytes(block: Block, vocabulary: int, *, tensor_parallel: int = 1) -> i
 
 
 def megatron_nbytes(block: Block, blocks: int, vocabulary: int, *, tensor_parallel: int = 1) -> int:
-    """What Megatron-LM's estimator reports as activations, without pipelines: selective, sequence parallel.
+    """Bytes that Megatron-LM's estimator reports as activations, without pipelines: selective, sequence parallel.
 
     sbh(18 + 4F/h) a block, 8 sb of token numbers, and the ends, all divided by t; of any block, since the estimator
     takes F for what it is and does not ask for gates.

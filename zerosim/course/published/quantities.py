@@ -1,4 +1,4 @@
-"""What the rows about collectives name, each reckoned by the planner's own formulas.
+"""The quantities that published rows name, each computed by the planner's own formulas.
 
 Legend: N ranks; a vector is what one rank contributes, n bytes of it.
 """
@@ -47,7 +47,7 @@ def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
 
 
 def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
-    """What the rank that sends most sends, in vectors of n bytes."""
+    """The bytes of the rank that sends most, in vectors of n bytes."""
     found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
     return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
 
@@ -74,7 +74,7 @@ COLLECTIVE_QUANTITIES: dict[str, Callable[..., float | None]] = {
 }
 
 
-# -- What the rows of the published tables name, each reckoned by the planner's own functions ------------------------
+# -- the quantities of the other subjects -----------------------------------------------------------------------------
 
 UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30, "MiB": 2**20, "TiB": 2**40}
 A100_FLOPS_PER_SECOND = 312e12  # bf16, dense: NVIDIA A100 data sheet, 2021
@@ -100,13 +100,13 @@ def states_of_blocks(blocks: int, channels: int, convention: str) -> float:
 
 def estimate(parameters: int, ranks: int, stage: int, convention: str, largest_layer: int = 0,
              unit: str = "GiB") -> float:
-    """What an estimator prints that knows a number of parameters."""
+    """The number that an estimator prints that knows a number of parameters."""
     held = estimate_nbytes(parameters, ranks, STAGES[stage], convention, largest_layer=largest_layer)
     return held / UNITS[unit]
 
 
 def estimate_of_preset(model: str, ranks: int, stage: int, convention: str, unit: str = "GiB") -> float:
-    """What an estimator prints of a model whose shapes are known."""
+    """The number that an estimator prints of a model whose shapes are known."""
     shape = model_shape(model)
     return estimate(shape.parameters, ranks, stage, convention, shape.largest_layer_parameters, unit)
 
@@ -166,7 +166,7 @@ def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
 
 
 def tensor(name: str, blocks: int, unit: float, **block: Any) -> float:
-    """What n blocks keep of one tensor, in units of so many bytes."""
+    """Bytes that n blocks keep of one tensor, in units of so many bytes."""
     return blocks * activations.tensors(Block(**block))[name].nbytes / unit
 
 

@@ -9,10 +9,24 @@ import builtins
 import inspect
 
 from zerosim.course.puzzles import adapters, checker
-from zerosim.course.puzzles.catalogue import PUZZLES, puzzle_named
-from zerosim.course.puzzles.puzzle import Answer, hole
-from zerosim.course.puzzles.score import Page, Score, filled
-from zerosim.numerics.checks import is_count
+from zerosim.course.puzzles.puzzle import Answer, Page, Puzzle, Score, filled, hole
+from zerosim.course.puzzles.tasks import (
+    all_reduce,
+    average,
+    broadcast,
+    ddp,
+    gather,
+    lamb,
+    mean,
+    overflow,
+    overlap,
+    repair,
+    ring,
+    zero1,
+    zero2,
+    zero3,
+)
+from zerosim.numerics.checks import did_you_mean, is_count
 
 __all__ = ["Page", "Score", "adapters", "check", "hint", "hole", "list", "names", "show", "solution",
            "statement", "stub"]
@@ -60,12 +74,26 @@ def check(name: str, answer: Answer) -> Score:
     A wrong answer, or one with open holes, raises nothing: the Score says it. Raises ValueError for a puzzle that there
     is not, and for an answer that is no function.
     """
-    return checker.check(puzzle_named(name), answer)
+    return checker.check_answer(puzzle_named(name), answer)
 
 
 def solution(name: str) -> Page:
     """The text of a solution. Raises ValueError for a name that there is not."""
     puzzle_named(name)
-    from zerosim.course.puzzles.spoilers import SOLUTIONS  # kept apart: nobody should meet it by accident
+    from zerosim.course.puzzles.solutions import SOLUTIONS  # kept apart: nobody should meet it by accident
 
     return Page(inspect.getsource(SOLUTIONS[name]))
+
+
+# -- The puzzles in the order in which one does them -----------------------------------------------------------------
+
+PUZZLES: dict[str, Puzzle] = {module.PUZZLE.name: module.PUZZLE for module in (
+    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}
+
+
+def puzzle_named(name: str) -> Puzzle:
+    """The puzzle of this name; ValueError for a name that there is not."""
+    if name in PUZZLES:
+        return PUZZLES[name]
+    raise ValueError(f"no puzzle is called {name!r}; there are {', '.join(PUZZLES)}"
+                     f"{did_you_mean(name, PUZZLES)}")

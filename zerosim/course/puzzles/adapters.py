@@ -1,31 +1,288 @@
-"""Grades the three functions that courses on distributed training ask for, written in NumPy for a rank.
+"""The NumPy model that a grader hands to a rank: a stack of linear layers, to be called whole or layer by layer.
 
-    get_ddp(rank, module)                                 -> .forward_backward(x, target) -> (loss, mean gradients)
-    get_sharded_optimizer(rank, parameters, optimizer)    -> .step(gradients)
-    get_fsdp(rank, module, optimizer)                     -> .step(x, target) -> loss;  .gathered(name) -> array
-
-Each is run on 1, 2, 3, 4, 5 and 8 ranks with other data on every rank, and must equal the package's engine (the sharded
-optimizer: the unsharded one) bit for bit. Legend: N ranks, P parameters; B rows, I and O widths of a layer.
+Legend: B rows of the batch, I and O widths of a layer.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles import alike, reference, targets
-from zerosim.course.puzzles.explaining import explained
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.module import WIDTHS, Module
-from zerosim.course.puzzles.patience import limited
-from zerosim.course.puzzles.puzzle import Answer, Hole, Measured, Refused, Target
-from zerosim.course.puzzles.reference import OPTIMIZER, STEPS, Arrays
-from zerosim.course.puzzles.score import OPEN, PASSED, REFUSED, Score
-from zerosim.course.puzzles.steps import steps_in_sequence
-from zerosim.optim.base import UpdateContext
+from zerosim.course.puzzles.checker import explained, limited
+from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence, tree_wire
+from zerosim.course.puzzles.puzzle import OPEN, PASSED, REFUSED, Answer, Hole, Measured, Refused, Score, Target, lent
+from zerosim.models.layers import Context, Gradients
+from zerosim.models.small import MLP
+from zerosim.models.units import Unit
+from zerosim.numerics.policy import Policy
+from zerosim.optim.base import Optimizer, UpdateContext
+from zerosim.optim.elementwise import Adam
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
+from zerosim.zero.engine import Engine
+
+Array = np.ndarray
+WIDTHS = (6, 7, 5, 8, 6, 7, 1)  # of layers that N does not divide, the last of fewer elements than 8 ranks
+
+
+def model(seed: int) -> MLP:
+    """The same model for the engine: ReLU between linear layers without biases, half the squared error."""
+    return MLP(WIDTHS, bias=False, seed=seed)
+
+
+class Module:
+    """One rank's model in fp32. What it makes is in the rank's ledger until no name holds it.
+
+    ``names`` are the parameters, one for each layer, first to last; ``shapes`` their shapes (I, O). ``parameters`` are
+    the arrays by name, where the module was made whole, else an empty dict.
+    """
+
+    def __init__(self, rank: Rank, seed: int, *, whole: bool) -> None:
+        self._rank, self._model = rank, model(seed)
+        self.shapes = dict(self._model.shapes)
+        self.names = tuple(self.shapes)
+        self._units = dict(zip(self.names, self._model.units, strict=True))
+        self._context = Context(rank.xp, Policy("fp32"), rank.kernels, rank.memory, rank.trace.compute, self._fresh)
+        self.parameters = {name: self.initial(name) for name in self.names} if whole else {}
+
+    def _fresh(self, unit: Unit) -> Gradients:
+        return {name: self._rank.memory.alloc(shape, np.float32, "unit_gradient", name)
+                for name, shape in unit.shapes.items()}
+
+    def initial(self, name: str) -> Array:
+        """A parameter's first values, (I, O) fp32, in a new array."""
+        shape = self.shapes[name]
+        found = self._rank.memory.alloc(shape, np.float32, "parameter", name)
+        found[...] = self._units[name].initial(name, 0, math.prod(shape)).reshape(shape)
+        return found
+
+    def forward(self, name: str, weight: Array, x: Array) -> tuple[Array, Any]:
+        """A layer: weight (I, O), x (B, I) -> y (B, O), and what its backward needs, in which no weight is."""
+        return self._units[name].forward(self._context, {name: weight}, x)
+
+    def backward(self, name: str, weight: Array, kept: Any, dy: Array) -> tuple[Array | None, Array]:
+        """A layer: dy (B, O) -> dx (B, I), None for the first layer, and the gradient of its weight, (I, O)."""
+        dx, gradients = self._units[name].backward(self._context, {name: weight}, kept, dy)
+        return dx, gradients[name]
+
+    def loss(self, y: Array, target: Array) -> tuple[float, Array]:
+        """y and target (B, O) -> the mean loss of the batch, and its gradient dy (B, O)."""
+        loss, kept = self._model.loss.forward(self._context, y, target)
+        return loss, self._model.loss.backward(self._context, kept, 1.0)
+
+    def forward_backward(self, x: Array, target: Array) -> tuple[float, dict[str, Array]]:
+        """x (B, I), target (B, O) -> the loss, and the gradient of every parameter by name, this rank's own."""
+        tape = []
+        for name in self.names:
+            x, kept = self.forward(name, self.parameters[name], x)
+            tape.append(kept)
+        loss, dy = self.loss(x, target)
+        gradients: dict[str, Array] = {}
+        for name in reversed(self.names):
+            before, gradients[name] = self.backward(name, self.parameters[name], tape.pop(), dy)
+            dy = dy if before is None else before
+        return loss, gradients
+
+
+# -- What the package's own engine does with a grader's job: the values to be met bit for bit, the bytes as targets ---
+# Legend: N ranks, P parameters.
+
+
+STEPS, ROWS = 3, 2
+OPTIMIZER: Optimizer = Adam(lr=0.05)
+Arrays = dict[str, Array]
+
+
+def batch(rank: int, step: int) -> tuple[Array, Array]:
+    """x (B, I) and target (B, O) of one rank in one step: other data everywhere."""
+    rng = np.random.default_rng([rank, step])
+    return (rng.standard_normal((ROWS, WIDTHS[0]), np.float32), rng.standard_normal((ROWS, WIDTHS[-1]), np.float32))
+
+
+def mean_gradients(step: int) -> Arrays:
+    """A gradient for every parameter, the same on all ranks: what an optimizer is handed after the mean."""
+    rng = np.random.default_rng(step)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in model(0).shapes.items()}
+
+
+def first_values() -> Arrays:
+    """The parameters that rank 0 begins with."""
+    return {name: unit.initial(name, 0, unit.parameter_count).reshape(unit.shapes[name])
+            for unit in model(0).units for name in unit.names}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A run of the engine: by step the mean gradients and the parameters after it, by step and rank the losses."""
+
+    gradients: list[Arrays]
+    parameters: list[Arrays]
+    losses: list[list[float]]
+    target: Target
+
+
+def engine_run(ranks: int, stage: int) -> Reference:
+    """STEPS steps on N ranks under a ZeRO stage, in fp32, every layer cut by itself."""
+    told = Cluster(ranks).run(_told, stage)
+    losses = [[rank[step][0] for rank in told] for step in range(STEPS)]
+    measured = Cluster(ranks)
+    measured.run(_engine_measured, stage)
+    return Reference([step[1] for step in told[0]], [step[2] for step in told[0]], losses,
+                     Target(max(measured.memory.peak_nbytes), max(measured.trace.sent_nbytes()),
+                            steps_in_sequence(measured.trace)))
+
+
+def _engine(rank: Rank, stage: int) -> Engine:
+    return Engine(rank, model(0), OPTIMIZER, stage=stage, policy=Policy("fp32"))
+
+
+def _engine_measured(rank: Rank, stage: int) -> None:
+    engine = _engine(rank, stage)
+    for step in range(STEPS):
+        engine.step([batch(rank.index, step)])
+
+
+def _told(rank: Rank, stage: int) -> list[tuple[float, Arrays, Arrays]]:
+    """The same steps, with a look at everything in between."""
+    engine, found = _engine(rank, stage), []
+    for step in range(STEPS):
+        tape = engine.forward(*batch(rank.index, step))
+        loss = tape.loss
+        engine.backward(tape)
+        engine.reduce()
+        mean = _states(engine, "gradient")
+        engine.update()
+        engine.all_gather_parameters()
+        found.append((loss, mean, _states(engine, "parameter")))
+    return found
+
+
+def _states(engine: Engine, what: str) -> Arrays:
+    found: dict[str, Any] = {name: engine.state(name)[what] for name in engine.model.shapes}
+    return found
+
+
+def unsharded_run() -> list[Arrays]:
+    """The parameters after each step of the optimizer on one device, fed with ``gradients(step)``."""
+    weights, found = first_values(), []
+    context = UpdateContext(Cluster(1).kernels)
+    state = {name: new_state(OPTIMIZER, w.size) for name, w in weights.items()}
+    for step in range(STEPS):
+        for name, gradient in mean_gradients(step).items():
+            OPTIMIZER.update(context, weights[name].reshape(-1), gradient.reshape(-1), state[name], step + 1)
+        found.append({name: w.copy() for name, w in weights.items()})
+    return found
+
+
+def new_state(optimizer: Optimizer, length: int) -> Arrays:
+    """The optimizer's slots for so many elements, as zeros, in nobody's ledger."""
+    return {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots((length,)).items()}
+
+
+# -- Compares a graded run with the engine's, and says in one sentence what differs ----------------------------------
+# Legend: N ranks.
+
+
+CLOSE = 1e-4  # of the largest element
+
+
+def copied(found: Any, what: str, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Copies of arrays by name, once they are what they should be: all names, their shapes, fp32."""
+    if not isinstance(found, Mapping):
+        raise Refused(f"{what} must be a dict of arrays by name, found {type(found).__name__}")
+    if set(found) != set(shapes):
+        raise Refused(f"{what} must be by the names {', '.join(shapes)}; found {', '.join(map(str, found)) or 'none'}")
+    for name, shape in shapes.items():
+        one = found[name]
+        if not isinstance(one, np.ndarray) or one.shape != shape or one.dtype != np.float32:
+            form = f"{one.dtype} of shape {one.shape}" if isinstance(one, np.ndarray) else type(one).__name__
+            raise Refused(f"{what}: {name} must be float32 of shape {shape}, found {form}")
+    return {name: found[name].copy() for name in shapes}
+
+
+def pair(found: Any, what: str) -> tuple[Any, Any]:
+    """The two things that a method is to return."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Refused(f"{what} must return (loss, gradients), found {type(found).__name__}")
+    return found
+
+
+def check(ranks: int, rank: int, when: str, found: Arrays, expected: Arrays, otherwise: str) -> None:
+    """Raises Refused with ``otherwise`` where a bit differs."""
+    place = _first_difference(found, expected)
+    if place:
+        raise Refused(f"On N={ranks} {when} rank {rank} {otherwise}: {place}")
+
+
+def check_loss(ranks: int, rank: int, step: int, found: Any, expected: float) -> None:
+    """Raises Refused for another loss than the engine's."""
+    if not isinstance(found, float | np.floating) or float(found) != expected:
+        raise Refused(f"On N={ranks} in step {step} rank {rank} has another loss: {found!r} where {expected!r} is "
+                      "expected, that of its own batch")
+
+
+def check_gradients(ranks: int, rank: int, when: str, found: Arrays, mean: Arrays, own: Arrays) -> None:
+    """Raises Refused for gradients that are not the mean over ranks, with what they seem to be."""
+    place = _first_difference(found, mean)
+    if place is None:
+        return
+    if _first_difference(found, own) is None:
+        known = "has its own gradients; nothing was added"
+    elif _close(found, {name: g * ranks for name, g in mean.items()}):
+        known = "has the sum over ranks, and not the mean"
+    elif _close(found, {name: g / ranks for name, g in own.items()}):
+        known = "divided its own gradients; nothing was added"
+    elif _close(found, mean):
+        known = ("has the mean, added or rounded in another order; reduce each parameter by a ring of its own, and "
+                 "divide by N once")
+    else:
+        known = "has gradients that are not the mean"
+    raise Refused(f"On N={ranks} {when} rank {rank} {known}: {place}")
+
+
+def check_update(ranks: int, rank: int, when: str, found: Arrays, expected: Arrays, before: Arrays) -> None:
+    """Raises Refused for parameters that are not the engine's after a step, with what they seem to be."""
+    place = _first_difference(found, expected)
+    if place is None:
+        return
+    left = sum(int((found[name] != expected[name]).sum()) for name in found)
+    if all((found[name] == before[name]).all() for name in found):
+        known = "has all parameters as they were before; nothing was updated"
+    elif all(((found[name] == expected[name]) | (found[name] == before[name])).all() for name in found):
+        known = f"has {left} parameters as they were before; what other ranks updated did not arrive"
+    elif _close(found, expected):
+        known = ("has parameters that are right but for their rounding; is the mean missing, which Adam hides, or do "
+                 "the additions have another order")
+    else:
+        known = "has other parameters"
+    raise Refused(f"On N={ranks} {when} rank {rank} {known}: {place}")
+
+
+def _first_difference(found: Arrays, expected: Arrays) -> str | None:
+    for name, right in expected.items():
+        wrong = np.argwhere(found[name].view(np.uint32) != right.view(np.uint32))
+        if wrong.size:
+            at = tuple(int(i) for i in wrong[0])
+            return f"element {list(at)} of {name} is {found[name][at]} where {right[at]} is expected"
+    return None
+
+
+def _close(found: Arrays, expected: Arrays) -> bool:
+    largest = max(float(np.abs(one).max(initial=0)) for one in expected.values())
+    return all(float(np.abs(found[name] - one).max(initial=0)) <= CLOSE * largest for name, one in expected.items())
+
+
+# -- Grades the three functions that courses on distributed training ask for, written in NumPy for a rank ------------
+#     get_ddp(rank, module)                                 -> .forward_backward(x, target) -> (loss, mean gradients)
+#     get_sharded_optimizer(rank, parameters, optimizer)    -> .step(gradients)
+#     get_fsdp(rank, module, optimizer)                     -> .step(x, target) -> loss;  .gathered(name) -> array
+#
+# Each is run on 1, 2, 3, 4, 5 and 8 ranks with different data on every rank, and must equal the package's engine (the
+# sharded optimizer: the unsharded one) bit for bit. Legend: N ranks, P parameters; B rows, I and O widths of a layer.
+
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 LENGTHS = [inputs * outputs for inputs, outputs in pairwise(WIDTHS)]
@@ -120,17 +377,17 @@ def _refuse_silence(ranks: int, cluster: Cluster, copies: int) -> None:
 
 
 def _ddp_on(factory: Answer, ranks: int) -> Measured:
-    expected = reference.engine_run(ranks, 0)
+    expected = engine_run(ranks, 0)
     found, cluster = _run(ranks, _ddp_program, factory)
-    first = reference.first_values()
+    first = first_values()
     for rank, (begun, _) in enumerate(found):
-        alike.check(ranks, rank, "after get_ddp", begun, first, "did not take rank 0's first values")
+        check(ranks, rank, "after get_ddp", begun, first, "did not take rank 0's first values")
     for rank, (_, steps) in enumerate(found):
         for step, (loss, own, mean) in enumerate(steps):
-            alike.check_gradients(ranks, rank, f"in step {step}", mean, expected.gradients[step], own)
-            alike.check_loss(ranks, rank, step, loss, expected.losses[step][rank])
+            check_gradients(ranks, rank, f"in step {step}", mean, expected.gradients[step], own)
+            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
     _refuse_silence(ranks, cluster, 1 + 2 * STEPS)
-    broadcasts = targets.in_sequence(*(targets.tree("broadcast", length, ranks) for length in LENGTHS))
+    broadcasts = in_sequence(*(tree_wire("broadcast", length, ranks) for length in LENGTHS))
     at = expected.target
     return _measured(cluster, Target(at.peak_nbytes, at.sent_nbytes + broadcasts.most_nbytes,
                                      at.steps + broadcasts.steps))
@@ -139,18 +396,18 @@ def _ddp_on(factory: Answer, ranks: int) -> Measured:
 def _ddp_program(rank: Rank, factory: Answer) -> Any:
     module = Module(rank, rank.index, whole=True)
     ddp = _made(factory, "get_ddp", ["forward_backward"], rank, module)
-    begun = alike.copied(module.parameters, "module.parameters", module.shapes)
-    state = {name: _charged(rank, reference.new_state(OPTIMIZER, w.size)) for name, w in module.parameters.items()}
+    begun = copied(module.parameters, "module.parameters", module.shapes)
+    state = {name: _charged(rank, new_state(OPTIMIZER, w.size)) for name, w in module.parameters.items()}
     context, steps = UpdateContext(rank.kernels), []
     for step in range(STEPS):
-        x, target = (lent(rank, one) for one in reference.batch(rank.index, step))
+        x, target = (lent(rank, one) for one in batch(rank.index, step))
         own = _own_gradients(rank.index, step, module.parameters)
         before = {name: w.copy() for name, w in module.parameters.items()}
-        loss, mean = alike.pair(ddp.forward_backward(x, target), "forward_backward")
+        loss, mean = pair(ddp.forward_backward(x, target), "forward_backward")
         if any((module.parameters[name] != w).any() for name, w in before.items()):
             raise Refused("forward_backward changed module.parameters; return the mean gradients, with which the "
                           "grader makes the update")
-        steps.append((loss, own, alike.copied(mean, "the mean gradients", module.shapes)))
+        steps.append((loss, own, copied(mean, "the mean gradients", module.shapes)))
         for name, w in module.parameters.items():
             OPTIMIZER.update(context, w.reshape(-1), mean[name].reshape(-1), state[name], step + 1)
         del x, target, mean
@@ -162,7 +419,7 @@ def _own_gradients(index: int, step: int, parameters: Arrays) -> Arrays:
     def alone(rank: Rank) -> Arrays:
         module = Module(rank, 0, whole=False)
         module.parameters = parameters
-        return module.forward_backward(*reference.batch(index, step))[1]
+        return module.forward_backward(*batch(index, step))[1]
 
     found: Arrays = Cluster(1).run(alone)[0]
     return found
@@ -176,15 +433,15 @@ def _charged(rank: Rank, state: Arrays) -> Arrays:
 
 
 def _sharded_on(factory: Answer, ranks: int) -> Measured:
-    expected = reference.unsharded_run()
+    expected = unsharded_run()
     found, cluster = _run(ranks, _sharded_program, factory)
     for rank, (steps, _) in enumerate(found):
         for step, parameters in enumerate(steps):
-            before = expected[step - 1] if step else reference.first_values()
-            alike.check_update(ranks, rank, f"after step {step}", parameters, expected[step], before)
+            before = expected[step - 1] if step else first_values()
+            check_update(ranks, rank, f"after step {step}", parameters, expected[step], before)
     _refuse_states(ranks, [held for _, held in found])
     _refuse_silence(ranks, cluster, STEPS)
-    wire = targets.in_sequence(*(targets.ring("all_gather", length, ranks) for length in LENGTHS))
+    wire = in_sequence(*(ring_wire("all_gather", length, ranks) for length in LENGTHS))
     shards = sum(-(-length // ranks) for length in LENGTHS)
     return _measured(cluster, Target(8 * sum(LENGTHS) + 8 * shards, STEPS * wire.most_nbytes, STEPS * wire.steps))
 
@@ -194,9 +451,9 @@ def _sharded_program(rank: Rank, factory: Answer) -> Any:
     sharded = _made(factory, "get_sharded_optimizer", ["step"], rank, module.parameters, OPTIMIZER)
     steps = []
     for step in range(STEPS):
-        gradients = {name: lent(rank, g, "gradient", name) for name, g in reference.gradients(step).items()}
+        gradients = {name: lent(rank, g, "gradient", name) for name, g in mean_gradients(step).items()}
         sharded.step(gradients)
-        steps.append(alike.copied(module.parameters, "the parameters", module.shapes))
+        steps.append(copied(module.parameters, "the parameters", module.shapes))
         del gradients
     return steps, rank.memory.now_nbytes_by_kind.get("optimizer_state", 0)
 
@@ -217,13 +474,13 @@ def _refuse_states(ranks: int, held_nbytes: Sequence[int]) -> None:
 
 
 def _fsdp_on(factory: Answer, ranks: int) -> Measured:
-    expected = reference.engine_run(ranks, 3)
+    expected = engine_run(ranks, 3)
     found, _ = _run(ranks, _fsdp_program, factory, True)
     for rank, steps in enumerate(found):
         for step, (loss, parameters, _) in enumerate(steps):
-            alike.check_loss(ranks, rank, step, loss, expected.losses[step][rank])
-            before = expected.parameters[step - 1] if step else reference.first_values()
-            alike.check_update(ranks, rank, f"after step {step}", parameters, expected.parameters[step], before)
+            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
+            before = expected.parameters[step - 1] if step else first_values()
+            check_update(ranks, rank, f"after step {step}", parameters, expected.parameters[step], before)
     found, cluster = _run(ranks, _fsdp_program, factory, False)
     rest = 12 * sum(-(-length // ranks) for length in LENGTHS) + 4 * LARGEST
     for rank, steps in enumerate(found):
@@ -243,11 +500,11 @@ def _fsdp_program(rank: Rank, factory: Answer, inspect: bool) -> Any:
     fsdp = _made(factory, "get_fsdp", ["step", "gathered"], rank, module, OPTIMIZER)
     steps = []
     for step in range(STEPS):
-        x, target = (lent(rank, one) for one in reference.batch(rank.index, step))
+        x, target = (lent(rank, one) for one in batch(rank.index, step))
         loss = fsdp.step(x, target)
         del x, target
         held = rank.memory.now_nbytes
         whole = {name: fsdp.gathered(name) for name in module.names} if inspect else {}
-        steps.append((loss, alike.copied(whole, "what gathered() returns", module.shapes) if inspect else {}, held))
+        steps.append((loss, copied(whole, "what gathered() returns", module.shapes) if inspect else {}, held))
         del whole
     return steps

@@ -4,10 +4,16 @@ Legend: N ranks, n elements. Every byte is that of one rank, and of the rank tha
 other, on the longest chain.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from zerosim.course.puzzles.expected import Array
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
 
@@ -136,3 +142,145 @@ class Measured:
     sent_nbytes: int
     steps: int
     target: Target
+
+
+# -- The outcome of a check, as it is shown: in a terminal, in a notebook, as data -----------------------------------
+
+PASSED, REFUSED, OPEN = "passed", "refused", "open"
+WIDTH = 80  # columns
+HEADS = ("N", "case", "peak bytes", "target", "bytes sent", "target", "steps", "target")
+
+
+def filled(text: str) -> str:
+    """Paragraphs filled to the width of a terminal; lines that are indented stay as they are."""
+    lines: list[str] = []
+    for indented, group in groupby(text.strip("\n").splitlines(), key=lambda line: line[:1] in ("", " ")):
+        run = tuple(group)
+        lines += run if indented else textwrap.wrap(" ".join(run), WIDTH, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+class Page(str):
+    """A text that a terminal shows as it is, and a notebook in its own type face."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self)}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a check found: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
+
+    ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
+    the rank that has most) beside their targets.
+    """
+
+    puzzle: str
+    verdict: str
+    sentence: str
+    rows: tuple[Measured, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """True when every case is right and no limit was exceeded."""
+        return self.verdict == PASSED
+
+    @property
+    def targets_met(self) -> tuple[str, ...]:
+        """The measures that stay within their target in every case; none for an answer that did not pass."""
+        return tuple(measure for measure in MEASURES if self.passed and all(
+            getattr(row, measure) <= getattr(row.target, measure) for row in self.rows))
+
+    @property
+    def stars(self) -> str:
+        """``★★☆``: a star for each target that is met."""
+        return "★" * len(self.targets_met) + "☆" * (len(MEASURES) - len(self.targets_met))
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"puzzle": self.puzzle, "verdict": self.verdict, "sentence": self.sentence,
+                "targets_met": list(self.targets_met), "rows": [asdict(row) for row in self.rows]}
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [(str(row.ranks), row.title, *(f"{value:,}" for measure in MEASURES
+                                              for value in (getattr(row, measure), getattr(row.target, measure))))
+                for row in self.rows]
+
+    def __repr__(self) -> str:
+        mark = {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+        text = f"{self.puzzle}: {mark}\n  {self.sentence}"
+        if not self.passed:
+            return text
+        table = [HEADS, *self._cells()]
+        widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
+        lines = ["  ".join(cell.ljust(width) if column == 1 else cell.rjust(width)
+                           for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in table]
+        return "\n".join([text, "", *("  " + line for line in lines)])
+
+    def _repr_html_(self) -> str:
+        mark = {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+        head = f"<p><b>{escape(self.puzzle)}: {mark}</b><br>{escape(self.sentence)}</p>"
+        if not self.passed:
+            return head
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
+        return f"{head}<table><tr>{''.join(f'<th>{name}</th>' for name in HEADS)}</tr>{rows}</table>"
+
+
+# -- What a case hands to a rank: fresh copies, charged to its ledger ------------------------------------------------
+
+def lent(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
+    """A copy of ``x`` in the rank's memory."""
+    copy = rank.memory.alloc(x.shape, x.dtype, kind, name)
+    copy[...] = x
+    return copy
+
+
+def vector_of(vectors: Sequence[Array], kind: str = "input") -> Callable[[Rank], tuple[Array]]:
+    """The arguments of a puzzle that hands each rank one vector of its own."""
+    return lambda rank: (lent(rank, vectors[rank.index], kind),)
+
+
+class Backward:
+    """A backward pass to be called layer by layer: ``gradient_of(layer)`` computes and charges a layer's gradient.
+
+    It goes from the last layer to the first, each once; ValueError otherwise. ``gradients[layer]`` are (n_l,).
+    """
+
+    def __init__(self, rank: Rank, gradients: Sequence[Array]) -> None:
+        self._rank, self._gradients, self._next = rank, gradients, len(gradients) - 1
+
+    def __call__(self, layer: int) -> Array:
+        """The gradient of a layer's weights, (n_l,)."""
+        if layer != self._next:
+            raise ValueError(f"backward was asked for layer {layer} where layer {self._next} is next: it goes from the "
+                             "last layer to the first, each once")
+        self._next -= 1
+        gradient = self._gradients[layer]
+        self._rank.trace.compute(flops=4 * gradient.size, nbytes=3 * gradient.nbytes)
+        return lent(self._rank, gradient, "unit_gradient", f"layer {layer}")
+
+
+class Scaling:
+    """A layer of the simplest kind, y = w·x by element; what it makes is charged. Arrays are (n,)."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def forward(self, w: Array, x: Array) -> Array:
+        """y = w·x."""
+        return self._product(w, x, "activation")
+
+    def backward(self, w: Array, x: Array, dy: Array) -> tuple[Array, Array]:
+        """(dx, dw) = (w·dy, x·dy)."""
+        return self._product(w, dy, "activation_gradient"), self._product(x, dy, "unit_gradient")
+
+    def _product(self, a: Array, b: Array, kind: str) -> Array:
+        out = self._rank.memory.alloc(a.shape, a.dtype, kind)
+        self._rank.trace.compute(flops=a.size, nbytes=3 * a.nbytes)
+        np.multiply(a, b, out=out)
+        return out

@@ -3,9 +3,8 @@
 Legend: N ranks, n elements, k = ⌈n/N⌉.
 """
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import vector_of
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import chunks, data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
 
 STATEMENT = """
 Every rank has a vector and wants the sum of all. Sending everything to everyone costs each rank (N-1)
@@ -41,16 +40,16 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks."""
-    xs = oracle.data("all_reduce", ranks, length)
-    total, chunk = oracle.ring_sum(xs), -(-length // ranks)
-    wire = targets.ring("all_reduce", length, ranks)
+    xs = data("all_reduce", ranks, length)
+    total, chunk = ring_sum(xs), -(-length // ranks)
+    wire = ring_wire("all_reduce", length, ranks)
     peak = max(length + 3 * chunk, 2 * length + chunk)
     return Case(
         ranks, f"n={length}", vector_of(xs), [total] * ranks, Target(4 * peak, wire.most_nbytes, wire.steps),
         wire.all_nbytes,
-        mistakes=(Mistake("returned its own chunk alone; the all-gather is missing", oracle.chunks(total, ranks)),
+        mistakes=(Mistake("returned its own chunk alone; the all-gather is missing", chunks(total, ranks)),
                   Mistake("added in the order of the ranks, and not in that of the ring",
-                          [oracle.ordered_sum(xs)] * ranks),
+                          [ordered_sum(xs)] * ranks),
                   Mistake("returned the mean, and not the sum", [total / ranks] * ranks),
                   Mistake("returned its own vector, to which nothing was added", xs)),
         limits=(Limit("sent_nbytes", wire.most_nbytes, "a ring sends 2(N-1)/N of a vector, everyone to everyone N-1"),

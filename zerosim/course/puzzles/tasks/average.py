@@ -5,9 +5,8 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
 
 SCALE = 1024.0
 
@@ -58,12 +57,12 @@ HINTS = (
 def case(ranks: int, length: int) -> Case:
     """The gradients of m = 1, 2 or 3 micro-batches on each of N ranks."""
     m = 1 + (ranks + length) % 3
-    stacks = [np.stack([g * np.float32(SCALE) for g in oracle.data(f"average {j}", ranks, length)]) for j in range(m)]
+    stacks = [np.stack([g * np.float32(SCALE) for g in data(f"average {j}", ranks, length)]) for j in range(m)]
     gradients = [np.stack([stack[rank] for stack in stacks]) for rank in range(ranks)]
-    local = [oracle.ordered_sum(list(mine)) for mine in gradients]
-    total, all_told = oracle.ring_sum(local), np.float32(SCALE * ranks * m)
+    local = [ordered_sum(list(mine)) for mine in gradients]
+    total, all_told = ring_sum(local), np.float32(SCALE * ranks * m)
     expected = total / all_told
-    wire, chunk = targets.ring("all_reduce", length, ranks), -(-length // ranks)
+    wire, chunk = ring_wire("all_reduce", length, ranks), -(-length // ranks)
     wrong = {
         "did not divide by N, the number of ranks": total / np.float32(SCALE * m),
         "did not divide by m, the number of micro-batches": total / np.float32(SCALE * ranks),
@@ -71,7 +70,7 @@ def case(ranks: int, length: int) -> Case:
         "returned the sum, and divided by nothing": total,
         "divided by N twice": total / np.float32(SCALE * ranks * ranks * m),
         "divided before the sum over ranks, and so rounded every addend":
-            oracle.ring_sum([one / all_told for one in local]),
+            ring_sum([one / all_told for one in local]),
         "divided more than once, and rounded each time": total / np.float32(SCALE) / np.float32(ranks) / np.float32(m)}
     return Case(
         ranks, f"n={length}, m={m}", lambda rank: (lent(rank, gradients[rank.index], "gradient"), SCALE),

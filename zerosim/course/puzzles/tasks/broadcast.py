@@ -5,9 +5,8 @@ Legend: N ranks, n elements.
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import vector_of
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import data, ring_sum, tree_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
 
 STATEMENT = """
 Rank 0 has the weights that training starts from; the others are to have the same. Rank 0 could send them to
@@ -50,14 +49,14 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks, of which only rank 0's matters."""
-    xs = oracle.data("broadcast", ranks, length)
-    wire = targets.tree("broadcast", length, ranks)
+    xs = data("broadcast", ranks, length)
+    wire = tree_wire("broadcast", length, ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, Target(4 * length, wire.most_nbytes, wire.steps),
         wire.all_nbytes,
         mistakes=(Mistake("kept its own x", xs),
                   Mistake("returned what the rank before it had", [xs[max(0, rank - 1)] for rank in range(ranks)]),
-                  Mistake("returned the sum", [oracle.ring_sum(xs)] * ranks),
+                  Mistake("returned the sum", [ring_sum(xs)] * ranks),
                   Mistake("has x only where rank 0 sent it; the others were not reached",
                           [xs[0] if rank & (rank - 1) == 0 else xs[rank] for rank in range(ranks)])),
         limits=(Limit("steps", wire.steps, "ranks that have x already could send it on meanwhile"),

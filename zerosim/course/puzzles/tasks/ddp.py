@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import data, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -60,15 +59,15 @@ def tensors(flat: np.ndarray, length: int) -> list[np.ndarray]:
 
 def case(ranks: int, length: int) -> Case:
     """Three tensors on each of N ranks."""
-    flats = oracle.data("ddp", ranks, 3 * length + 3)
-    total, every = oracle.ring_sum(flats), len(flats[0])
+    flats = data("ddp", ranks, 3 * length + 3)
+    total, every = ring_sum(flats), len(flats[0])
     lists = [tensors(flat, length) for flat in flats]
-    apart = [oracle.ring_sum([mine[i].reshape(-1) for mine in lists]).reshape(lists[0][i].shape) for i in range(3)]
+    apart = [ring_sum([mine[i].reshape(-1) for mine in lists]).reshape(lists[0][i].shape) for i in range(3)]
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
         return ([lent(rank, g, "gradient") for g in lists[rank.index]],)
 
-    wire, chunk = targets.ring("all_reduce", every, ranks), -(-every // ranks)
+    wire, chunk = ring_wire("all_reduce", every, ranks), -(-every // ranks)
     return Case(
         ranks, f"n={length}, T={every}", arguments, [tensors(total / ranks, length)] * ranks,
         Target(4 * (2 * every + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
@@ -78,7 +77,7 @@ def case(ranks: int, length: int) -> Case:
                   Mistake("reduced every tensor by a ring of its own, which adds in another order",
                           [[one / ranks for one in apart]] * ranks),
                   Mistake("divided before the sum, and so rounded every addend",
-                          [tensors(oracle.ring_sum([f / ranks for f in flats]), length)] * ranks)),
+                          [tensors(ring_sum([f / ranks for f in flats]), length)] * ranks)),
         limits=(Limit("sent_nbytes", wire.most_nbytes, "one ring sends 2(N-1)/N of the bucket"),
                 Limit("steps", wire.steps, "one bucket takes 2(N-1) hops, however many tensors are in it")),
         shard_nbytes=4 * chunk)

@@ -5,9 +5,8 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
 
 STATEMENT = """
 Rank r has chunk r of a vector, and every rank wants all of it. Each passes on to its right neighbor what it
@@ -54,9 +53,9 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A vector in chunks on N ranks."""
-    whole = oracle.data("gather", 1, length)[0]
-    shards, cut = oracle.chunks(whole, ranks), oracle.cut(length, ranks)
-    wire, chunk = targets.ring("all_gather", length, ranks), -(-length // ranks)
+    whole = data("gather", 1, length)[0]
+    shards, cut = chunks(whole, ranks), chunk_slices(length, ranks)
+    wire, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
     turned = [np.concatenate([shards[(rank + step) % ranks] for step in range(ranks)]) for rank in range(ranks)]
     alone = []
     for own in cut:

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.oracle import Array
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
@@ -83,13 +81,13 @@ class Job(NamedTuple):
     def padded(self, x: Array, rank: int) -> Array:
         """The rank's shard (k,), with its padding."""
         shard = np.full(self.chunk, PADDING, np.float32)
-        own = oracle.chunks(x, self.ranks)[rank]
+        own = chunks(x, self.ranks)[rank]
         shard[:len(own)] = own
         return shard
 
     def arguments(self, rank: Rank) -> tuple[Any, ...]:
         """weights, direction, valid, bias, bias_direction, lr."""
-        valid = len(oracle.chunks(self.weights, self.ranks)[rank.index])
+        valid = len(chunks(self.weights, self.ranks)[rank.index])
         return (lent(rank, self.padded(self.weights, rank.index), "master"),
                 lent(rank, self.padded(self.direction, rank.index), "gradient"), valid, lent(rank, self.bias, "master"),
                 lent(rank, self.bias_direction, "gradient"), LEARNING_RATE)
@@ -99,7 +97,7 @@ class Job(NamedTuple):
         found = []
         for rank, ratio in enumerate(ratios):
             step = LEARNING_RATE * ratio
-            weights, valid = self.padded(self.weights, rank), len(oracle.chunks(self.weights, self.ranks)[rank])
+            weights, valid = self.padded(self.weights, rank), len(chunks(self.weights, self.ranks)[rank])
             weights[:valid] = weights[:valid] - step * self.padded(self.direction, rank)[:valid].astype(np.float64)
             found.append((weights, (self.bias - step * self.bias_direction.astype(np.float64)).astype(np.float32)))
         return found
@@ -112,7 +110,7 @@ def squares(*parts: Array) -> float:
 
 def case(ranks: int, length: int) -> Case:
     """One layer, its matrix in shards, its bias everywhere."""
-    (weights, direction), (bias, bias_direction) = oracle.data("lamb", 2, length), oracle.data("bias", 2, BIAS)
+    (weights, direction), (bias, bias_direction) = data("lamb", 2, length), data("bias", 2, BIAS)
     job = Job(weights, direction, bias, bias_direction, ranks)
     ratio = (squares(weights, bias) / squares(direction, bias_direction)) ** 0.5
 
@@ -126,8 +124,8 @@ def case(ranks: int, length: int) -> Case:
         right[rank], (LEARNING_RATE * ratio * job.padded(direction, rank), LEARNING_RATE * ratio * bias_direction),
         strict=True)] for rank in range(ranks)]
     alone = [(squares(w, bias) / squares(u, bias_direction)) ** 0.5
-             for w, u in zip(oracle.chunks(weights, ranks), oracle.chunks(direction, ranks), strict=True)]
-    wire = targets.ring("all_gather", 2 * ranks, ranks, 8)
+             for w, u in zip(chunks(weights, ranks), chunks(direction, ranks), strict=True)]
+    wire = ring_wire("all_gather", 2 * ranks, ranks, 8)
     return Case(
         ranks, f"n={length}, b={BIAS}", job.arguments, right,
         Target(4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, wire.most_nbytes, wire.steps), 2 * (ranks - 1) * 16,

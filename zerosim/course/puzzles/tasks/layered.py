@@ -5,11 +5,8 @@ Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 
 from typing import Any, NamedTuple
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import Backward
-from zerosim.course.puzzles.oracle import Array
-from zerosim.course.puzzles.puzzle import Mistake
-from zerosim.course.puzzles.targets import Wire
+from zerosim.course.puzzles.expected import Array, Wire, chunks, data, in_sequence, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import Backward, Mistake
 from zerosim.ranks.rank import Rank
 
 
@@ -33,7 +30,7 @@ class Layers(NamedTuple):
     @property
     def wire(self) -> Wire:
         """A ring reduce-scatter of every layer, one after another."""
-        return targets.in_sequence(*(targets.ring("reduce_scatter", length, self.ranks) for length in self.lengths))
+        return in_sequence(*(ring_wire("reduce_scatter", length, self.ranks) for length in self.lengths))
 
     def arguments(self, rank: Rank) -> tuple[Any, ...]:
         """lengths, gradient_of."""
@@ -41,7 +38,7 @@ class Layers(NamedTuple):
 
     def sharded(self, vectors: list[Array]) -> list[list[Array]]:
         """By rank and layer, the rank's shard of each vector."""
-        cut = [oracle.chunks(vector, self.ranks) for vector in vectors]
+        cut = [chunks(vector, self.ranks) for vector in vectors]
         return [[shards[rank] for shards in cut] for rank in range(self.ranks)]
 
     @property
@@ -52,7 +49,7 @@ class Layers(NamedTuple):
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
         """What is returned without a mean, without a sum, in the wrong order of layers, whole."""
-        local = [[oracle.chunks(g, self.ranks)[rank] for g in mine] for rank, mine in enumerate(self.gradients)]
+        local = [[chunks(g, self.ranks)[rank] for g in mine] for rank, mine in enumerate(self.gradients)]
         return (Mistake("returned shards of the sums, and not of the means", self.sharded(self.sums)),
                 Mistake("returned shards of its own gradients; nothing was added", local),
                 Mistake("divided its own gradients; nothing was added",
@@ -66,6 +63,6 @@ class Layers(NamedTuple):
 def layers(seed: str, ranks: int, length: int) -> Layers:
     """Four layers of about n elements."""
     lengths = (length, length + 2, length, length + 1)
-    by_layer = [oracle.data(f"{seed} {layer}", ranks, n) for layer, n in enumerate(lengths)]
+    by_layer = [data(f"{seed} {layer}", ranks, n) for layer, n in enumerate(lengths)]
     return Layers(lengths, [[vectors[rank] for vectors in by_layer] for rank in range(ranks)],
-                  [oracle.ring_sum(vectors) for vectors in by_layer])
+                  [ring_sum(vectors) for vectors in by_layer])

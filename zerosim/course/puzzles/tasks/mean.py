@@ -5,9 +5,8 @@ Legend: N ranks; n = 1 here.
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import vector_of
-from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import data, ring_wire
+from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, Target, vector_of
 
 STATEMENT = """
 Every rank has one number, and every rank wants the mean of all of them: a loss over the global batch, say.
@@ -43,11 +42,11 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """One number on each of N ranks."""
-    xs = oracle.data("mean", ranks, length)
+    xs = data("mean", ranks, length)
     exact = np.sum([x.astype(np.float64) for x in xs], axis=0)
     weight = np.sum([np.abs(x.astype(np.float64)) for x in xs], axis=0)
     total = exact.astype(np.float32)
-    wire = targets.ring("all_reduce", length, ranks)
+    wire = ring_wire("all_reduce", length, ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), [(exact / ranks).astype(np.float32)] * ranks,
         Target(4 * 4 * length, wire.most_nbytes, wire.steps), wire.all_nbytes,

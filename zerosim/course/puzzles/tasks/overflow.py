@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.oracle import Array
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target, lent
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, SCALE = 0.1, 1024.0
@@ -62,12 +60,12 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A sharded step on N ranks, in which one element overflows where n is odd."""
-    weights, gradient = oracle.data("overflow", 2, length)
+    weights, gradient = data("overflow", 2, length)
     gradient = gradient * np.float32(SCALE)
     skipped = bool(length % 2)
     if skipped:
         gradient[2 * length // 3] = np.inf if length % 4 == 1 else np.nan
-    gradients, shards = oracle.chunks(gradient, ranks), oracle.chunks(weights, ranks)
+    gradients, shards = chunks(gradient, ranks), chunks(weights, ranks)
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
         return (lent(rank, shards[rank.index], "master"), lent(rank, gradients[rank.index], "gradient"), LEARNING_RATE,
@@ -80,7 +78,7 @@ def case(ranks: int, length: int) -> Case:
                 for w, new, skip in zip(shards, moved, skips, strict=True)]
 
     bad = [not np.isfinite(g).all() for g in gradients]
-    wire, chunk = targets.ring("all_gather", ranks, ranks, 1), -(-length // ranks)
+    wire, chunk = ring_wire("all_gather", ranks, ranks, 1), -(-length // ranks)
     found = {1: "inf on one rank", 3: "NaN on one rank"}.get(length % 4, "all finite")
     return Case(
         ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),

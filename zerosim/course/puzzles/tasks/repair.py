@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import Scaling, lent
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import chunk_slices, chunks, data, in_sequence, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, lent
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -75,9 +74,9 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """Four layers forward and one gradient on N ranks."""
-    weights = [oracle.data(f"repair weights {layer}", 1, length)[0] for layer in range(LAYERS)]
-    xs, gradients = oracle.data("repair x", ranks, length), oracle.data("repair", ranks, length)
-    cut, shards = oracle.cut(length, ranks), [oracle.chunks(w, ranks) for w in weights]
+    weights = [data(f"repair weights {layer}", 1, length)[0] for layer in range(LAYERS)]
+    xs, gradients = data("repair x", ranks, length), data("repair", ranks, length)
+    cut, shards = chunk_slices(length, ranks), [chunks(w, ranks) for w in weights]
     ys = [x.copy() for x in xs]
     for y in ys:
         for w in weights:
@@ -87,18 +86,18 @@ def case(ranks: int, length: int) -> Case:
         mine = [lent(rank, of_layer[rank.index], "parameter") for of_layer in shards]
         return mine, Scaling(rank), lent(rank, xs[rank.index]), lent(rank, gradients[rank.index], "gradient")
 
-    total = oracle.ring_sum(gradients)
-    left = [oracle.ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])
+    total = ring_sum(gradients)
+    left = [ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])
             for c, own in enumerate(cut)]
-    gather, chunk = targets.ring("all_gather", length, ranks), -(-length // ranks)
-    wire = targets.in_sequence(*[gather] * LAYERS, targets.ring("reduce_scatter", length, ranks))
+    gather, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
+    wire = in_sequence(*[gather] * LAYERS, ring_wire("reduce_scatter", length, ranks))
     peak = 5 * length + LAYERS * chunk
     return Case(
         ranks, f"n={length}, L={LAYERS}", arguments,
-        [(y, mean) for y, mean in zip(ys, oracle.chunks(total / ranks, ranks), strict=True)],
+        [(y, mean) for y, mean in zip(ys, chunks(total / ranks, ranks), strict=True)],
         Target(4 * peak, wire.most_nbytes, wire.steps), wire.all_nbytes,
         mistakes=(Mistake("returned the sum of the gradients, and not their mean",
-                          list(zip(ys, oracle.chunks(total, ranks), strict=True))),
+                          list(zip(ys, chunks(total, ranks), strict=True))),
                   Mistake("let the gradients go round the ring the other way",
                           [(y, one / ranks) for y, one in zip(ys, left, strict=True)]),
                   Mistake("let the gradients go round the ring the other way, and returned their sum, not their mean",

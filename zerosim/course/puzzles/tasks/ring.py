@@ -3,9 +3,8 @@
 Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to min(n, (c+1)·k).
 """
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import vector_of
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
 
 STATEMENT = """
 Every rank has a vector; rank r wants chunk r of the sum of all. The ranks stand in a ring, and each speaks
@@ -64,16 +63,16 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks."""
-    xs = oracle.data("ring", ranks, length)
-    total, cut = oracle.ring_sum(xs), oracle.cut(length, ranks)
-    backwards = oracle.chunks(total, ranks)
+    xs = data("ring", ranks, length)
+    total, cut = ring_sum(xs), chunk_slices(length, ranks)
+    backwards = chunks(total, ranks)
     for c, own in enumerate(cut):
-        backwards[c] = oracle.ordered_sum([xs[(c - 1 - step) % ranks][own] for step in range(ranks)])
-    without = [oracle.ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
+        backwards[c] = ordered_sum([xs[(c - 1 - step) % ranks][own] for step in range(ranks)])
+    without = [ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
                for c, own in enumerate(cut)]
-    wire, chunk = targets.ring("reduce_scatter", length, ranks), -(-length // ranks)
+    wire, chunk = ring_wire("reduce_scatter", length, ranks), -(-length // ranks)
     return Case(
-        ranks, f"n={length}", vector_of(xs), oracle.chunks(total, ranks),
+        ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
         Target(4 * (length + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
         mistakes=(
             Mistake("returned the chunk that the next rank owns",
@@ -81,10 +80,10 @@ def case(ranks: int, length: int) -> Case:
             Mistake("returned the chunk that the rank before it owns",
                     [total[cut[(rank - 1) % ranks]] for rank in range(ranks)]),
             Mistake("added in the order of the ranks, and not in that of the ring",
-                    [oracle.ordered_sum([x[own] for x in xs]) for own in cut]),
+                    [ordered_sum([x[own] for x in xs]) for own in cut]),
             Mistake("let the chunks go round the ring the other way", backwards),
             Mistake("left out its own copy", without),
-            Mistake("returned the mean, and not the sum", [one / ranks for one in oracle.chunks(total, ranks)]),
+            Mistake("returned the mean, and not the sum", [one / ranks for one in chunks(total, ranks)]),
             Mistake("returned its own chunk, to which nothing was added",
                     [x[own] for x, own in zip(xs, cut, strict=True)]),
             Mistake("returned the whole vector, and not its chunk", [total] * ranks)),

@@ -6,10 +6,8 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 
 from typing import Any
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import lent
-from zerosim.course.puzzles.oracle import Array
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import Array, chunk_slices, data, in_sequence, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
@@ -68,9 +66,9 @@ def updated(weights: Array, momentum: Array, mean: Array) -> tuple[Array, Array]
 
 def case(ranks: int, length: int) -> Case:
     """One step on N ranks."""
-    weights, momentum = oracle.data("zero1 weights", 1, length)[0], oracle.data("zero1 momentum", 1, length)[0]
-    gradients, cut = oracle.data("zero1", ranks, length), oracle.cut(length, ranks)
-    total = oracle.ring_sum(gradients)
+    weights, momentum = data("zero1 weights", 1, length)[0], data("zero1 momentum", 1, length)[0]
+    gradients, cut = data("zero1", ranks, length), chunk_slices(length, ranks)
+    total = ring_sum(gradients)
 
     def results(mean: Array) -> list[Any]:
         new, fresh = updated(weights, momentum, mean)
@@ -86,8 +84,8 @@ def case(ranks: int, length: int) -> Case:
         alone.append((mine, fresh[own]))
         own_only.append((weights.copy(), right[rank][1]))
         own_only[-1][0][own] = right[rank][0][own]
-    wire, chunk = targets.ring("reduce_scatter", length, ranks), -(-length // ranks)
-    both = targets.in_sequence(wire, targets.ring("all_gather", length, ranks))
+    wire, chunk = ring_wire("reduce_scatter", length, ranks), -(-length // ranks)
+    both = in_sequence(wire, ring_wire("all_gather", length, ranks))
     mixed = weights.copy()
     for rank, own in enumerate(cut):
         mixed[own] = alone[rank][0][own]

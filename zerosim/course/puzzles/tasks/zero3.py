@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles import oracle, targets
-from zerosim.course.puzzles.given import Scaling, lent
-from zerosim.course.puzzles.oracle import Array
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target
+from zerosim.course.puzzles.expected import Array, chunks, data, in_sequence, ring_sum, ring_wire
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, lent
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -66,26 +64,26 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """One forward and backward of four layers on N ranks."""
-    weights = [oracle.data(f"zero3 weights {layer}", 1, length)[0] for layer in range(LAYERS)]
-    inputs = oracle.data("zero3", ranks, length)
-    cut = [oracle.chunks(w, ranks) for w in weights]
+    weights = [data(f"zero3 weights {layer}", 1, length)[0] for layer in range(LAYERS)]
+    inputs = data("zero3", ranks, length)
+    cut = [chunks(w, ranks) for w in weights]
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
         shards = [lent(rank, shards[rank.index], "parameter", f"layer {layer}") for layer, shards in enumerate(cut)]
         return shards, Scaling(rank), lent(rank, inputs[rank.index])
 
     local = [gradients(weights, x) for x in inputs]
-    sums = [oracle.ring_sum([mine[layer] for mine in local]) for layer in range(LAYERS)]
+    sums = [ring_sum([mine[layer] for mine in local]) for layer in range(LAYERS)]
     right = sharded([total / ranks for total in sums], ranks)
-    gather, chunk = targets.ring("all_gather", length, ranks), -(-length // ranks)
-    wire = targets.in_sequence(*[gather, gather, targets.ring("reduce_scatter", length, ranks)] * LAYERS)
+    gather, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
+    wire = in_sequence(*[gather, gather, ring_wire("reduce_scatter", length, ranks)] * LAYERS)
     peak = 8 * length + LAYERS * chunk
     return Case(
         ranks, f"n={length}, L={LAYERS}", arguments, right, Target(4 * peak, wire.most_nbytes, wire.steps),
         wire.all_nbytes,
         mistakes=(Mistake("returned shards of the sums, and not of the means", sharded(sums, ranks)),
                   Mistake("returned shards of its own gradients; nothing was added",
-                          [[oracle.chunks(g, ranks)[rank] for g in mine] for rank, mine in enumerate(local)]),
+                          [[chunks(g, ranks)[rank] for g in mine] for rank, mine in enumerate(local)]),
                   Mistake("returned the layers in the order of backward, the last one first",
                           [mine[::-1] for mine in right]),
                   Mistake("returned whole gradients, and not its shards", [[total / ranks for total in sums]] * ranks)),
@@ -97,7 +95,7 @@ def case(ranks: int, length: int) -> Case:
 
 def sharded(vectors: list[Array], ranks: int) -> list[list[Array]]:
     """By rank and layer, the rank's shard of each vector."""
-    return [[oracle.chunks(vector, ranks)[rank] for vector in vectors] for rank in range(ranks)]
+    return [[chunks(vector, ranks)[rank] for vector in vectors] for rank in range(ranks)]
 
 
 def gradients(weights: list[Array], x: Array) -> list[Array]:

@@ -1,0 +1,239 @@
+"""Published numbers measured: what runs of the package hold, send and compute, where something else is printed.
+
+`zerosim.course.measured.settled` lays them beside what is printed and what pencil and paper say.
+
+Legend: P parameters, N ranks, k micro-batches; B batch, L tokens, d channels, H heads, n blocks. All runs are on arrays
+without data, so that a laptop has room for them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import isqrt
+from typing import Any
+
+from zerosim.course.published import Published, published
+from zerosim.models.gpt import GPT, GPTConfig
+from zerosim.models.small import MLP
+from zerosim.numerics.policy import Policy
+from zerosim.numerics.rounding import round_to, spacing
+from zerosim.optim.elementwise import Adam
+from zerosim.planning.hardware import link
+from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.trace import Compute, Held
+from zerosim.zero.engine import Engine
+from zerosim.zero.placements import REPLICATED, SHARDED, Stage
+
+COMPUTE = {"zero-paper": "bf16", "fp32": "fp32"}  # the ways of counting that the engine's formats can be
+MANY = 1024  # ranks, where a print means the limit of many
+MATRIX = 10**6  # parameters, where their number does not matter
+ALL_REDUCED = Stage(REPLICATED, REPLICATED, SHARDED)  # stage 1 by who all-reduces the gradients, and then takes a slice
+KEPT = ("activation", "checkpointed_input")
+
+
+def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of: Any) -> float | None:
+    """What a run comes to, in the unit of published rows that name the quantity; None for what no run settles."""
+    if quantity not in MEASURES or convention not in COMPUTE:
+        return None
+    of_format = {} if convention == "zero-paper" else {"convention": convention}
+    return float(MEASURES[quantity](**taken_of, **of_format))
+
+
+# -- model states and what is sent -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What rank 0 holds after a step, by kind, and what it sent for gradients and parameters."""
+
+    parameters: int
+    resting_nbytes: Mapping[str, int]
+    sent_nbytes: int
+
+
+@cache
+def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16", micro_batches: int = 1) -> Step:
+    """One step with Adam of a model that is a single matrix of P parameters."""
+    inputs = next(n for n in range(isqrt(parameters), 0, -1) if parameters % n == 0)
+    cluster, model = NullCluster(ranks, representative=0), MLP([inputs, parameters // inputs], bias=False)
+    resting = cluster.run(_step, model, stage, compute, micro_batches)[0]
+    sent = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
+    return Step(parameters, resting, sent)
+
+
+def _step(rank: Rank, model: MLP, stage: int | Stage, compute: str, micro_batches: int) -> Mapping[str, int]:
+    engine = Engine(rank, model, Adam(), stage=stage, policy=Policy(compute))
+    batch = tuple(rank.xp.zeros((1, width), "float32") for width in model.units[0].shapes["layer0.weight"])
+    engine.step([batch] * micro_batches)
+    return rank.memory.now_nbytes_by_kind
+
+
+def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
+    """GB at rest on a rank."""
+    return sum(step(parameters, ranks, stage, COMPUTE[convention]).resting_nbytes.values()) / 1e9
+
+
+def bytes_per_parameter(stage: int, ranks: int, convention: str = "zero-paper") -> float:
+    """Bytes at rest on a rank for each parameter."""
+    found = step(MATRIX, ranks, stage, COMPUTE[convention])
+    return sum(found.resting_nbytes.values()) / found.parameters
+
+
+def optimizer_bytes(stage: int) -> float:
+    """Bytes per parameter, on all ranks together, of what a stage cuts of masters and moments."""
+    ranks, found = 8, step(MATRIX, 8, stage).resting_nbytes
+    return ranks * (found["master"] + found["optimizer_state"]) / MATRIX
+
+
+def vectors(stage: int | Stage, ranks: int = MANY, micro_batches: int = 1) -> float:
+    """Sent by a rank in a step, in vectors of all parameters."""
+    found = step(MATRIX * 128, ranks, stage, micro_batches=micro_batches)
+    return found.sent_nbytes / (2 * found.parameters)
+
+
+# -- what blocks keep and compute --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What n blocks keep at the end of forward, hold of attention's probabilities and of all at most, and compute."""
+
+    kept_nbytes: int
+    probabilities_nbytes: int
+    largest_nbytes: int
+    peak_nbytes: int
+    flops: int
+
+
+@cache
+def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
+    """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
+    cluster = NullCluster(1, representative=0)
+    kept = cluster.run(_passes, GPT(GPTConfig(count, channels, heads, tokens, 2)), batch, policy)[0]
+    held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
+    flops = sum(row.flops for row in cluster.trace[0].rows if isinstance(row, Compute))
+    return Blocks(kept, _most(row.nbytes for row in held if row.name == "attention.p"),
+                  max(row.nbytes for row in held), _most(row.nbytes for row in held), flops)
+
+
+def _passes(rank: Rank, model: GPT, batch: int, policy: str) -> int:
+    engine = Engine(rank, model, Adam(), policy=Policy("bf16"), recompute=policy)
+    sequences = rank.xp.empty((batch, model.config.context), "int64")
+    tape = engine.forward(sequences, sequences)
+    kept = sum(rank.memory.now_nbytes_by_kind.get(kind, 0) for kind in KEPT)
+    engine.backward(tape)
+    return kept
+
+
+def _most(changes: Iterator[int]) -> int:
+    """The largest of the running sums."""
+    now = most = 0
+    for change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+_run = blocks  # for who has a number of blocks of that name
+
+
+def of_a_block(policy: str, **block: Any) -> Blocks:
+    """What one block more adds to two, of each."""
+    two, three = (blocks(count, policy, **block) for count in (2, 3))
+    return Blocks(*(getattr(three, name) - getattr(two, name) for name in Blocks.__slots__))
+
+
+def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
+    """GB that n blocks keep without recomputation, and the states of P parameters."""
+    own = states(parameters, 1, 0) if parameters else 0.0
+    return blocks * of_a_block("none", **block).kept_nbytes / 1e9 + own
+
+
+def probabilities(blocks: int = 1, **block: Any) -> float:
+    """Bytes that n blocks keep of attention's probabilities."""
+    return blocks * of_a_block("none", **block).probabilities_nbytes
+
+
+def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> float:
+    """The largest array that a block keeps, in BLd elements."""
+    found = blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
+    return found.largest_nbytes / (2 * batch * tokens * channels)
+
+
+def best_segment(blocks: int, **block: Any) -> int:
+    """The number of blocks to a segment with which n blocks hold least; of powers of two."""
+    return min((1 << power for power in range(blocks.bit_length())),
+               key=lambda k: _run(blocks, f"segment({k})", **block).peak_nbytes)
+
+
+def scores_again(**block: Any) -> float:
+    """10⁹ operations of making a block's probabilities again, softmax included."""
+    return (of_a_block("selective", **block).flops - of_a_block("none", **block).flops) / 1e9
+
+
+# -- others ------------------------------------------------------------------------------------------------------------
+
+
+def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int,
+                          bytes_per_second: float) -> float:
+    """Of a collective's bytes, as the trace counts them, over a link of this rate, one way, without latency."""
+    cluster = NullCluster(ranks, representative=0)
+    cluster.run(lambda rank: getattr(rank, collective)(rank.xp.empty(nbytes // 2, "float16"), algorithm=algorithm))
+    return 1e3 * cluster.trace[0].sent_nbytes() / bytes_per_second
+
+
+def underflow(format: str) -> float:
+    """The largest power of two that the format rounds to zero."""
+    return next(2.0**-power for power in range(200) if round_to(2.0**-power, format) == 0)
+
+
+MEASURES: Mapping[str, Callable[..., float]] = {
+    "states": states, "bytes per parameter": bytes_per_parameter, "optimizer bytes": optimizer_bytes,
+    "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
+    "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
+    "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
+    "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
+    "vectors": lambda stage, micro_batches: vectors(stage, micro_batches=micro_batches),
+    "vectors at": lambda stage, ranks: vectors(stage, ranks),
+    "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches=micro_batches) / vectors(0),
+    "all-reduce then all-gather": lambda ranks: vectors(ALL_REDUCED, ranks),
+    "kept": kept, "kept and states": kept,
+    "linear": lambda **block: of_a_block("selective", **block).kept_nbytes / 1e6,
+    "probabilities": lambda **block: probabilities(**block) / 1e6,
+    "probabilities of all": lambda blocks, **block: probabilities(blocks, **block) / 1e9,
+    "quadratic peak": lambda blocks, policy, **block:
+        _run(blocks, policy, **block).probabilities_nbytes / 1e9,
+    "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
+    "largest in BLd": largest_in_blocks,
+    "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
+    "best segment": best_segment, "scores": scores_again,
+    "transfer milliseconds": transfer_milliseconds,
+    "spacing": lambda formats: float(spacing(1.0, formats[0]) / spacing(1.0, formats[1])), "underflow": underflow,
+}
+
+
+# -- Published numbers, beside pencil and runs without data ----------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A published number, what pencil and paper come to, and what a run measures, all in the row's unit."""
+
+    row: Published
+    pencil: float
+    ledger: float
+
+
+def settled(*subjects: str) -> Iterator[Settled]:
+    """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
+
+    >>> next(one for one in settled("states") if not one.row.closes).row.why
+    '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
+    """
+    for row in published(*subjects):
+        inputs = dict(row.inputs)
+        if "link" in inputs:  # a transfer's seconds are its bytes over the link's rate
+            inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
+        ledger = measured_quantity(**inputs)
+        if ledger is not None:
+            yield Settled(row, row.computed(), ledger)

@@ -1,0 +1,530 @@
+"""Optimizers by name, each with a learning rate that suits a small GPT, and what matrix optimizers leave to AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zerosim import optim
+from zerosim.models.gpt import GPT, GPTConfig, config_of, generate, logits_of
+from zerosim.models.text import VOCABULARY, Corpus, readable
+from zerosim.models.units import Model, Recompute
+from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.policy import Policy
+from zerosim.optim.base import Optimizer
+from zerosim.optim.schedules import Warmup
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.trace import PURPOSES, Trace, Traces
+from zerosim.zero.engine import Batch, Engine
+from zerosim.zero.layout import layout_of
+from zerosim.zero.param_group import Group
+from zerosim.zero.placements import STAGES, stage_of
+
+# Of 1, 2 and 5 times powers of ten, the one of the lowest loss on text held out after 100 steps of gpt-micro on the
+# text that comes along, with four ranks and all other options as they are by default (2026-11-21).
+LEARNING_RATES: Mapping[str, float] = MappingProxyType({
+    "adafactor": 0.02, "adagrad": 0.005, "adam": 0.002, "adamw": 0.002, "adan": 0.002, "kfac": 0.05, "lamb": 0.01,
+    "lars": 2.0, "lion": 0.001, "momentum": 0.1, "muon": 0.05, "rmsprop": 0.0005, "sgd": 0.2, "shampoo": 0.1,
+    "soap": 0.01})
+COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
+
+
+def known_optimizers() -> dict[str, type[Optimizer]]:
+    """The package's optimizers by their class's name in lower case."""
+    kinds = [getattr(optim, name) for name in optim.__all__]
+    return {kind.__name__.lower(): kind for kind in kinds
+            if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer}
+
+
+def learning_rate_of(name: str) -> float:
+    """The learning rate that an optimizer is given unless told otherwise; ValueError for an unknown name."""
+    return LEARNING_RATES[_kind(name).__name__.lower()]
+
+
+def optimizer_named(name: str, lr: float) -> Optimizer:
+    """An optimizer of the package by its class's name in any case; ValueError lists them."""
+    made: Optimizer = _kind(name)(lr=lr)  # type: ignore[call-arg]
+    return made
+
+
+def is_of_matrices(optimizer: Optimizer) -> bool:
+    """True where it updates the matrices of linear layers, and others are to update the rest."""
+    return optimizer.cut in ("matrix", "layer")
+
+
+def companions(optimizer: Optimizer, model: Model) -> list[Group]:
+    """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
+    """
+    hidden = frozenset(name for unit in model.units for name in unit.factored)
+    rest = [name for name in model.shapes if name not in hidden]
+    if not is_of_matrices(optimizer) or not rest:
+        return []
+    return [Group(*rest, optimizer=optimizer_named(COMPANION, LEARNING_RATES[COMPANION]))]
+
+
+def _kind(name: str) -> type[Optimizer]:
+    known = known_optimizers()
+    kind = known.get(str(name).lower())
+    if kind is None:
+        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}"
+                         f"{did_you_mean(str(name).lower(), known)}")
+    return kind
+
+
+# -- What to train, and how, as a value that is checked before anything runs -----------------------------------------
+# Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches.
+
+
+WARMUP = 20  # steps in which the learning rate rises
+MOST_RANKS = 1024
+FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to train, and how. Raises ValueError, in one sentence, for what cannot be.
+
+    ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
+    ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
+    ``loss_scale``, "dynamic" for fp16, else 1. ``capacity_nbytes`` is what each rank may hold while it trains.
+    """
+
+    model: str = "gpt-micro"
+    ranks: int = 4
+    stage: int = 3
+    compute: str = "bf16"
+    optimizer: str = "adamw"
+    lr: float | None = None
+    micro_batches: int = 1
+    batch: int = 4
+    recompute: str = "none"
+    layout: str | None = None
+    gather: bool = False
+    steps: int = 200
+    seed: int = 0
+    clip_norm: float | None = 1.0
+    loss_scale: float | str | None = None
+    capacity_nbytes: int | None = None
+    sample_tokens: int = 160
+
+    def __post_init__(self) -> None:
+        if not is_count(self.sample_tokens) or self.sample_tokens < 0:
+            raise ValueError(f"sample_tokens={self.sample_tokens!r} must be a whole number, 0 or more")
+        for name in ("ranks", "micro_batches", "batch", "steps"):
+            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number, 1 or more")
+        model = self.build()
+        self._check_ranks(model.parameter_count)
+        stage_of(self.stage)
+        Recompute.parse(self.recompute)
+        if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
+            raise ValueError(f"lr={self.lr!r} must be a positive number")
+        self.policy()
+        layout_of(model, self.ranks, self.layout_name)
+
+    def _check_ranks(self, parameter_count: int) -> None:
+        if self.ranks > parameter_count:
+            raise ValueError(f"ranks={self.ranks:,}: {self.model} has {parameter_count:,} parameters, and no layout "
+                             "has one for each rank; take fewer ranks, or a larger model")
+        if self.ranks > MOST_RANKS:
+            raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
+                             f"most {MOST_RANKS:,}")
+
+    def config(self) -> GPTConfig:
+        """The model's shape, with a vocabulary of bytes."""
+        return dataclasses.replace(config_of(self.model), vocabulary=VOCABULARY)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all ranks and micro-batches."""
+        return self.ranks * self.micro_batches * self.batch * self.config().context
+
+    @property
+    def learning_rate(self) -> float:
+        """The one asked for, or the optimizer's."""
+        return learning_rate_of(self.optimizer) if self.lr is None else self.lr
+
+    @property
+    def layout_name(self) -> str:
+        """The layout asked for, or the one that the optimizer can be cut by."""
+        if self.layout is not None:
+            return self.layout
+        return "per_unit" if self.gather or self.build_optimizer().cut == "anywhere" else "whole_matrices"
+
+    def build(self) -> GPT:
+        """The model, with first values by the seed."""
+        return GPT(self.config(), seed=self.seed)
+
+    def build_optimizer(self) -> Optimizer:
+        """The optimizer by its name in any case."""
+        return optimizer_named(self.optimizer, self.learning_rate)
+
+    def schedule(self) -> Callable[[int], float]:
+        """The factor of the learning rate, by step: it rises, and stays."""
+        return Warmup(WARMUP)
+
+    def policy(self) -> Policy:
+        """The precision policy: fp16 is scaled dynamically unless told otherwise."""
+        formats = {"compute": "bf16", "matmul": "fp8"} if self.compute == FP8 else {"compute": self._resting_format()}
+        chosen = self.loss_scale
+        if chosen is None:
+            chosen = "dynamic" if formats["compute"] == "fp16" else 1.0
+        if chosen == "dynamic":
+            return Policy(**formats, loss_scale=Dynamic(window=100))
+        try:
+            return Policy(**formats, loss_scale=float(chosen))
+        except ValueError:
+            raise ValueError(f"loss_scale={chosen!r} is neither a positive number nor 'dynamic'") from None
+
+    def _resting_format(self) -> str:
+        """The compute format's name; ValueError for one of 8 bits, in which weights and gradients cannot rest."""
+        name = format_of(self.compute).name
+        if name.startswith("fp8"):
+            raise ValueError(f"compute={self.compute!r}: weights and gradients that rest in 8 bits, without a scale of "
+                             f"their own, learn nothing; take {FP8!r}, an experiment in which the operands of matrix "
+                             "products alone are of 8 bits")
+        return name
+
+    @property
+    def formats(self) -> str:
+        """The formats in words."""
+        if self.compute == FP8:
+            return ("an experiment: bf16 with matrix products of fp8 operands (e4m3, gradients e5m2, a scale for each "
+                    "tensor)")
+        return self.compute
+
+    def engine_settings(self, model: GPT) -> dict[str, Any]:
+        """What an engine takes beside rank, model and optimizer."""
+        return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
+                "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
+                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
+
+
+# -- A trained model looked at: its loss on text held out, a digest of its weights, and what it writes ---------------
+# Rank 0 computes, and every rank takes part, since weights that rest sharded are gathered.
+# Legend: B batch, t tokens, V vocabulary.
+
+
+PROMPT = "Call me "
+TEMPERATURE = 0.8
+HELD_OUT_ROWS = 16
+
+
+def logits(engine: Engine, model: GPT, tokens: np.ndarray) -> np.ndarray | None:
+    """tokens (B, t) -> logits (B, t, V) on rank 0; None on the others, which only lend what they own."""
+    if engine.rank.index == 0:
+        return logits_of(engine.context(), model, engine.weights, tokens)
+    for unit in model.units:
+        with engine.weights(unit):
+            pass
+    return None
+
+
+def held_out_loss(engine: Engine, model: GPT, corpus: Corpus) -> float | None:
+    """The mean loss in nats on sequences that were not trained on; None on other ranks than 0."""
+    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
+    found = logits(engine, model, x)
+    return None if found is None else model.loss.forward(engine.context(), found, target)[0]
+
+
+def digest(engine: Engine) -> str:
+    """SHA-256 of all master weights, in the order of the model, in hexadecimal; on every rank of what it sees."""
+    found = sha256()
+    for name in engine.model.shapes:
+        found.update(np.ascontiguousarray(engine.state(name)["master"]).tobytes())
+    return found.hexdigest()
+
+
+def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
+    """What the model writes after the prompt, ``count`` tokens of it; None on other ranks than 0.
+
+    Raises ValueError for logits that are NaN or infinite.
+    """
+    nothing = np.zeros((1, 1, VOCABULARY))
+
+    def next_logits(tokens: np.ndarray) -> np.ndarray:
+        found = logits(engine, model, tokens)
+        return nothing if found is None else found
+
+    written = generate(next_logits, list(PROMPT.encode()), count, context=model.config.context,
+                       temperature=TEMPERATURE, seed=seed)
+    return readable(written) if engine.rank.index == 0 else None
+
+
+# -- A training run on text: a record for every step as it is taken, and what the run came to ------------------------
+# Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: the mean loss of all ranks in nats, the norm, the scale and whether it was skipped, the same for all.
+
+    Bytes are those of one rank: by kind at the fullest instant of the step, and sent in it by purpose.
+    """
+
+    number: int
+    loss: float
+    norm: float
+    scale: float
+    skipped: bool
+    tokens: int
+    peak_nbytes_by_kind: dict[str, int]
+    sent_nbytes: dict[str, int]
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Bytes held at the fullest instant."""
+        return sum(self.peak_nbytes_by_kind.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run came to. Bytes are in rank order, or by kind on the rank that held most; ``digest`` is of all masters.
+    """
+
+    options: Options
+    steps: tuple[Step, ...]
+    losses: tuple[tuple[float, ...], ...]  # by step, of each rank and micro-batch, in rank order
+    held_out_loss: float
+    unigram_entropy: float
+    fullest_rank: int
+    resting_nbytes_by_kind: dict[str, int]
+    peak_nbytes_by_kind: dict[str, int]
+    resting_nbytes: tuple[int, ...]
+    peak_nbytes: tuple[int, ...]
+    sent_nbytes: dict[str, list[int]]
+    digest: str
+    sample: str
+    last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
+
+    @property
+    def skipped(self) -> int:
+        """Steps that every rank skipped."""
+        return sum(step.skipped for step in self.steps)
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The step from which on no loss is a finite number; None where the last one is."""
+        learned = [step.number for step in self.steps if math.isfinite(step.loss)]
+        first = 1 + max(learned, default=0)
+        return first if first <= len(self.steps) else None
+
+
+Heard = Callable[[Step], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRank:
+    """What one rank reports at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
+
+    steps: list[Step]
+    losses: list[tuple[float, ...]]
+    resting_nbytes_by_kind: dict[str, int]
+    digest: str
+    looked: tuple[float, str] | None
+    last_step: Trace
+
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """By kind, at the fullest instant of all steps."""
+        return max(self.steps, key=lambda step: step.peak_nbytes).peak_nbytes_by_kind
+
+    @property
+    def peak_nbytes(self) -> int:
+        """At the fullest instant of all steps."""
+        return sum(self.peak_nbytes_by_kind.values())
+
+    @property
+    def resting_nbytes(self) -> int:
+        """Between two steps."""
+        return sum(self.resting_nbytes_by_kind.values())
+
+    def sent_nbytes(self, purpose: str) -> int:
+        """In all steps together."""
+        return sum(step.sent_nbytes[purpose] for step in self.steps)
+
+
+def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_last_step: bool = False) -> Trained:
+    """Trains on a cluster in this process; ``heard`` is called after every step, by rank 0's program.
+
+    ``keep_last_step`` keeps the traces of the last step, to be saved.
+
+    Raises ValueError for a text that is too short and for an optimizer that the layout does not suit, and
+    OutOfMemoryError where a rank has less than the run needs.
+    """
+    corpus.require_length(options.config().context)
+    cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
+    found: list[_OfRank] = list(cluster.run(_program, options, options.build(), corpus, heard))
+    first, peaks = found[0], [of_rank.peak_nbytes for of_rank in found]
+    fullest = peaks.index(max(peaks))
+    assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
+    assert first.looked is not None, "rank 0 looks at what it trained"
+    losses = tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps))
+    return Trained(
+        options, tuple(first.steps), losses, first.looked[0], corpus.unigram_entropy,
+        fullest, found[fullest].resting_nbytes_by_kind, found[fullest].peak_nbytes_by_kind,
+        tuple(of_rank.resting_nbytes for of_rank in found), tuple(peaks),
+        _sent_by_purpose(found),
+        first.digest, first.looked[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None)
+
+
+def _sent_by_purpose(ranks: Sequence[_OfRank]) -> dict[str, list[int]]:
+    """Bytes by rank, of the purposes for which some rank sends, and of the two that every stage is compared by."""
+    sent = {purpose: [of_rank.sent_nbytes(purpose) for of_rank in ranks] for purpose in PURPOSES}
+    return {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]}
+
+
+def require_engine(options: Options) -> None:
+    """Raises what making the engine raises: an optimizer that the layout does not suit, states that do not fit."""
+    model = options.build()
+    Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes).run(
+        lambda rank: _engine(rank, options, model).steps_taken)
+
+
+def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
+    return Engine(rank, model, options.build_optimizer(), **options.engine_settings(model))
+
+
+def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: Heard | None) -> _OfRank:
+    """One rank: its steps, then what the run came to."""
+    engine = _engine(rank, options, model)
+    steps: list[Step] = []
+    losses: list[tuple[float, ...]] = []
+    for number in range(1, options.steps + 1):
+        last_step, batch = _fresh(rank), batches(options, model.config.context, corpus, number, rank.index)
+        step, own = _step(engine, options, number, batch, last_step)
+        steps.append(step)
+        losses.append(own)
+        if heard is not None and rank.index == 0:
+            heard(step)
+    resting = rank.memory.now_nbytes_by_kind
+    # The capacity is one for training: to look at the model takes whole tensors of state, and other batches.
+    rank.memory.capacity_nbytes = None
+    count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
+    held_out, written = held_out_loss(engine, model, corpus), sample(engine, model, count, options.seed)
+    looked = None if held_out is None or written is None else (held_out, written)
+    return _OfRank(steps, losses, resting, digest(engine), looked, last_step)
+
+
+def _fresh(rank: Rank) -> Trace:
+    """Clears the rank's trace; the one to keep a step's rows in, which begins with what the rank holds."""
+    rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+    return Trace(held_at_start=rank.memory.now_nbytes_by_kind)
+
+
+def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
+          ) -> tuple[Step, tuple[float, ...]]:
+    """One step's record, and this rank's losses; the rows go into ``kept``."""
+    memory, trace = engine.rank.memory, engine.rank.trace
+    before = {purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES}
+    memory.reset_peak()
+    result = engine.step(micro_batches)
+    peak = memory.peak_nbytes_by_kind
+    sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
+    kept.rows += trace.rows
+    mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
+    return Step(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step, peak,
+                sent), result.losses
+
+
+def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int) -> list[Batch]:
+    """The k micro-batches of one rank in one step."""
+    return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, context)
+            for j in range(options.micro_batches)]
+
+
+# -- The same training several times, side by side: under every stage, in every format, or with other optimizers -----
+
+OVER: Mapping[str, tuple[Any, ...]] = MappingProxyType({
+    "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon"),
+    "recompute": ("none", "sub_block", "selective", "tiled", "block")})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs that differ in one option; ``same_bits`` says which of them ended in the same bits."""
+
+    over: str
+    values: tuple[Any, ...]
+    runs: tuple[Trained, ...]
+
+    @property
+    def same_bits(self) -> list[list[Any]]:
+        """The values whose runs saw the same losses and ended in the same weights, bit for bit, together."""
+        together: dict[tuple[Any, ...], list[Any]] = {}
+        for value, run in zip(self.values, self.runs, strict=True):
+            # NaN equals nothing, but the same text.
+            together.setdefault((run.digest, str(run.losses)), []).append(value)
+        return list(together.values())
+
+    @property
+    def all_same_bits(self) -> bool:
+        """True where every run saw the same losses and ended in the same weights."""
+        return len(self.same_bits) == 1
+
+
+def values_of(over: str, text: str | None) -> list[Any] | None:
+    """``"0,3"`` as values of an option: whole numbers for stages, words for the others; None without a text."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) if word.isdecimal() else word for word in words] if over == "stage" else words
+
+
+def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:
+    """What is to be run, by value of one option; without values, by all of them.
+
+    Raises ValueError for an option not in OVER, for fewer than two values, for one that comes twice, and for one that
+    cannot be.
+    """
+    if over not in OVER:
+        raise ValueError(f"asked to compare over {over!r}; choose one of {', '.join(OVER)}"
+                         f"{did_you_mean(over, OVER)}")
+    chosen = OVER[over] if values is None else tuple(values)
+    if len(chosen) < 2 or len(set(chosen)) < len(chosen):
+        raise ValueError(f"asked to compare over {over} the values {', '.join(map(str, chosen)) or 'none'}; name two "
+                         f"or more that differ, as in {', '.join(map(str, OVER[over]))}")
+    return {value: replace(options, sample_tokens=0, **{over: value}) for value in chosen}
+
+
+def compare(options: Options, corpus: Corpus, over: str = "stage", values: Sequence[Any] | None = None,
+            begun: Callable[[str], None] | None = None, heard: Heard | None = None) -> Comparison:
+    """Trains once for each value of one option; ``begun`` hears which, ``heard`` every step.
+
+    Raises what `wanted` and `train` raise; all that can be checked, before the first run.
+    """
+    chosen = wanted(options, over, values)
+    corpus.require_length(options.config().context)
+    for value, one in chosen.items():
+        with _told(f"{over} {value}"):
+            require_engine(one)
+    runs = []
+    for value, one in chosen.items():
+        if begun is not None:
+            begun(f"{over} {value}")
+        with _told(f"{over} {value}"):
+            runs.append(train(one, corpus, heard))
+    return Comparison(over, tuple(chosen), tuple(runs))
+
+
+@contextmanager
+def _told(which: str) -> Iterator[None]:
+    """Names the run that does not fit."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{which}: {error}") from error

@@ -1,0 +1,449 @@
+"""The worked example: four weights, one training step, run on the real engine while somebody takes notes.
+
+h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. Rank r trains on its own (x1, x2) and t.
+Legend: N ranks, P = 4 weights.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from zerosim.display.numbers import without_infinities
+from zerosim.models.layers import Context, Gradients
+from zerosim.models.small import four_weights
+from zerosim.models.units import Initializer, Model, Recompute, Unit, Weights
+from zerosim.numerics.policy import Policy
+from zerosim.optim.elementwise import Adam
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.trace import Collective, Compute, Held, Hop, Row, SpanBegin, Trace
+from zerosim.zero.engine import Engine
+from zerosim.zero.layout import Layout, layout_of
+from zerosim.zero.placements import SHARDED, STAGES, Placement, Stage, stage_of
+
+Sample = tuple[tuple[float, float], float]  # (x1, x2), t
+NAMES = ("w1", "w2", "w3", "w4")
+FIRST_SAMPLES: tuple[Sample, ...] = (((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0))
+
+
+def sample_of(rank: int) -> Sample:
+    """The data of a rank that was given none: two well-known samples, then small ones that differ on every rank."""
+    if rank < len(FIRST_SAMPLES):
+        return FIRST_SAMPLES[rank]
+    return (1.0 + rank % 5, 1.0 + 3 * rank % 7), 5.0 + 2 * (rank % 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Everything that can be changed about the example. ``samples`` None: `sample_of` each rank.
+
+    Raises ValueError for other than four weights, or other than one sample for each rank.
+    """
+
+    weights: tuple[float, ...] = (2.0, -3.0, 1.0, 0.5)
+    samples: tuple[Sample, ...] | None = None
+    ranks: int = 2
+    learning_rate: float = 0.1
+    compute: str = "fp16"
+    layout: str = "contiguous"
+    recompute: str = "segment(2)"
+
+    def __post_init__(self) -> None:
+        if len(self.weights) != len(NAMES):
+            raise ValueError(
+                f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: {self.weights}"
+            )
+        if not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"the example's weights must be finite numbers, found {self.weights}")
+        if self.ranks < 1:
+            raise ValueError(f"the example needs at least one rank, found ranks={self.ranks}")
+        if self.samples is not None and len(self.samples) != self.ranks:
+            raise ValueError(
+                f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} ranks; "
+                "give as many, separated by semicolons"
+            )
+        Policy(self.compute)
+        Recompute.parse(self.recompute)
+
+    def sample(self, rank: int) -> Sample:
+        """(x1, x2), t of one rank."""
+        return sample_of(rank) if self.samples is None else self.samples[rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run of a unit, forward or backward: what came in, what went out, the gradients that it wrote."""
+
+    unit: str
+    values_in: np.ndarray
+    values_out: np.ndarray | None
+    gradients: np.ndarray | None = None
+
+
+class Watched(Unit):
+    """A unit that computes as it did before, and writes down what passes through."""
+
+    def __init__(self, unit: Unit, passes: list[Pass]) -> None:
+        self.unit, self.passes, self.name = unit, passes, unit.name
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The watched unit's."""
+        return self.unit.shapes
+
+    def initializer(self, name: str) -> Initializer:
+        """The watched unit's."""
+        return self.unit.initializer(name)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """The watched unit's forward, written down."""
+        y, kept = self.unit.forward(ctx, w, x)
+        self.passes.append(Pass(self.name, x.ravel().copy(), y.ravel().copy()))
+        return y, kept
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
+        """The watched unit's backward, written down."""
+        seen = dy.ravel().copy()
+        dx, grads = self.unit.backward(ctx, w, kept, dy)
+        written = np.concatenate([grads[name].ravel() for name in self.shapes])
+        self.passes.append(Pass(self.name, seen, None if dx is None else dx.ravel().copy(), written))
+        return dx, grads
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """A copy of one array at rest on one rank, and its placement."""
+
+    placement: Placement
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One rank at one moment: its arrays, the bytes that it holds by kind, and how far its trace has come."""
+
+    moment: str
+    arrays: dict[str, Resting]
+    held_nbytes: dict[str, int]
+    rows: int
+
+
+@dataclass(slots=True)
+class Witness:
+    """What one rank brings back from the step."""
+
+    passes: list[Pass] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    loss: float = 0.0
+    skipped: bool = False
+    divisor: float = 1.0
+
+    def look(self, engine: Engine, moment: str) -> None:
+        """Takes a snapshot, on paper of its own: nothing of it is charged to the rank."""
+        group, stage = engine.param_group, engine.stage
+        arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
+                  "gradient": Resting(stage.gradients, group.gradient.copy()),
+                  "master": Resting(group.master_placement, group.master.copy())}
+        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in group.slots.items()}
+        if group.reduced is not None:
+            arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
+            self.divisor = group.reduced.divisor
+        memory = engine.rank.memory
+        self.snapshots.append(Snapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
+
+    def snapshot(self, moment: str) -> Snapshot:
+        """The snapshot of a moment."""
+        return next(shot for shot in self.snapshots if shot.moment == moment)
+
+
+def one_step(rank: Rank, example: Example, stage: int | Stage) -> Witness:
+    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
+    witness = Witness()
+    model = four_weights(example.weights)
+    watched = Model([Watched(unit, witness.passes) for unit in model.units], model.loss)
+    engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
+                    layout=example.layout, recompute=example.recompute)
+    witness.look(engine, "start")
+    x, target = example.sample(rank.index)
+    tape = engine.forward(np.array([x]), np.array([[target]]))
+    witness.loss = tape.loss
+    engine.backward(tape)
+    witness.look(engine, "backward")
+    engine.reduce()
+    witness.look(engine, "reduce")
+    witness.skipped = engine.update().skipped
+    witness.look(engine, "update")
+    engine.all_gather_parameters()
+    witness.look(engine, "refresh")
+    return witness
+
+
+def parse_numbers(text: str) -> tuple[float, ...]:
+    """``"1,2.5"`` -> (1.0, 2.5); ValueError for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"asked for numbers separated by commas, found {text!r}; write for example 1,0.5") from None
+
+
+def parse_samples(text: str) -> tuple[Sample, ...]:
+    """``"1,3:5; 2,1:7"`` -> one (x1, x2), t for each rank; ValueError for anything else."""
+    samples: list[Sample] = []
+    for part in text.split(";"):
+        inputs, colon, target = part.partition(":")
+        x = parse_numbers(inputs)
+        if not colon or len(x) != 2:
+            raise ValueError(f"a sample is x1,x2:t, found {part.strip()!r}; write for example '1,3:5; 2,1:7'")
+        samples.append(((x[0], x[1]), parse_numbers(target)[0]))
+    return tuple(samples)
+
+
+def example_of(weights: str, data: str | None, ranks: int | None, learning_rate: float, compute: str, layout: str,
+               recompute: str) -> Example:
+    """The example that the command line asks for; without ``ranks``, one for each sample, or two.
+
+    Raises ValueError for text that does not parse and settings that do not fit together.
+    """
+    samples = None if data is None else parse_samples(data)
+    if ranks is None:
+        ranks = 2 if samples is None else len(samples)
+    return Example(parse_numbers(weights), samples, ranks, learning_rate, compute, layout, recompute)
+
+
+def is_sharded(resting: Resting) -> bool:
+    """True when a rank has its own pieces only."""
+    return resting.placement is SHARDED
+
+
+def exact(values: Sequence[float] | np.ndarray) -> list[float]:
+    """Python floats whose shortest decimals are those of the fp32 values: 0.03, not 0.029999999329447746."""
+    return [float(str(np.float32(value))) for value in values]
+
+
+# -- From the ranks' traces to one story: what all ranks did, in order, with the bytes each sent and holds -----------
+# Legend: N ranks.
+
+
+TOLD_FREES = ("gathered_parameter", "unit_gradient")
+TOLD_PURPOSES = ("parameters", "gradients")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that every rank did: ``op`` on ``unit``.
+
+    ``sent_nbytes`` and ``held_nbytes`` (by kind, right after it) are per rank; ``kind`` says what a "free" freed;
+    ``call`` is the number of a collective; ``row`` is where it stands in each rank's trace.
+    """
+
+    op: str
+    unit: str
+    sent_nbytes: tuple[int, ...]
+    held_nbytes: tuple[dict[str, int], ...]
+    kind: str | None
+    call: int | None
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step as one rank's trace shows it."""
+
+    op: str
+    unit: str
+    sent_nbytes: int
+    held_nbytes: dict[str, int]
+    kind: str | None
+    call: int | None
+    row: int
+
+
+def steps(traces: Sequence[Trace]) -> list[Step]:
+    """The story of a run whose ranks all did the same things in the same order."""
+    told = []
+    for marks in zip(*(_marks(trace) for trace in traces), strict=True):
+        first = marks[0]
+        assert all((mark.op, mark.unit) == (first.op, first.unit) for mark in marks)
+        told.append(Step(first.op, first.unit, tuple(m.sent_nbytes for m in marks), tuple(m.held_nbytes for m in marks),
+                         first.kind, first.call, tuple(m.row for m in marks)))
+    return told
+
+
+def _marks(trace: Trace) -> list[Mark]:
+    """The rows of one trace that belong in the story; computing rows of one unit in a row are one step."""
+    marks: list[Mark] = []
+    held: Counter[str] = Counter()
+    for index, row in enumerate(trace.rows):
+        if isinstance(row, Held):
+            held[row.kind] += row.nbytes
+        for op, unit, nbytes, kind, call in _told(row):
+            again = bool(marks) and isinstance(row, Compute) and (marks[-1].op, marks[-1].unit) == (op, unit)
+            if not again:
+                marks.append(Mark(op, unit, nbytes, {k: n for k, n in held.items() if n}, kind, call, index))
+    return marks
+
+
+def _told(row: Row) -> Iterator[tuple[str, str, int, str | None, int | None]]:
+    match row:
+        case Collective() if row.purpose in TOLD_PURPOSES:
+            yield row.call.operation, row.span[-1], row.sent_nbytes, None, row.call.number
+        case Held() if row.nbytes < 0 and row.kind in TOLD_FREES:
+            yield "free", row.name, 0, row.kind, None
+        case Compute() if row.span:
+            yield _computing(row.span), row.span[1] if len(row.span) > 1 else "all", 0, None, None
+        case SpanBegin() if row.path == ("update",):
+            yield "update", "all", 0, None, None
+
+
+def _computing(span: tuple[str, ...]) -> str:
+    """forward, backward, recompute or loss."""
+    return "recompute" if "recompute" in span else span[0]
+
+
+# -- Replays the worked example under a stage and gathers everything that it shows, as data --------------------------
+# Legend: N ranks, P = 4 weights; lists are per rank where they say so, else over the weights w1 ... w4.
+
+
+@dataclass(frozen=True, slots=True)
+class HopValues:
+    """A message and the values that arrived with it."""
+
+    hop: Hop
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One step of the example under one stage: the story, what each rank saw, and what it came to."""
+
+    example: Example
+    stage: Stage
+    layout: Layout
+    steps: list[Step]
+    hops: dict[int, list[HopValues]]  # by call number
+    witnesses: list[Witness]          # per rank
+    sent_nbytes: list[int]            # per rank, parameters and gradients
+    peak_nbytes_by_kind: list[dict[str, int]]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each rank."""
+        return exact([witness.loss for witness in self.witnesses])
+
+    @property
+    def local_gradients(self) -> list[list[float]]:
+        """The gradient of each rank's own sample, before any reduction."""
+        return [exact(local_gradient(witness)) for witness in self.witnesses]
+
+    @property
+    def reduced_gradients(self) -> list[float]:
+        """The mean over ranks: the sum in the compute format, cast to fp32, divided there."""
+        total = self.whole("reduced", "reduce")
+        return exact(total.astype(np.float32) / np.float32(self.witnesses[0].divisor))
+
+    def whole(self, name: str, moment: str, rank: int = 0) -> np.ndarray:
+        """The four values of one state at one moment: put together from all ranks where sharded, else ``rank``'s."""
+        resting = [witness.snapshot(moment).arrays[name] for witness in self.witnesses]
+        if not is_sharded(resting[0]):
+            return without_padding(self.layout, resting[rank].values)
+        vector = np.zeros(self.layout.length, resting[0].values.dtype)
+        for owner, mine in enumerate(resting):
+            for piece in self.layout.valid(owner):
+                vector[piece.vector] = mine.values[piece.shard]
+        return without_padding(self.layout, vector)
+
+    def held_part(self, name: str, moment: str, rank: int) -> dict[int, float]:
+        """Weight number -> value, for what one rank holds of a state."""
+        resting: Resting = self.witnesses[rank].snapshot(moment).arrays[name]
+        if not is_sharded(resting):
+            return dict(enumerate(exact(without_padding(self.layout, resting.values))))
+        index = {at: i for i, at in enumerate(positions(self.layout))}
+        return {index[at]: exact([resting.values[lies]])[0] for piece in self.layout.valid(rank)
+                for at, lies in zip(range(piece.vector.start, piece.vector.stop),
+                                    range(piece.shard.start, piece.shard.stop), strict=True)}
+
+    def as_json(self) -> dict[str, Any]:
+        """The replay as plain data; numbers are the shortest decimals that give back the same fp32."""
+        return {
+            "events": [step_as_json(step) for step in self.steps],
+            "losses": self.losses,
+            "local_gradients": self.local_gradients,
+            "reduced_gradients": self.reduced_gradients,
+            "m": exact(self.whole("m", "refresh")),
+            "v": exact(self.whole("v", "refresh")),
+            "master": exact(self.whole("master", "refresh")),
+            "compute": [decimal(value) for value in self.whole("parameter", "refresh")],
+            "skipped": self.witnesses[0].skipped,
+            "peak_nbytes_by_kind": self.peak_nbytes_by_kind,
+            "sent_nbytes": self.sent_nbytes,
+        }
+
+
+def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = None) -> Replay:
+    """Runs the example's training step on N ranks, hop by hop, and returns all that happened.
+
+    Raises ValueError for settings that the engine refuses.
+    """
+    cluster = cluster or Cluster(example.ranks)
+    hops: defaultdict[int, list[HopValues]] = defaultdict(list)
+    for event in cluster.events(one_step, example, stage, hop_by_hop=True):
+        assert event.call is not None, "the example sends no messages beside its collectives"
+        hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
+    sent = [sum(trace.sent_nbytes(purpose) for purpose in TOLD_PURPOSES) for trace in cluster.trace]
+    return Replay(example, stage_of(stage), layout_of(four_weights(), example.ranks, example.layout),
+                  steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
+                  cluster.memory.peak_nbytes_by_kind)
+
+
+def stages_named(text: str) -> list[int]:
+    """``"2"`` -> [2], ``"all"`` -> every stage; ValueError for any other text."""
+    if text == "all":
+        return list(STAGES)
+    if text not in map(str, STAGES):
+        raise ValueError(f"stage={text!r}; choose one of {', '.join(map(str, STAGES))}, or all")
+    return [int(text)]
+
+
+def replays(example: Example, stages: Iterable[int]) -> dict[int, Replay]:
+    """The example under each of the stages."""
+    return {stage: replay(example, stage) for stage in stages}
+
+
+def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, Any]:
+    """All stages asked for, with the settings that they share; what is no finite number is a text."""
+    whole: dict[str, Any] = without_infinities({
+        "ranks": example.ranks, "format": example.compute, "layout": example.layout, "recompute": example.recompute,
+        "stages": {str(stage): found.as_json() for stage, found in replays.items()}})
+    return whole
+
+
+def step_as_json(step: Step) -> dict[str, Any]:
+    """One event; what was freed is named, and nothing is said of bytes that cannot be sent."""
+    freed = {"kind": step.kind} if step.kind else {}
+    return {"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)} | freed
+
+
+def local_gradient(witness: Witness) -> np.ndarray:
+    """The four gradients that a rank's backward wrote, in the order of the weights."""
+    written = [seen.gradients for seen in reversed(witness.passes) if seen.gradients is not None]
+    return np.concatenate(written)
+
+
+def positions(layout: Layout) -> list[int]:
+    """Where each weight lies in the padded vector."""
+    return [at for entry in layout.entries for at in range(entry.low, entry.high)]
+
+
+def without_padding(layout: Layout, vector: np.ndarray) -> np.ndarray:
+    """The weights of a padded vector, in order."""
+    return vector[positions(layout)]
+
+
+def decimal(value: Any) -> str:
+    """Every digit of a binary number: 2.099609375 for the fp16 value that prints as 2.1."""
+    return format(Decimal(float(value)).normalize(), "f")

@@ -1,0 +1,56 @@
+"""The colors of all figures, tables and pages: for ranks, kinds of memory, purposes, phases and formats.
+
+Color-blind readers tell them apart. Source of the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are
+named below, with a gray for their black; the five more that kinds of memory need are chosen to stay apart from them for
+every kind of color vision.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#505050"
+
+# What rests between two steps comes first; what lives inside a step is hatched as well.
+KIND_COLORS: Mapping[str, str] = MappingProxyType({
+    "parameter": BLUE,
+    "gradient": VERMILLION,
+    "master": YELLOW,
+    "optimizer_state": ORANGE,
+    "gathered_parameter": SKY_BLUE,
+    "unit_gradient": PURPLE,
+    "activation": GREEN,
+    "activation_gradient": "#A1DA81",
+    "checkpointed_input": "#173C50",
+    "communication_buffer": "#595959",
+    "workspace": "#C9C9C9",
+    "input": "#8B5842",
+})
+RANK_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GRAY)
+
+# What a collective is for, and what a program computes, by the names of purposes and spans.
+PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
+    "parameters": BLUE, "gradients": VERMILLION, "state": SKY_BLUE, "control": GRAY, "unspecified": YELLOW})
+PHASE_COLORS: Mapping[str, str] = MappingProxyType({
+    "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
+
+FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
+    "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+
+
+def rank_color(rank: int) -> str:
+    """The color of a rank in every figure; past eight ranks the colors come again, and the number tells them apart."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``#RRGGBB``, from 0 (black) to 1 (white). Source: WCAG 2.1, "relative luminance"."""
+    channels = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def ink_on(color: str) -> str:
+    """Black or white, whichever contrasts more with the color."""
+    white, black = 1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / 0.05
+    return "#FFFFFF" if white > black else "#000000"

@@ -1,0 +1,128 @@
+"""Tables without frames, and short ways to write numbers: what the printed lessons have in common."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+import rich.rule
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from zerosim.display.colors import ink_on, rank_color
+from zerosim.display.views import (
+    MOST_ROWS,
+    RIGHT,
+    Bars,
+    Heading,
+    Note,
+    Part,
+    Rule,
+    Strip,
+    Table,
+    View,
+    shortened,
+    words,
+)
+from zerosim.numerics.units import bytes_text
+
+
+def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), indented: bool = True) -> RichTable:
+    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right."""
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    first = ("",) if indented else ()
+    if indented:
+        table.add_column("", width=0)
+    for column in columns:
+        right = column.startswith(RIGHT)
+        table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*first, *row)
+    return table
+
+
+def title(console: Console, name: str, rest: str) -> None:
+    """A bold name and the rest of the sentence, brackets and line breaks of file names as they are; a free line."""
+    console.print(Text.assemble((name, "bold"), " ".join(rest.splitlines())), "", sep="\n", highlight=False)
+
+
+def note(console: Console, text: str) -> None:
+    """A line of text under the tables, indented as they are."""
+    console.print(indented(Note(text)))
+
+
+# -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------
+
+COLUMNS = 40  # of a full bar
+FULL, PADDING = "█", "░"
+
+
+def as_text(view: View) -> Group:
+    """The view as something that rich prints."""
+    title = [Text.assemble((view.title, "bold"), view.rest)] if view.title else []
+    return Group(*title, *(line for part in view.parts for line in _part(part)))
+
+
+def _part(part: Part) -> Iterator[RenderableType]:
+    if isinstance(part, Table | Bars | Strip) and part.caption:
+        yield Text(f"\n{part.caption}", "bold")
+    match part:
+        case Heading():
+            yield Text.from_markup(f"\n[bold cyan]{part.number}. {part.title}[/]\n")
+        case Rule():
+            yield Text()
+            yield rich.rule.Rule(Text.from_markup(part.title))
+        case Note():
+            yield indented(part)
+        case Table():
+            rows = part.rows if part.marked else shortened(part.rows, "rows")
+            read = Text.from_markup if part.marked else Text
+            yield plain_table(*part.columns, rows=[tuple(map(read, row)) for row in rows], indented=part.indent > 0)
+        case Bars():
+            yield from _bars(part)
+        case Strip():
+            yield from _strip(part)
+
+
+def indented(line: Note) -> RenderableType:
+    """The note, with its own leading blanks in front of every line where the terminal is so narrow that it breaks."""
+    text = line.text.lstrip()
+    indent = line.indent + len(line.text) - len(text)
+    return Padding(Text.from_markup(text), (0, 0, 0, indent), expand=False) if text else Text()
+
+
+def _bars(bars: Bars) -> Iterator[RenderableType]:
+    scale, rows = max(1, bars.scale_nbytes), []
+    for label, held in bars.bars[:MOST_ROWS]:
+        bar, done, shown = Text(), 0, 0
+        for kind in bars.kinds:
+            done += held.get(kind, 0)
+            columns = round(COLUMNS * done / scale) - shown  # of the running sum, so that rounding never adds up
+            bar.append(FULL * columns, bars.colors[kind])
+            shown += columns
+        rows.append((Text(label), Text(bytes_text(sum(held.values()))), bar))
+    yield plain_table("", ">held", "", rows=rows)
+    legend = Text("  ")
+    for kind in bars.kinds:
+        legend.append(FULL, bars.colors[kind]).append(f" {words(kind)}  ")
+    yield legend
+    if bars.limit_nbytes:
+        yield Text(f"  The capacity is {bars.limit_nbytes:,} bytes.")
+
+
+def _strip(strip: Strip) -> Iterator[RenderableType]:
+    longest, rows = max((line.bounds[-1] for line in strip.lines), default=1) or 1, []
+    for line in strip.lines[:MOST_ROWS]:
+        columns = max(1, round(COLUMNS * line.bounds[-1] / longest))
+        cells = Text()
+        for at in range(columns):
+            element = at * line.bounds[-1] / columns
+            owner = bisect_right(line.bounds, element, hi=len(line.bounds) - 1) - 1
+            color = rank_color(owner)
+            cells.append(PADDING if element >= line.valid else str(owner % 10), f"{ink_on(color)} on {color}")
+        rows.append((Text(line.name), Text(f"{line.bounds[-1]:,}"), cells))
+    yield plain_table("", ">elements", "", rows=rows)
+    if len(strip.lines) > MOST_ROWS:
+        yield Text(f"  and {len(strip.lines) - MOST_ROWS} more")
