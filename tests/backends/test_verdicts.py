@@ -148,9 +148,9 @@ def test_an_agreement_waits_for_all_members_and_names_who_says_otherwise() -> No
     agreement = AnnouncedCalls(channel)
     agreement.announce(part(call(0)))
     assert [to for _, to in channel.posted] == [1, 2]
-    agreement.hear(1, Entered(call(0)))
+    agreement.receive(1, Entered(call(0)))
     assert not agreement.reached(part(call(0)))
-    agreement.hear(2, Entered(call(0, length=7)))
+    agreement.receive(2, Entered(call(0, length=7)))
     with pytest.raises(zs.MismatchError, match=r"rank 2 is in all_reduce\(call 0, \(7,\)"):
         agreement.reached(part(call(0)))
 
@@ -159,7 +159,7 @@ def test_an_agreement_that_was_reached_is_forgotten() -> None:
     agreement = AnnouncedCalls(Letters())
     agreement.announce(part(call(0)))
     for rank in (1, 2):
-        agreement.hear(rank, Entered(call(0)))
+        agreement.receive(rank, Entered(call(0)))
     assert agreement.reached(part(call(0)))
     assert not agreement.calls
 

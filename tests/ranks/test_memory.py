@@ -55,7 +55,7 @@ def test_what_is_freed_leaves_at_once_and_only_once() -> None:
     a = memory.alloc(6, np.float32, "gathered_parameter")
     memory.free(a[2:4])  # any view of it names it
     assert (memory.now_nbytes, memory.kind_of(a)) == (0, None)
-    text = ("rank 3 asked to free an array of 24 bytes that its ledger does not hold; only what alloc() or hold() "
+    text = ("rank 3 asked to free an array of 24 bytes that its memory does not hold; only what alloc() or hold() "
             "charged is there, and only until free() or its death")
     for stranger in (a, np.zeros(3)):
         with pytest.raises(ValueError, match=f"^{re.escape(text.replace('24', str(stranger.nbytes)))}$"):
@@ -91,7 +91,7 @@ def test_reclassifying_changes_no_total_and_no_peak() -> None:
     memory.reclassify(a, "checkpointed_input")
     assert (memory.now_nbytes, memory.peak_nbytes) == (100, 100)
     assert memory.peak_nbytes_by_kind == {"activation": 100}
-    with pytest.raises(ValueError, match=r"^rank 3 asked to reclassify an array of 8 bytes that its ledger does not"):
+    with pytest.raises(ValueError, match=r"^rank 3 asked to reclassify an array of 8 bytes that its memory does not"):
         memory.reclassify(np.zeros(1), "input")
 
 

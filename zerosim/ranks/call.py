@@ -132,7 +132,7 @@ class Call:
 
     @property
     def key(self) -> Group:
-        """What identifies the group."""
+        """The group's identity among all groups."""
         return self.group, self.communicator
 
     @property
@@ -180,7 +180,7 @@ AVERAGES = ("sum_then_divide", "divide_then_sum", "split", "premultiply")
 
 @dataclass(frozen=True, slots=True)
 class MeanRule:
-    """What a mean does with each contribution before the sum, and with the sum: divide, or multiply by a factor."""
+    """The work of a mean on each contribution before the sum, and with the sum: divide, or multiply by a factor."""
 
     divide_before: float = 1.0
     multiply_before: float = 1.0
@@ -253,7 +253,7 @@ class PendingCall:
     """One rank's part in a call, from its issue until its result is there; algorithms know it as ``me``.
 
     ``index`` is the rank's place in the group; ``x`` and ``out`` are flat, ``buffers`` those that the algorithm
-    declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` is told the bytes that
+    declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` gets the bytes that
     the rank has sent.
     """
 
@@ -308,7 +308,7 @@ class PendingCall:
     def combine(self, a: Array, b: Array, out: Array) -> None:
         """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""
         casts = b.dtype != out.dtype and isinstance(out, np.ndarray)
-        # A block at a time, since the cast takes memory that no ledger has.
+        # A block at a time, since the cast takes memory that nobody is charged for.
         for here in spans(len(out)) if casts else (slice(None),):
             match self.call.op:
                 case "max":

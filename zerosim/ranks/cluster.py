@@ -274,7 +274,7 @@ class Representative:
         yield from ()
 
     def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in the ledger."""
+        """After a failure: clears what the error's frames would keep in memory."""
         clear_frames(error, chain=False)
 
     def progress(self) -> bool:
@@ -329,7 +329,7 @@ def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
 
 
 class NullCluster(Cluster):
-    """N ranks that hold, send and compute everything but numbers: ledger and trace are those of the same real run.
+    """N ranks that hold, send and compute everything but numbers: memory and trace are those of the same real run.
 
     Arrays of ``rank.memory`` and ``rank.xp`` have no data: they are finite and their sums are 0, by declaration, and to
     ask whether one is true raises. With ``representative=r`` only rank r runs and stands for all N: results, memory and

@@ -232,7 +232,7 @@ def reduce_tree(me: PendingCall, x: Array, out: Array) -> Steps:
 
 
 def tree_sum(me: PendingCall, x: Array, total: Array) -> Steps:
-    """The tree's sum in the root's ``total`` (n,); the other ranks that hear from someone add in theirs."""
+    """The tree's sum in the root's ``total`` (n,); the other ranks that receive from someone add in theirs."""
     v, partial, landing = me.neighbor(-me.root), x, me.buffers[0]
     if v == 0 or receives_in_reduce(me):
         me.copy_whole(x, total)
@@ -299,7 +299,7 @@ def landing_buffer(me: PendingCall) -> list[Buffer]:
 
 
 def receives_in_reduce(me: PendingCall) -> bool:
-    """True for the root, and on a tree for every even place that has someone to hear from."""
+    """True for the root, and on a tree for every even place that has someone to receive from."""
     v = me.neighbor(-me.root)
     if me.call.algorithm == "naive":
         return v == 0 and me.size > 1
@@ -360,7 +360,7 @@ def everyone_buffers(me: PendingCall) -> list[Buffer]:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How N ranks become 2^m: the first ``pairs`` pairs of neighbors act as one rank each."""
+    """N ranks as 2^m: the first ``pairs`` pairs of neighbors act as one rank each."""
 
     active: int
     pairs: int

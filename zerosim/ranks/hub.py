@@ -213,7 +213,7 @@ class Transport:
         for hop, values in lockstep(calls):
             sent[hop.source] += hop.nbytes
             self.interrupts.raise_pending()
-            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in the ledger
+            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in memory
                 yield HopEvent(call, hop, values.copy())
         return sent
 

@@ -1,6 +1,6 @@
 """A rank between two hops, as one may look at it: what it holds, what it has done, where its program stands.
 
-Legend: n elements of a collective's whole vector, N ranks. All of it is copied: a look keeps nothing in any ledger.
+Legend: n elements of a collective's whole vector, N ranks. All of it is copied: a look keeps no array in any memory.
 """
 
 import threading
@@ -101,7 +101,7 @@ def _where(hub: Hub, rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step(Shown):
-    """What has just happened, and every rank as it is now; it stays as it is when the run goes on.
+    """The latest event, and every rank as it is now; it stays as it is when the run goes on.
 
     By hop, ``hop`` is the message that was made and ``values`` a copy of what arrived; by collective, ``hop`` is None
     and ``values`` are empty, but for a message that the program sent itself, of which ``call`` is None. ``number``

@@ -28,7 +28,7 @@ RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the othe
 @guarded
 @dataclass(slots=True)
 class Holding:
-    """One held array: the reference that notices its death, and what the ledger says of it."""
+    """One held array: the reference that notices its death, and what is known of it."""
 
     reference: "weakref.ref[Any]"
     kind: str
@@ -99,9 +99,9 @@ class Memory(Plotted):
         return array
 
     def free(self, array: np.ndarray) -> None:
-        """Takes the array out of the ledger now, and fills it with NaN in debug mode, so that a late reader is seen.
+        """Takes the array out of the memory now, and fills it with NaN in debug mode, so that a late reader is seen.
 
-        Raises ValueError when the ledger does not hold it.
+        Raises ValueError when the memory does not hold it.
         """
         base = base_of(array)
         self._holding(array, "free")
@@ -120,12 +120,12 @@ class Memory(Plotted):
     def _holding(self, array: np.ndarray, asked: str) -> Holding:
         holding = self._holdings.get(id(base_of(array)))
         if holding is None:
-            raise ValueError(f"{self.owner} asked to {asked} an array of {array.nbytes} bytes that its ledger does not "
+            raise ValueError(f"{self.owner} asked to {asked} an array of {array.nbytes} bytes that its memory does not "
                              "hold; only what alloc() or hold() charged is there, and only until free() or its death")
         return holding
 
     def kind_of(self, array: np.ndarray) -> str | None:
-        """The kind under which the array's memory is held; None when it is not in this ledger."""
+        """The kind under which the array's memory is held; None when it is not in this memory."""
         holding = self._holdings.get(id(base_of(array)))
         return None if holding is None else holding.kind
 

@@ -1,7 +1,7 @@
 """The process in which a run happens, and what must hold there: Ctrl-C, the threads, the frames of an error.
 
-A run that ends by an error leaves nothing behind: Ctrl-C waits while a ledger is being written, and no frame of the
-error keeps arrays. A run gives the same bits everywhere: BLAS gets one thread.
+A run that ends by an error leaves nothing behind: Ctrl-C waits while a memory or a trace is being written, and no frame
+of the error keeps arrays. A run gives the same bits everywhere: BLAS gets one thread.
 """
 
 import gc
@@ -20,8 +20,8 @@ from zerosim.numerics.checks import is_count
 from zerosim.ranks.errors import RankUseError
 
 # -- Ctrl-C in the midst of a run: raised at once in programs and arithmetic, a moment later inside the bookkeeping ---
-# Python runs a signal's handler between any two bytecodes. Inside a ledger's entry the exception would leave half an
-# entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it:
+# Python runs a signal's handler between any two bytecodes. Inside an entry of the memory the exception would leave half
+# an entry, and inside the callback that notices an array's death, or a collection of garbage, nobody could catch it:
 # Python prints it and goes on. Where a group of NCCL's calls begins or ends it would leave the group open, which
 # swallows all later calls.
 
@@ -186,7 +186,7 @@ def _empty(closures: list[tuple[CellType, ...]]) -> None:
 @guarded
 @cache
 def controller() -> Any:
-    """The thread pools of the libraries that are loaded (found once; looking takes milliseconds)."""
+    """The thread pools of the libraries that are loaded (found once, which takes milliseconds)."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -90,7 +90,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An array entered the memory ledger (``nbytes`` > 0) or left it (``nbytes`` < 0).
+    """An array entered the memory (``nbytes`` > 0) or left it (``nbytes`` < 0).
 
     ``number`` tells arrays of one kind and name apart: each that a rank holds has its own, from entry to leave.
     """
@@ -131,7 +131,7 @@ Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """One array in the ledger, as one kind.
+    """One array in the memory, as one kind.
 
     ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
     None, and no spans: it was held before the run, or still is after it.
@@ -153,7 +153,7 @@ class Lifetime:
 def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
     """The lifetimes of the arrays of these kinds (None: of all), by the rows of one rank's trace, in order of birth.
 
-    Arrays that were held before the run come first, and only those that left the ledger in it: of the others a trace
+    Arrays that were held before the run come first, and only those that left the memory in it: of the others a trace
     has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in either. Arrays
     without elements are left out.
 
@@ -189,7 +189,7 @@ def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> 
 
 
 def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
-    """The rows by which the ledger changes, each with its place and the spans that are open there."""
+    """The rows by which the memory changes, each with its place and the spans that are open there."""
     path: tuple[str, ...] = ()
     for place, row in enumerate(rows):
         if isinstance(row, SpanBegin):

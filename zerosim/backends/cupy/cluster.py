@@ -75,7 +75,7 @@ def cuda_text(number: int) -> str:
 
 
 class CuPyCluster(Cluster):
-    """N ranks on one GPU, of which exactly one runs at a time: the same program, ledger and trace as on a Cluster.
+    """N ranks on one GPU, of which exactly one runs at a time: the same program, memory and trace as on a Cluster.
 
     ``device`` is the GPU's number. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of
     matrices and sums along rows are the library's, within the bounds that `numerics.cupy_kernels` states. All ranks'

@@ -127,7 +127,7 @@ class CupyBase:
             self._fused(copy, [x], wide)
         return wide
 
-    def _settle(self, wide: Array, out: Array) -> None:
+    def _round_into(self, wide: Array, out: Array) -> None:
         """out becomes `wide`, each value rounded once, unless they are one and the same."""
         if wide is not out:
             self._fused(copy, [wide], out)
@@ -282,7 +282,7 @@ class CupyProducts(CupyBase):
             operand = Operand(self._widened("bias", bias, work), cycle=max(1, out.shape[1]))
             self._fused(lambda x, bias, result: np.add(x, bias, out=result), [product, operand], out, work)
         elif product is not out:
-            self._settle(product, out)
+            self._round_into(product, out)
 
     def widen(self, x: Any) -> Any:
         """x itself: matrix units take operands as they rest."""
@@ -355,21 +355,21 @@ class CupyMatrix(CupyBase):
         scaled = self.empty(vectors.shape, FP64)
         columns = Operand(powers, cycle=max(1, powers.size))
         self._fused(lambda v, power, result: np.multiply(v, power, out=result), [vectors, columns], scaled)
-        self._settle(self.xp.matmul(scaled, vectors.T), out)
+        self._round_into(self.xp.matmul(scaled, vectors.T), out)
 
     def eigenvectors(self, a: Any, out: Any) -> None:
         """out (m, m) = the eigenvectors of a symmetric a (m, m) as columns, that of the largest eigenvalue first.
 
         Raises ValueError for what is not square or not finite.
         """
-        self._settle(self.xp.linalg.eigh(self._checked("eigenvectors", a))[1][:, ::-1], out)
+        self._round_into(self.xp.linalg.eigh(self._checked("eigenvectors", a))[1][:, ::-1], out)
 
     def orthogonal_factor(self, a: Any, out: Any) -> None:
         """out (m, m) = Q, where a (m, m) = Q·R and R is upper triangular.
 
         Raises ValueError for what is not square or not finite.
         """
-        self._settle(self.xp.linalg.qr(self._checked("orthogonal_factor", a))[0], out)
+        self._round_into(self.xp.linalg.qr(self._checked("orthogonal_factor", a))[0], out)
 
     def _checked(self, call: str, a: Any) -> Any:
         check_square(call, a)
@@ -849,7 +849,7 @@ class CupyAttention(CupyBase):
             for rows in strips(qkv.shape[1], STRIP):
                 s = self._probabilities(q, k, rows, None if p is None else p[part], qkv.dtype)
                 self.xp.matmul(s, v[:, :, : rows.stop], out=wide[:, :, rows])
-            self._settle(wide, by_head(o, heads, 1)[0, *part])
+            self._round_into(wide, by_head(o, heads, 1)[0, *part])
 
     def attend_gradient(self, qkv: Any, heads: int, p: Any, do: Any, dqkv: Any, *, again: bool = False) -> None:
         """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
@@ -868,7 +868,7 @@ class CupyAttention(CupyBase):
                 self.xp.matmul(ds, k[:, :, past], out=dq[:, :, rows])
                 self._add_product(ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, past], anew=last)
                 self._add_product(s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
-            self._settle(wide, by_head(dqkv, heads, 3)[:, *part])
+            self._round_into(wide, by_head(dqkv, heads, 3)[:, *part])
 
     def _probabilities(self, q: Array, k: Array, rows: slice, p: Array | None, dtype: np.dtype[Any]) -> Array:
         """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
@@ -881,7 +881,7 @@ class CupyAttention(CupyBase):
 
         self._fused(divided, [s, _per_attention_row(self._row_sums(s), s)], s)
         if p is not None:
-            self._settle(s, p[:, :, rows, : rows.stop])
+            self._round_into(s, p[:, :, rows, : rows.stop])
             words(p)[:, :, rows, rows.stop :] = 0
         return s
 
@@ -907,7 +907,7 @@ class CupyAttention(CupyBase):
             wide = self._room("o", q.shape, q.dtype)
             for rows in strips(qkv.shape[1], TILE):
                 self._attend_row_of_tiles(q, k, v, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
-            self._settle(wide, by_head(o, heads, 1)[0, *part])
+            self._round_into(wide, by_head(o, heads, 1)[0, *part])
 
     def _attend_row_of_tiles(self, q: Array, k: Array, v: Array, rows: slice, log_sums: Array, o: Array,
                              dtype: np.dtype[Any]) -> None:  # fmt: skip
@@ -951,7 +951,7 @@ class CupyAttention(CupyBase):
                     ds = self._gradients_of_scores(s, dots, shift, qkv.dtype, q)
                     self._add_product(ds, k[:, :, columns], dq[:, :, rows])
                     self._add_product(ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, columns])
-            self._settle(wide, by_head(dqkv, heads, 3)[:, *part])
+            self._round_into(wide, by_head(dqkv, heads, 3)[:, *part])
 
     # --- parts ----------------------------------------------------------------------------------------------
 

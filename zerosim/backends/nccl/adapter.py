@@ -102,7 +102,7 @@ class NCCL:
         self.error: type[Exception] = self._nccl.NcclError
 
     def unique_id(self) -> bytes:
-        """What the ranks of a new communicator must all be given."""
+        """The id that the ranks of a new communicator must all be given."""
         made: bytes = self._nccl.get_unique_id()
         return made
 
@@ -234,7 +234,7 @@ class DeviceStreams:
         return self._event(self._cuda.get_current_stream())
 
     def follow(self, event: Any) -> None:
-        """What is communicated from here on waits for the event."""
+        """Lets all that is communicated from here on wait for the event."""
         self.stream.wait_event(event)
 
     def finished(self) -> Any:
@@ -243,7 +243,7 @@ class DeviceStreams:
         return self._event(self.stream)
 
     def catch_up(self, event: Any) -> None:
-        """What the rank computes from here on waits for the event; the host does not. The device is current."""
+        """Lets all that the rank computes from here on wait for the event; the host does not. The device is current."""
         self._cuda.get_current_stream().wait_event(event)
 
     def _event(self, stream: Any) -> Any:

@@ -63,7 +63,7 @@ class NCCLCluster(Cluster):
 
     @property
     def world(self) -> str:
-        """Where the ranks are, in words."""
+        """The place of the ranks, in words."""
         return "each on a GPU of this machine, over NCCL"
 
     def _kernels(self, count: int) -> list[NumpyKernels]:
@@ -132,7 +132,7 @@ class OnHost:
         return True
 
     def wait(self) -> None:
-        """What arrived is in memory."""
+        """The message is in memory."""
 
     def cancel(self) -> None:
         """Aborts NCCL: a call on a stream cannot be taken back."""
@@ -144,7 +144,7 @@ class Broken:
     error is this rank's own."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
-        # Its frames know the arrays of the call and, by way of the backend's, this object: the ledger would keep those.
+        # Its frames know the arrays of the call and, by way of the backend's, this object: memory would keep those.
         self._error, self._abort = forget_frames(error), abort
         self._deadline = time.monotonic() + HEARSAY_SECONDS
 
@@ -357,7 +357,7 @@ class NCCLProcessCluster(ProcessCluster):
 
     @property
     def world(self) -> str:
-        """Where the ranks are, in words."""
+        """The place of the ranks, in words."""
         return "each a process with a GPU, over NCCL"
 
     def close(self) -> None:
@@ -391,14 +391,14 @@ class NCCLProcessCluster(ProcessCluster):
 
 
 def together(channel: Channel, find: Callable[[], T]) -> T:
-    """What ``find()`` gives in this process; every process calls it.
+    """The result of ``find()`` in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
     """
     error: Exception | None = None
     try:
         found = find()
-    except Exception as raised:  # whatever it is, the others wait to hear of it
+    except Exception as raised:  # whatever it is, the others wait for it
         error = raised
     texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
     if error is not None:

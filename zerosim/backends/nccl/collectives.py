@@ -137,7 +137,7 @@ class Native:
         return [(i, self._chunk(vector, i)) for i in range(self.call.ranks) if self.call.cut[i] < self.call.cut[i + 1]]
 
     def _place(self, rank: int) -> Any:
-        """Where the rank's chunk lands in an all_to_all."""
+        """The place of the rank's chunk in the result of an all_to_all."""
         length = self.call.cut[self.me.index + 1] - self.call.cut[self.me.index]
         return self.out[rank * length:(rank + 1) * length]
 

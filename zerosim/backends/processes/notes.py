@@ -128,7 +128,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The rank will help to make this group, whatever else it hears, unless a rank of the group does not come."""
+    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come."""
 
     key: Group
 
@@ -302,18 +302,18 @@ class AnnouncedCalls:
     def announce(self, me: Pending) -> None:
         """Tells those who take part what this rank is about to do."""
         if isinstance(me, PendingCall):
-            self.hear(self.channel.index, Entered(me.call))
+            self.receive(self.channel.index, Entered(me.call))
             for rank in me.call.group:
                 if rank != self.channel.index:
                     self.channel.post(Entered(me.call), rank)
         elif me.to is not None and me.send is not None:
             sending = Sending(me.key, me.send.shape, me.send.dtype)
             if me.to == self.channel.index:
-                self.hear(me.to, sending)
+                self.receive(me.to, sending)
             else:
                 self.channel.post(sending, me.to)
 
-    def hear(self, rank: int, note: Entered | Sending) -> None:
+    def receive(self, rank: int, note: Entered | Sending) -> None:
         """Another rank has said what it is about to do."""
         if isinstance(note, Entered):
             self.calls[note.call.key, note.call.number][rank] = note.call

@@ -61,14 +61,14 @@ def greet(line: socket.socket, key: bytes, index: int, ranks: int) -> None:
     """
     nonce = secrets.token_hex(NONCE_NBYTES)
     _say(line, {"greeting": GREETING, "rank": index, "ranks": ranks, "nonce": nonce})
-    answer = _hear(line)
+    answer = _answer(line)
     if "refused" in answer:
         raise HandshakeError(str(answer["refused"]))
     if not _proves(answer, key, f"welcome {nonce} {index} {ranks}"):
         raise HandshakeError("what answers there does not know this job's key")
     _say(line, {"proof": _proof(key, f"greet {answer.get('nonce')} {index} {ranks}")})
     for _ in ("welcome", "all are here"):
-        answer = _hear(line)
+        answer = _answer(line)
         if "refused" in answer:
             raise HandshakeError(str(answer["refused"]))
 
@@ -83,12 +83,12 @@ def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int
 
     Raises HandshakeError, after sending the other side the reason; ``there`` are the ranks that have joined already.
     """
-    hello = _hear(line)
+    hello = _answer(line)
     index, nonce = hello.get("rank"), secrets.token_hex(NONCE_NBYTES)
     if hello.get("greeting") != GREETING:
         raise HandshakeError("it does not speak as a process of zerosim does")
     _say(line, {"nonce": nonce, "proof": _proof(key, f"welcome {hello.get('nonce')} {index} {hello.get('ranks')}")})
-    if not _proves(_hear(line), key, f"greet {nonce} {index} {hello.get('ranks')}"):
+    if not _proves(_answer(line), key, f"greet {nonce} {index} {hello.get('ranks')}"):
         _refuse(line, "it does not know this job's key")
     if hello.get("ranks") != ranks:
         _refuse(line, f"rank {index} was started as one of {hello.get('ranks')} ranks, and rank 0 as one of {ranks}")
@@ -109,7 +109,7 @@ def _say(line: socket.socket, what: dict[str, Any]) -> None:
     send_frame(line, json.dumps(what).encode())
 
 
-def _hear(line: socket.socket) -> dict[str, Any]:
+def _answer(line: socket.socket) -> dict[str, Any]:
     try:
         heard = json.loads(receive_frame(line, HELLO_NBYTES))
     except ValueError:

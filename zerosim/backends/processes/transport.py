@@ -82,7 +82,7 @@ SPINS = 1000              # idle turns before a waiting rank sleeps between them
 NAP_SECONDS = 50e-6
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
 DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
-FAREWELL_SECONDS = 30.0   # what a failed rank leaves the others to hear of it; they hear at each call of their rank
+FAREWELL_SECONDS = 30.0   # the time that the others have to learn of a failed rank; they do at each call of theirs
 
 
 class ProcessBackend:
@@ -192,7 +192,7 @@ class ProcessBackend:
             raise error
 
     def _raised(self, error: BaseException) -> BaseException:
-        """What this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
+        """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
         if isinstance(error, RankStopped) and self.found is not None:
             error = self.found.with_traceback(error.__traceback__)  # which shows the program's line
         failed = [(rank, note) for rank, note in self.endings.items() if isinstance(note, Failed)]
@@ -210,7 +210,7 @@ class ProcessBackend:
     def _part(self, error: BaseException) -> None:
         """After a failure: lets what is under way come to rest, so that the next run finds nothing of this one.
 
-        Ends the whole job where another rank does not hear of the failure in time, or where the library's own
+        Ends the whole job where another rank does not learn of the failure in time, or where the library's own
         collective waits for a rank that will not come.
         """
         self.stopping = True
@@ -305,17 +305,17 @@ class ProcessBackend:
 
     def _read(self) -> None:
         for rank, note in self.channel.arrived():
-            self._hear(rank, note)
+            self._receive(rank, note)
 
     def _tell(self, note: Waiting | Going | Drained) -> None:
-        self._hear(self.channel.index, note)
+        self._receive(self.channel.index, note)
         self.channel.post(note)
 
-    def _hear(self, rank: int, note: Note) -> None:
+    def _receive(self, rank: int, note: Note) -> None:
         match note:
             case Entered() | Sending():
                 if self.announced is not None:
-                    self.announced.hear(rank, note)
+                    self.announced.receive(rank, note)
             case Joining():
                 self.joining[note.key].add(rank)
             case Drained():
@@ -338,7 +338,7 @@ class ProcessBackend:
             raise RankStopped
 
     def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in the ledger."""
+        """After a failure: clears what the error's frames would keep in memory."""
         clear_frames(error)
 
 
@@ -349,7 +349,7 @@ class ProcessBackend:
 
 
 class OwnResult(Results):
-    """What the program returned on this process' rank, at that rank's index; the others' are in other processes."""
+    """The result of this process' rank, at that rank's index; the others' are in other processes."""
 
     def __init__(self, index: int, ranks: int, value: Any) -> None:
         super().__init__((value,))
@@ -395,8 +395,8 @@ class ProcessCluster(Cluster):
     def __init__(self, channel: Channel, *, capacity_nbytes: int | None, debug: bool, blas_threads: int,
                  timeout_seconds: float) -> None:
         if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits before it "
-                             "tells the others for what")
+            raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits "
+                             "before it tells the others for what")
         self._channel, self.timeout_seconds = channel, timeout_seconds
         super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads)
 
@@ -407,7 +407,7 @@ class ProcessCluster(Cluster):
 
     @property
     def world(self) -> str:
-        """Where the ranks are, in words."""
+        """The place of the ranks, in words."""
         return f"each a process, over {self._point_to_point().library}"
 
     def gather(self, value: Any) -> list[Any]:
