@@ -9,6 +9,7 @@ from zerosim.ranks.errors import BackendError
 
 if TYPE_CHECKING:
     from zerosim.backends.processes.notes import Channel
+    from zerosim.backends.processes.tcp import Job
     from zerosim.backends.processes.transport import ProcessCluster
 
 
@@ -47,6 +48,23 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     return cluster
 
 
+def launched() -> "Job | None":
+    """The job of which a launcher's variables make this process a part, as torchrun sets them; None without a launcher.
+
+    Raises BackendError for a job that is described in part, or wrongly.
+    """
+    from zerosim.backends.processes.tcp import job_of
+
+    return job_of(os.environ)
+
+
+def raised_elsewhere(error: BaseException) -> bool:
+    """True for an exception that another process of this job raised first."""
+    from zerosim.backends.processes import notes
+
+    return notes.raised_elsewhere(error)
+
+
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises BackendError where a launcher has started several processes, and MPI knows this one alone: then each would
     be a world of its own, without a word."""
@@ -60,9 +78,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
 
 def _channel() -> "tuple[Channel, int]":
     """The channel that takes this job's notes to and fro, and this process' place on its machine."""
-    from zerosim.backends.processes.tcp import job_of
-
-    job = job_of(os.environ)
+    job = launched()
     if job is not None:
         from zerosim.backends.processes.tcp import TCPChannel
 

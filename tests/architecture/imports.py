@@ -1,7 +1,7 @@
 """Checks of who imports whom, as functions of one file's text; circles, of all files'."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from tests.architecture.source import Source
@@ -75,15 +75,35 @@ def circle(sources: Iterable[Source]) -> list[str]:
 
     Imports for type checkers count, for a reader follows them too; those inside functions do not.
     """
-    sources = list(sources)
-    modules = {source.module for source in sources}
-    graph = {source.module: {_module(name, modules) for _, name in imported_modules(source, source.run_at_import)}
-             - {source.module, ""} for source in sources}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(_graph(sources, lambda source: source.run_at_import)).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
+
+
+def halves(sources: Iterable[Source]) -> list[str]:
+    """Modules that one other module alone imports, and no package offers: the second half of that one.
+
+    A backend, a lesson and a command may be imported by one.
+    """
+    sources = list(sources)
+    importers: dict[str, set[str]] = {}
+    for module, imported in _graph(sources, lambda source: source.nodes).items():
+        for name in imported:
+            importers.setdefault(name, set()).add(module)
+    packages = {source.module for source in sources if source.path.endswith("__init__.py")}
+    return [f"{source.path}: is imported by {', '.join(importers[source.module])} alone" for source in sources
+            if len(importers.get(source.module, ())) == 1 and not importers[source.module] & packages
+            and source.module not in packages and source.floor not in {"backends", "course", "cli"}]
+
+
+def _graph(sources: Iterable[Source], nodes: Callable[[Source], Iterable[ast.AST]]) -> dict[str, set[str]]:
+    """The modules of the package that each of them imports, in these nodes."""
+    sources = list(sources)
+    modules = {source.module for source in sources}
+    return {source.module: {_module(name, modules) for _, name in imported_modules(source, nodes(source))}
+            - {source.module, ""} for source in sources}
 
 
 def _module(name: str, modules: set[str]) -> str:

@@ -37,7 +37,7 @@ def plotted(cluster: zs.Cluster) -> list:
 
 # -- what comes back ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", chosen([True], [False, True]))
 def test_every_plot_is_a_matplotlib_figure_with_its_words_that_jupyter_shows(dark):
     cluster = run(3)
     figures = [thing.plot(dark=dark) for thing in plotted(cluster)] + [cluster.show_ring(dark=dark)]

@@ -4,8 +4,11 @@ import importlib.util
 import json
 import re
 from base64 import b64decode
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pytest
@@ -14,8 +17,9 @@ from matplotlib.figure import Figure
 from tests.architecture.source import ROOT
 from tests.backends.worlds import Processes
 from tests.cases import THOROUGH
-from tests.lessons.seen import drawn_by, same_picture
+from tests.lessons.seen import data_of, drawn_by, same_picture
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, printed_in
+from zerosim.course import figures
 
 TEXTS = sorted((ROOT / "notebooks").glob("[0-9]*.py"))
 EVERY = pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.stem)
@@ -34,10 +38,26 @@ def with_fewer_worlds(text: Path) -> str:
     return "".join([*before, mark, proof if text.stem.startswith("09") else WORLDS.sub(r"\1 (1, 3):", proof)])
 
 
+@contextmanager
+def data_of_figures_measured_once() -> Iterator[None]:
+    """What a cell asks of a committed figure's data, without changes, has been or will be measured for its own test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, figure in figures.FIGURES.items():
+            function = f"{name.replace('-', '_')}_data"
+            if getattr(figures, function, None) is figure.data:
+                patch.setattr(figures, function, partial(either, figure.data, name))
+        yield
+
+
+def either(measured: Callable[..., Any], name: str, *given: Any, **named: Any) -> Any:
+    return measured(*given, **named) if given or named else data_of(name)
+
+
 @cache
 def shown(text: Path) -> list[Shown]:
     """What each code cell of a notebook shows when it is run now."""
-    return list(executed(text.read_text(encoding="utf-8") if THOROUGH else with_fewer_worlds(text)))
+    with data_of_figures_measured_once():
+        return list(executed(text.read_text(encoding="utf-8") if THOROUGH else with_fewer_worlds(text)))
 
 
 def printed_then(text: Path, outputs: list[list[dict]]) -> list[str]:

@@ -25,8 +25,6 @@ def device(flops_per_second: float = 1e9, memory_bytes_per_second: float = 1e9) 
 
 
 FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
-# As fast as a link of finite numbers can be: no sum of seconds notices it.
-INSTANT = Link("instant", 1e30, 0.0, "made up", "today")
 MACHINE = Machine(device(), Network(FAST), "fp16")
 
 

@@ -1,4 +1,4 @@
-"""What a replayed training step must be, whatever the machine: bounds, limits, and sums that close."""
+"""A replayed training step on any machine: bounds, limits, and sums that close."""
 
 import itertools
 from dataclasses import replace
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import covering
 from tests.planning.exact import exact_replay
+from tests.planning.invariants import check_timeline
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
-    INSTANT,
     MACHINE,
     MICRO_BATCHES,
     OPTIONS,
@@ -36,7 +36,6 @@ from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, Machine, SlowL
 from zerosim.ranks.trace import Compute
 
 STAGES = range(4)
-STEPS = pytest.mark.parametrize(("ranks", "stage"), [*itertools.product(WORLDS, STAGES)])
 # Two kinds of links, and rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
 MACHINES = st.builds(
     lambda flops, memory, efficiency, factor, instant, nodes, link: Machine(
@@ -89,21 +88,6 @@ def test_a_step_takes_its_arithmetic_and_its_communication_at_least_and_both_at_
         assert usage.communication_seconds == pytest.approx(communication, rel=1e-9)
 
 
-@STEPS
-def test_on_instant_links_a_step_is_its_arithmetic_alone(ranks, stage):
-    machine = replace(MACHINE, network=Network(INSTANT))
-    found = replay(step(ranks, stage), machine)
-    assert found.step_seconds == pytest.approx(arithmetic_seconds(traces(ranks, stage)[0], machine), rel=1e-12)
-    assert found.usage[0].exposed_seconds == pytest.approx(0, abs=1e-12)
-
-
-@STEPS
-def test_with_instant_arithmetic_a_step_is_its_communication_alone(ranks, stage):
-    found = replay(step(ranks, stage), replace(MACHINE, device=device(1e30, 1e30)))
-    assert found.step_seconds == pytest.approx(communication_seconds(step(ranks, stage), MACHINE.network), rel=1e-12)
-    assert all(usage.hidden_seconds == pytest.approx(0, abs=1e-15) for usage in found.usage)
-
-
 @given(**CASES)
 def test_overlap_is_never_slower_than_waiting_at_each_issue(ranks, stage, options, machine):
     recording = step(ranks, stage, options)
@@ -148,66 +132,21 @@ def test_a_straggler_costs_less_the_later_it_becomes_one():
 # -- sums that close ----------------------------------------------------------------------------------------------
 
 def overlap_seconds(one, other):
-    """How long both of two sets of intervals last at once."""
+    """The time for which both of two sets of intervals last at once."""
     return sum(max(min(a.end_seconds, b.end_seconds) - max(a.start_seconds, b.start_seconds), 0)
                for a in one for b in other)
 
 
 @given(**CASES)
-def test_exposed_and_hidden_communication_add_up_to_all_of_it(ranks, stage, options, machine):
-    timeline = exact_replay(step(ranks, stage, options), machine)
+def test_sums_close_clocks_agree_and_the_critical_path_is_the_step(ranks, stage, options, machine):
+    recording = step(ranks, stage, options)
+    check_timeline(replay(recording, machine), exact=False)
+    timeline = exact_replay(recording, machine)
+    check_timeline(timeline, exact=True)
     for rank, usage in enumerate(timeline.usage):
-        events = timeline.events(rank)
-        computed = [event for event in events if event.stream == COMPUTATION]
-        communicated = [event for event in events if event.stream == COMMUNICATION]
-        hidden = overlap_seconds(computed, communicated)
-        total = sum(event.seconds for event in communicated)
-        assert usage.hidden_seconds == hidden
-        assert usage.exposed_seconds == total - hidden
-        assert usage.communication_seconds == total
-        assert usage.compute_seconds == sum(event.seconds for event in computed)
-        assert usage.idle_seconds == {COMPUTATION: timeline.step_seconds - usage.compute_seconds,
-                                      COMMUNICATION: timeline.step_seconds - total}
-        assert usage.waited_seconds == sum(event.waited_seconds for event in communicated) <= total
-
-
-@given(**CASES)
-def test_no_stream_does_two_things_at_once(ranks, stage, options, machine):
-    timeline = exact_replay(step(ranks, stage, options), machine)
-    for rank, stream in itertools.product(range(ranks), (COMPUTATION, COMMUNICATION)):
-        events = [event for event in timeline.events(rank) if event.stream == stream]
-        assert all(one.end_seconds <= other.start_seconds for one, other in itertools.pairwise(events))
-        assert all(0 <= event.start_seconds <= event.end_seconds <= timeline.step_seconds for event in events)
-
-
-@given(**CASES)
-def test_the_critical_path_is_a_chain_of_events_as_long_as_the_step(ranks, stage, options, machine):
-    for exact in (True, False):
-        timeline = (exact_replay if exact else replay)(step(ranks, stage, options), machine)
-        path = critical_path(timeline)
-        assert path[0].start_seconds == 0
-        assert path[-1].end_seconds == timeline.step_seconds
-        assert all(one.end_seconds == other.start_seconds for one, other in itertools.pairwise(path))
-        assert all(one.rank == other.from_rank for one, other in itertools.pairwise(path))
-        if exact:
-            assert sum(event.seconds for event in path) == timeline.step_seconds
-        ends = {(event.rank, event.stream, event.end_seconds) for rank in range(ranks)
-                for event in timeline.events(rank)}
-        assert all((event.rank, event.stream, event.end_seconds) in ends for event in path)
-
-
-@given(**CASES)
-def test_a_programs_clock_moves_where_it_computes_or_waits_and_nowhere_else(ranks, stage, options, machine):
-    for exact in (True, False):
-        timeline = (exact_replay if exact else replay)(step(ranks, stage, options), machine)
-        for rank, lane in enumerate(timeline.lanes):
-            clocks, rows = timeline.clocks(rank), [row for row, _, _ in lane.points]
-            assert [clocks[row] for row in rows] == lane.reached
-            assert [clocks[row + 1] for row in rows] == lane.resumed
-            assert clocks[0] == 0
-            assert clocks[-1] == lane.end
-            idle = set(range(len(clocks) - 1)) - {*rows} - set(timeline.recording.program(rank).where(0).tolist())
-            assert all(clocks[row] == clocks[row + 1] for row in idle)
+        computed, communicated = ([event for event in timeline.events(rank) if event.stream == stream]
+                                  for stream in (COMPUTATION, COMMUNICATION))
+        assert usage.hidden_seconds == overlap_seconds(computed, communicated)
 
 
 def test_a_rank_that_is_through_before_others_come_has_waited_until_it_was():

@@ -56,13 +56,13 @@ def _body(program: str, given: Sequence[str], save: str | None) -> Callable[...,
     return partial(load(program), **settings(given))
 
 
-def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
     file may be on some machines of a job and not on others."""
-    from zerosim.backends.processes.transport import ProcessCluster
+    from zerosim.display.saving import is_one_of_many
     from zerosim.ranks.errors import ranks_text
 
-    if not isinstance(cluster, ProcessCluster):
+    if not is_one_of_many(cluster):
         return find()
     body: Callable[..., Any] | None = None
     text: str | None = None
@@ -74,7 +74,7 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
     failed = [rank for rank, said in enumerate(texts) if said is not None]
     if body is not None and not failed:
         return body
-    if cluster.index == failed[0]:
+    if cluster.ranks[0].index == failed[0]:
         where = "" if len(failed) == len(texts) else f"{ranks_text(failed)} of {len(texts)}: "
         raise ValueError(f"{where}{text}")
     raise typer.Exit(WRONG_INPUT)
@@ -82,16 +82,16 @@ def _agreed(cluster: Cluster, find: Callable[[], Callable[..., Any]]) -> Callabl
 
 def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
-    from zerosim.backends.processes.tcp import job_of
+    from zerosim.connect import launched
 
     by_mpi = any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
-    job = job_of(os.environ)
-    launched = by_mpi or job is not None
+    job = launched()
     if backend == "auto" and not by_mpi and job is not None and job.ranks > 1:
         raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
                          "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
-    here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({} if launched else {"nccl": zs.NCCLCluster})
+    alone = not by_mpi and job is None
+    here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({"nccl": zs.NCCLCluster} if alone else {})
     if found in here:
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
     if ranks is not None:
@@ -101,7 +101,7 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
-    from zerosim.backends.processes.notes import raised_elsewhere
+    from zerosim.connect import raised_elsewhere
     from zerosim.course.running import as_json as plain
     from zerosim.course.running import run as run_program
     from zerosim.course.running import run_view

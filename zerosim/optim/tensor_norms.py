@@ -3,7 +3,7 @@
 Legend: n elements of a piece. A step has two halves: ``advance`` moves the moments, and ``direction`` says which
 vector's norm is wanted; then ``update``, which finds ‖w‖ and that norm, of the whole tensor, in its context. Between
 the halves the ranks exchange the sums of squares of their pieces: one message of two numbers per tensor. Tensors
-of any number of dimensions are treated in one way; practice often leaves biases and gains to a different optimizer, by a
+of any number of dimensions are treated in one way; practice often leaves biases and gains to another optimizer, by a
 Group.
 """
 

@@ -51,7 +51,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.cuts import checked_count
-from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n
+from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
 from zerosim.planning.hardware import Device, Hardware, Link, Network, overheads_nbytes, positive, presets, read
 from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
 from zerosim.planning.step import (
@@ -212,7 +212,7 @@ class PlanConfig:
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's
     name, or a Policy for zerosim's own. `offload` keeps master weights and optimizer state on the host, over
-    `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds alike; a bucket is a unit,
+    `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
     since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
     runtime by name, as `hardware.overheads_nbytes` takes them.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
@@ -405,38 +405,32 @@ class PlanConfig:
 
     def flops(self, policy: str) -> StepFlops:
         """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
-        if not self.has_activations:
-            forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
-            return StepFlops(self.micro_batches * forward, 2 * self.micro_batches * forward, 0)
-        units = self._unit_flops(policy)
-        forward, again = sum(unit.forward for unit in units), sum(unit.recomputed for unit in units)
-        return StepFlops(self.micro_batches * forward, 2 * self.micro_batches * forward, self.micro_batches * again)
-
-    def _unit_flops(self, policy: str) -> list[StepFlops]:
-        """The products of each unit in one micro-batch: none of the embedding, a block's, the head's."""
         transformer = self.model.transformer
-        assert transformer is not None
+        if self.has_activations and transformer is not None:
+            one = step_flops(transformer, self.batch, self.sequence, policy)
+        else:
+            forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
+            one = StepFlops(forward, 2 * forward, 0)
+        k = self.micro_batches
+        return StepFlops(k * one.forward, k * one.backward, k * one.recomputed)
+
+    def unit_seconds(self, job: Job, policy: str) -> dict[Place, float]:
+        """Seconds of each unit's products at each of its places in a micro-batch; the embedding has none."""
+        rate = self.device.flops_per_second_in(self.policy.compute) * self.utilization
+        transformer, found = self.model.transformer, dict[Place, float]()
+        if not self.has_activations or transformer is None:
+            each = self.flops(policy).forward / job.micro_batches / rate / self.model.parameters
+            for unit, length in enumerate(job.unit_lengths):
+                found["forward", unit], found["backward", unit] = each * length, 2 * (each * length)
+            return found
         block = transformer.block(self.batch, self.sequence)
         forward, again = matmul_flops(block), recomputed_flops(block, policy)
         head = logits_flops(block, transformer.vocabulary)
-        return [StepFlops(0, 0, 0), *[StepFlops(forward, 2 * forward, again)] * transformer.blocks,
-                StepFlops(head, 2 * head, 0)]
-
-    def unit_seconds(self, job: Job, policy: str) -> dict[Place, float]:
-        """Seconds of each unit's products at each of its places in a micro-batch."""
-        rate = self.device.flops_per_second_in(self.policy.compute) * self.utilization
-        if not self.has_activations:
-            whole = self.flops(policy).forward / job.micro_batches / rate
-            each = whole / self.model.parameters
-            forward = [each * length for length in job.unit_lengths]
-            return {(phase, unit): times * seconds for unit, seconds in enumerate(forward)
-                    for phase, times in (("forward", 1), ("backward", 2))}
-        found: dict[Place, float] = {}
-        for unit, flops in enumerate(self._unit_flops(policy)):
-            again = flops.recomputed / rate
-            found["forward", unit] = flops.forward / rate
-            found["again", unit] = again if job.recompute_units else 0.0
-            found["backward", unit] = flops.backward / rate + (0.0 if job.recompute_units else again)
+        units = [(0, 0), *[(forward, again)] * transformer.blocks, (head, 0)]
+        for unit, (forward, again) in enumerate(units):
+            found["forward", unit] = forward / rate
+            found["again", unit] = again / rate if job.recompute_units else 0.0
+            found["backward", unit] = 2 * forward / rate + (0.0 if job.recompute_units else again / rate)
         return found
 
     def update_seconds(self, job: Job) -> dict[Place, float]:
