@@ -44,12 +44,12 @@ def cut_whole(lengths: list[int], ranks: int) -> np.ndarray:
     return np.searchsorted(starts, np.arange(total), "right") - 1
 
 
-def owners(model: Model, ranks: int, layout: str, kin: dict[str, object]) -> Vectors:
+def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -> Vectors:
     """By parameter, the rank that owns each element: by ceil(length / N) in each unit, or in the whole vector, of
-    parameters of one kin; or on borders of parameters."""
+    parameters of one group; or on borders of parameters."""
     found = {}
-    for kind in dict.fromkeys(kin.values()):
-        stretches = [[name for name in unit.shapes if kin[name] == kind] for unit in model.units]
+    for kind in dict.fromkeys(group_of.values()):
+        stretches = [[name for name in unit.shapes if group_of[name] == kind] for unit in model.units]
         if layout != "per_unit":
             stretches = [[name for names in stretches for name in names]]
         for names in stretches:
@@ -111,9 +111,10 @@ class Twin:
     def __post_init__(self) -> None:
         self.rule = {name: self.rules.get(name, Rule(self.optimizer, self.policy.compute))
                      for name in self.model.shapes}
-        kin = {name: (rule.compute, rule.optimizer is None) for name, rule in self.rule.items()}
-        self.kin = {kind: [name for name in kin if kin[name] == kind] for kind in dict.fromkeys(kin.values())}
-        self.owner = owners(self.model, self.ranks, self.layout, kin)
+        group_of = {name: (rule.compute, rule.optimizer is None) for name, rule in self.rule.items()}
+        self.groups = {kind: [name for name in group_of if group_of[name] == kind]
+                       for kind in dict.fromkeys(group_of.values())}
+        self.owner = owners(self.model, self.ranks, self.layout, group_of)
         self.weights, self.state = {}, {}
         for unit in self.model.units:
             for name, shape in unit.shapes.items():
@@ -175,17 +176,17 @@ class Twin:
         found: Vectors = {}
         for unit, w, keeps in zip(reversed(self.model.units), reversed(weights), reversed(kept), strict=True):
             dy, grads = unit.backward(ctx, w, keeps, dy)
-            lent = {self.rule[name] for name in unit.shapes if name in found}  # borrowers have gone back before
-            lent = {rule.compute for rule in lent if rule.optimizer is not None}
+            shared = {self.rule[name] for name in unit.shapes if name in found}  # others have gone back before
+            shared = {rule.compute for rule in shared if rule.optimizer is not None}
             for name in (*unit.shapes, *unit.tied_weights):
                 self._collect(found, name, grads[name])
-            for name in unit.shapes:  # what is completed by borrowers is in the accumulate format, the whole unit
-                if self.rule[name].compute in lent and self.rule[name].optimizer is not None:
+            for name in unit.shapes:  # what other units completed is in the accumulate format, the whole unit
+                if self.rule[name].compute in shared and self.rule[name].optimizer is not None:
                     found[name] = found[name].astype(self.policy.accumulate_dtype)
         return loss, found
 
     def _places(self, unit: object) -> Vectors:
-        """Where a unit writes the gradients of its own parameters and of those that it borrows."""
+        """Where a unit writes the gradients of its own parameters and of those that it shares."""
         return {name: np.empty(self.model.shapes[name], self.compute_dtype(name))
                 for name in (*unit.shapes, *unit.tied_weights)}
 
@@ -227,7 +228,7 @@ class Twin:
         divisor = np.float32(scale * self.ranks * k * self._token_share(batches))
         with np.errstate(all="ignore"):
             g32 = {name: self.reduced(local, name).astype(np.float32) / divisor
-                   for names in self.kin.values() for name in names if self.rule[name].optimizer is not None}
+                   for names in self.groups.values() for name in names if self.rule[name].optimizer is not None}
         norm = self._norm(lambda name: g32[name], list(g32))
         skipped = not np.isfinite(norm)
         self.scaler.update(skipped)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+import zerosim as zs
 from zerosim.optim.base import Optimizer, Slot
 
 
@@ -71,3 +72,53 @@ class Factored(Optimizer):
         inputs, outputs = ctx.factors
         assert (len(inputs), len(outputs)) == w.shape
         w -= np.float32(self.lr) * g / (1 + inputs.mean()) / (1 + outputs.mean())
+
+
+class Plain(Optimizer):
+    """A user's own class, without a dataclass's conveniences."""
+
+    cut: ClassVar[str] = "anywhere"
+
+    def __init__(self, lr=0.1):
+        self.lr = lr
+
+    def slots(self, shape):
+        return {"m": Slot(shape)}
+
+    def update(self, ctx, w, g, state, step):
+        state["m"] += g
+        w -= np.float32(self.lr) * state["m"]
+
+
+@dataclass(frozen=True)
+class OwnSGD(Optimizer):
+    """A user's own class: its update reads the lr that it has."""
+
+    cut: ClassVar[str] = "anywhere"
+    lr: float = 0.1
+
+    def slots(self, shape):
+        return {}
+
+    def update(self, ctx, w, g, state, step):
+        w -= np.float32(self.lr) * g
+
+
+@dataclass(frozen=True)
+class Shapeless(OwnSGD):
+    """Says that it may be cut anywhere, and keeps a number for each row."""
+
+    def slots(self, shape):
+        return {"rows": Slot(shape[:1])}
+
+
+class Uncut(Plain):
+    """Does not say where it may be cut."""
+
+    cut = None
+
+
+class Normed(zs.optim.SGD):
+    """Needs norms, and does not say of what."""
+
+    needs = frozenset({"tensor_norm"})

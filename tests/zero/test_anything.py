@@ -1,14 +1,13 @@
-"""Any model, layout, policy, optimizer, groups and levers, drawn together: the twin's bits."""
+"""Any model, layout, policy, optimizer, groups and options, drawn together: the twin's bits."""
 
-import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.twin import Rule, Twin
+from tests.twin import Rule
 from tests.zero.optimizers import Spectral, Trusting
 from tests.zero.test_gpt import token_batches
-from tests.zero.training import batches, bits, train
+from tests.zero.training import assert_equals_twin, batches, run, twin_of
 from tests.zero.units import gained, odd, tied
 from zerosim.models import GPT, MLP
 
@@ -50,14 +49,10 @@ def test_anything_equals_the_twin(
         case, ranks, stage, k, layout, overlap, bucket, prefetch, keep, recompute, clip, debug, seed):
     model, optimizer, policy, groups, rules = case
     data = (token_batches if isinstance(model, GPT) else batches)(model, ranks, k, 2, seed=seed)
-    twin = Twin(model, optimizer, ranks, policy, layout, "local_first" if stage < 2 else "reduce_first", rules)
-    said = [twin.step(step, clip) for step in data]
-    found = zs.Cluster(ranks, debug=debug, seed=seed).run(lambda rank: train(
-        rank, model, data, optimizer=optimizer, stage=stage, policy=policy, layout=layout, groups=groups,
-        gather=optimizer.cut == "matrix", overlap=overlap, bucket_nbytes=bucket, prefetch=prefetch, keep_gathered=keep,
-        recompute=recompute, clip_norm=clip))
-    for rank, result in enumerate(found):
-        assert bits(result["parameter"]) == bits(twin.compute)
-        assert bits(result["master"]) == bits(twin.master)
-        assert [list(losses) for losses in result["losses"]] == [step["losses"][rank] for step in said]
-        assert np.array_equal(result["norms"], [step["norm"] for step in said], equal_nan=True)
+    common = {"policy": policy, "layout": layout, "clip_norm": clip}
+    twin, said = twin_of(model, data, optimizer, order="local_first" if stage < 2 else "reduce_first", rules=rules,
+                         **common)
+    results = run(model, data, zs.Cluster(ranks, debug=debug, seed=seed), optimizer=optimizer, stage=stage,
+                  groups=groups, gather=optimizer.cut == "matrix", overlap=overlap, bucket_nbytes=bucket,
+                  prefetch=prefetch, keep_gathered=keep, recompute=recompute, **common)
+    assert_equals_twin(results, twin, said)

@@ -5,12 +5,11 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen, covering
-from tests.twin import Twin
-from tests.zero.training import bits, train
+from tests.twin import Rule, Twin
+from tests.zero.training import assert_stages_equal_the_twin, bits, run, train
 from zerosim.models import GPT
 
 ADAM = zs.optim.AdamW(lr=0.01)
-ORDERS = {0: "local_first", 1: "local_first", 2: "reduce_first", 3: "reduce_first"}
 
 
 def token_batches(model, ranks, micro_batches, steps, seed=0, rows=2):
@@ -20,21 +19,9 @@ def token_batches(model, ranks, micro_batches, steps, seed=0, rows=2):
              for _ in range(ranks)] for _ in range(steps)]
 
 
-def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, layout="per_unit", data=None, runs=None):
-    """The twin of each order, and every stage, or these runs of a stage with options."""
-    data = data or token_batches(model, ranks, k, steps)
-    for order in ("local_first", "reduce_first"):
-        twin = Twin(model, ADAM, ranks, policy, layout, order)
-        said = [twin.step(step, 1.0) for step in data]
-        for stage, options in [run for run in runs or [(stage, {}) for stage in zs.STAGES] if ORDERS[run[0]] == order]:
-            found = zs.Cluster(ranks).run(lambda rank, s=stage, o=options: train(
-                rank, model, data, optimizer=ADAM, stage=s, policy=policy, layout=layout, clip_norm=1.0, **o))
-            for rank, result in enumerate(found):
-                assert bits(result["parameter"]) == bits(twin.compute), stage
-                assert bits(result["master"]) == bits(twin.master), stage
-                assert [list(losses) for losses in result["losses"]] == [step["losses"][rank] for step in said], stage
-                assert np.array_equal(result["norms"], [step["norm"] for step in said], equal_nan=True), stage
-    return said
+def assert_equal_to_the_twin(model, ranks, k, policy, *, steps=2, data=None, **options):
+    return assert_stages_equal_the_twin(model, data or token_batches(model, ranks, k, steps), ADAM, policy=policy,
+                                        clip_norm=1.0, **options)[1]
 
 
 @pytest.mark.parametrize(("ranks", "compute", "k"), covering([1, 2, 3, 4, 8], ["fp32", "bf16", "fp16"], [1, 3], turn=1))
@@ -112,20 +99,18 @@ def test_the_token_counts_of_a_step_turn_its_losses_into_the_mean_over_all_token
 @pytest.mark.parametrize("stage", [1, 3])
 def test_no_recomputation_changes_a_bit(stage):
     model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 1, 2), zs.Policy("bf16")
-    kept, *others = (zs.Cluster(3).run(lambda rank, r=r: train(
-        rank, model, data, optimizer=ADAM, stage=stage, policy=policy, recompute=r))[0]
-        for r in ("none", "block", "segment(2)", "sub_block", "selective"))
+    kept, *others = (run(model, data, optimizer=ADAM, stage=stage, policy=policy, recompute=recompute)[0]
+                     for recompute in ("none", "block", "segment(2)", "sub_block", "selective"))
     for again in others:
         assert bits(kept["master"]) == bits(again["master"])
         assert kept["losses"] == again["losses"]
 
 
-def test_levers_change_no_bit_of_a_gpt():
+def test_options_change_no_bit_of_a_gpt():
     model, data, policy = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 2, 2), zs.Policy("bf16")
     for stage in (2, 3):
-        plain, pulled = (zs.Cluster(3).run(lambda rank, o=o, s=stage: train(
-            rank, model, data, optimizer=ADAM, stage=s, policy=policy, **o))[0]
-            for o in ({}, {"bucket_nbytes": 300, "overlap": True, "prefetch": 1, "keep_gathered": ()}))
+        plain, pulled = (run(model, data, optimizer=ADAM, stage=stage, policy=policy, **options)[0] for options in (
+            {}, {"bucket_nbytes": 300, "overlap": True, "prefetch": 1, "keep_gathered": ()}))
         assert bits(plain["master"]) == bits(pulled["master"])
 
 
@@ -142,13 +127,7 @@ def test_no_rank_ever_holds_the_whole_model_at_stage_3():
 
 
 def test_norms_in_fp32_beside_16_bit_weights_equal_the_twin():
-    from tests.twin import Rule
-
-    model, policy, data = GPT("gpt-nano"), zs.Policy("bf16"), token_batches(GPT("gpt-nano"), 3, 1, 2)
-    names = [name for name in model.shapes if "ln_" in name]
-    twin = Twin(model, ADAM, 3, policy, "per_unit", "reduce_first", {name: Rule(ADAM, "fp32") for name in names})
-    said = [twin.step(step) for step in data]
-    found = zs.Cluster(3).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=3, policy=policy,
-                                                 groups=[zs.Group("*ln_*", compute="fp32")]))
-    assert bits(found[1]["parameter"]) == bits(twin.compute)
-    assert found[1]["norms"] == [step["norm"] for step in said]
+    model, data = GPT("gpt-nano"), token_batches(GPT("gpt-nano"), 3, 1, 2)
+    assert_stages_equal_the_twin(model, data, ADAM, runs=[(3, {})], policy=zs.Policy("bf16"),
+                                 rules={name: Rule(ADAM, "fp32") for name in model.shapes if "ln_" in name},
+                                 groups=[zs.Group("*ln_*", compute="fp32")])

@@ -6,29 +6,17 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen
 from tests.twin import Rule, Twin
-from tests.zero.training import MODELS, batches, bits, train
+from tests.zero.training import MODELS, assert_stages_equal_the_twin, batches, bits, run, train
 from tests.zero.units import gained, tied
 
 ADAM, SGD = zs.optim.Adam(lr=0.01), zs.optim.SGD(lr=0.1)
-ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
 
 
-def assert_equal_to_the_twin(model, rules=None, *, ranks=(1, 4, 3), compute="bf16", layout="per_unit", **options):
-    """Two steps of two micro-batches under every stage, in parameters, masters and losses."""
-    for n in chosen(ranks[-1:], ranks):
-        data = batches(model, n, 2, 2)
-        twins = {order: Twin(model, ADAM, n, zs.Policy(compute), layout, order, rules or {})
-                 for order in ("local_first", "reduce_first")}
-        all_said = {order: [twin.step(step) for step in data] for order, twin in twins.items()}
-        for stage, order in ORDERS:
-            twin, said = twins[order], all_said[order]
-            found = zs.Cluster(n).run(lambda rank, s=stage, d=data: train(
-                rank, model, d, optimizer=ADAM, stage=s, policy=zs.Policy(compute), layout=layout, **options))
-            for rank, result in enumerate(found):
-                assert bits(result["parameter"]) == bits(twin.compute), (n, stage)
-                assert bits(result["master"]) == bits(twin.master), (n, stage)
-                assert [list(losses) for losses in result["losses"]] == [step["losses"][rank] for step in said]
-                assert result["norms"] == [step["norm"] for step in said], (n, stage)
+def assert_equal_to_the_twin(model, rules=None, *, compute="bf16", **options):
+    """Two steps of two micro-batches under every stage."""
+    for ranks in chosen((3,), (1, 4, 3)):
+        assert_stages_equal_the_twin(model, batches(model, ranks, 2, 2), ADAM, rules=rules, policy=zs.Policy(compute),
+                                     **options)
 
 
 # -- hyperparameters and optimizers by name ---------------------------------------------------------------------------
@@ -60,34 +48,10 @@ def test_a_schedule_multiplies_every_lr_and_does_not_advance_on_a_skipped_step()
     data = batches(model, 3, 1, 4)
     overflowing = (np.full((2, 3), 3e38, np.float32), np.zeros((2, 2), np.float32))
     data[1][2] = [overflowing]  # on one rank alone, in the second step
-    twin = Twin(model, ADAM, 3, zs.Policy("bf16"), "per_unit", "local_first", schedule=factors.__getitem__)
-    said = [twin.step(step) for step in data]
+    twin, said = assert_stages_equal_the_twin(model, data, ADAM, policy=zs.Policy("bf16"), schedule=factors.__getitem__)
     assert [step["skipped"] for step in said] == [False, True, False, False]
-    for stage in zs.STAGES:
-        found = zs.Cluster(3).run(lambda rank, s=stage: train(
-            rank, model, data, optimizer=ADAM, stage=s, policy=zs.Policy("bf16"), schedule=factors.__getitem__))
-        assert [bits(result["master"]) for result in found] == [bits(twin.master)] * 3
-    constant = zs.Cluster(3).run(lambda rank: train(rank, model, data, optimizer=ADAM, policy=zs.Policy("bf16")))
+    constant = run(model, data, optimizer=ADAM, policy=zs.Policy("bf16"))
     assert bits(constant[0]["master"]) != bits(twin.master)
-
-
-@pytest.mark.parametrize(("groups", "text"), [
-    ((zs.Group("layer9.*", lr=0.1),),
-     r"Group\('layer9.\*', lr=0.1\): no parameter matches 'layer9.\*'; there are layer"),
-    ((zs.Group("*.bias", momentum=0.1),), "Adam was given a group with momentum; its hyperparameters are"),
-    ((zs.Group("*.bias", lr=-1.0),), "lr is a finite number, 0 or more"),
-    ((zs.Group("*.bias", compute="fp61"),), "no number format is named 'fp61'"),
-    (("*.bias",), r"groups takes a list of Group, found '\*.bias'")])
-def test_groups_that_cannot_be_are_refused(groups, text):
-    with pytest.raises(ValueError, match=text):
-        zs.Cluster(2).run(lambda rank: zs.Engine(rank, MODELS["odd"](), ADAM, groups=groups) and None)
-
-
-def test_a_group_without_patterns_or_frozen_with_hyperparameters_is_refused():
-    with pytest.raises(ValueError, match=r"a group needs patterns of parameter names, found \(\)"):
-        zs.Group(lr=0.1)
-    with pytest.raises(ValueError, match="is frozen, and was given an optimizer or hyperparameters"):
-        zs.Group("*", frozen=True, lr=0.1)
 
 
 # -- frozen -----------------------------------------------------------------------------------------------------------
@@ -119,11 +83,6 @@ def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_r
     assert cluster.trace[0].sent_nbytes("parameters") == 2 * trained * (ranks - 1)  # the all-gather, of biases alone
     with pytest.raises(ValueError, match="this engine has 2 param groups, each with arrays and a layout"):
         _ = engines[0].layout
-
-
-def test_an_engine_that_trains_nothing_is_refused():
-    with pytest.raises(ValueError, match="all parameters are frozen"):
-        zs.Cluster(2).run(lambda rank: zs.Engine(rank, MODELS["odd"](), ADAM, groups=[zs.Group("*", frozen=True)]))
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------
@@ -168,23 +127,13 @@ def test_a_tied_unit_is_gathered_at_each_use_or_kept_and_reduced_once(keep):
     assert len(cluster.trace[0].collectives("reduce_scatter", "gradients")) == 3
 
 
-def test_levers_change_no_bit_of_a_tied_model():
+def test_options_change_no_bit_of_a_tied_model():
     model = tied()
     data = batches(model, 3, 2, 2)
     runs = [zs.Cluster(3).run(lambda rank, o=o: train(rank, model, data, stage=3, policy=zs.Policy("bf16"), **o))[0]
             for o in ({}, {"prefetch": 2, "overlap": True, "bucket_nbytes": 20}, {"keep_gathered": ()},
                       {"recompute": "block"}, {"recompute": "segment(2)"})]
     assert len({bits(run["master"]) for run in runs}) == 1
-
-
-def test_an_undeclared_tie_and_a_tie_to_a_later_unit_are_refused():
-    units = tied().units
-    with pytest.raises(ValueError, match="more than one unit named 'enc'"):
-        zs.models.Model([units[0], units[0]])
-    with pytest.raises(ValueError, match=r"unit 'dec' ties 'enc.weight' to the unit 'enc', which does not come bef"):
-        zs.models.Model([units[1], units[0]])
-    with pytest.raises(ValueError, match=r"unit 'dec' ties 'enc.weight' to the unit 'enc', which does not come bef"):
-        zs.models.Model([units[1], units[2]])
 
 
 def test_an_unused_parameter_has_a_gradient_of_zeros_and_does_not_hang():

@@ -10,7 +10,7 @@ import zerosim as zs
 from tests.zero.training import flat_state
 from zerosim.models import GPT
 
-LEVERS = {"synchronous": {}, "overlapped": {"overlap": True, "prefetch": 1}, "recomputed": {"recompute": "block"}}
+OPTIONS = {"synchronous": {}, "overlapped": {"overlap": True, "prefetch": 1}, "recomputed": {"recompute": "block"}}
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +27,12 @@ def step(rank, engine, index):
     engine.step([tuple(draw.integers(0, 17, (2, 8)) for _ in range(2)) for _ in range(2)])
 
 
-@pytest.mark.parametrize("levers", LEVERS)
-def test_an_interrupted_training_step_leaves_an_empty_ledger_and_a_cluster_that_trains(levers):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_interrupted_training_step_leaves_an_empty_ledger_and_a_cluster_that_trains(options):
     cluster, model = zs.Cluster(3), GPT("gpt-nano")
 
     def train(rank, steps, seconds=None):
-        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=3, **LEVERS[levers])
+        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=3, **OPTIONS[options])
         if rank.index == 0 and seconds is not None:
             threading.Timer(seconds, signal.raise_signal, [signal.SIGINT]).start()
         for index in range(steps):

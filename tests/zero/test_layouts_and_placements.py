@@ -9,17 +9,6 @@ from zerosim.zero import PARTIAL, REPLICATED, SHARDED, layout_of
 from zerosim.zero.layout import lay_out
 
 
-def alone(program, *args):
-    """Runs a program on one rank."""
-    return zs.Cluster(1).run(program, *args)[0]
-
-
-@pytest.mark.parametrize(("have", "want"), [(REPLICATED, PARTIAL), (SHARDED, PARTIAL)])
-def test_a_sum_cannot_be_unsummed(have, want):
-    with pytest.raises(ValueError, match="a sum cannot be unsummed"):
-        alone(lambda rank: zs.redistribute(rank, np.zeros(1, np.float32), have, want, (0, 1), policy=zs.Policy()))
-
-
 def test_redistribute_is_an_all_reduce_a_reduce_scatter_an_all_gather_a_slice_or_nothing():
     cut = (0, 2, 3, 3)
 
@@ -46,11 +35,6 @@ def test_redistribute_is_an_all_reduce_a_reduce_scatter_an_all_gather_a_slice_or
         "reduce_scatter",
         "all_gather",
     ]
-
-
-def test_parameters_and_optimizer_state_cannot_be_partial():
-    with pytest.raises(ValueError, match="only gradients can be partial"):
-        zs.Stage(PARTIAL, PARTIAL, SHARDED)
 
 
 @pytest.mark.parametrize("name", ["per_unit", "contiguous"])
@@ -99,45 +83,10 @@ def test_views_are_of_the_vector_and_shards_are_what_an_engine_holds(ranks, name
         assert layout.shard(index, layout.flattened(first)).tobytes() == master.tobytes()
 
 
-def test_values_of_other_parameters_are_not_flattened():
-    layout = lay_out("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
-    with pytest.raises(ValueError, match=r"values of 2 parameters .* missing or not of this layout: a.v, b.w"):
-        layout.flattened({"a.w": np.zeros(3), "a.v": np.zeros(2)})
-
-
 def test_a_layout_prints_who_owns_what():
     layout = lay_out("contiguous", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
     assert str(layout) == ("contiguous: 5 parameters, 1 padding, 2 ranks\n"
                            "  rank 0: a.w[0:3]\n  rank 1: b.w[0:2], 1 padding")
-
-
-def test_a_cut_across_regions_is_refused():
-    layout = lay_out("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
-    with pytest.raises(ValueError, match=r"\[0, 6\) crosses regions of the per_unit layout"):
-        layout.cut(0, 6)
-
-
-@pytest.mark.parametrize(("have", "want", "length", "cut", "text"), [
-    (REPLICATED, SHARDED, 4, (0, 3, 6), "replicated vector of 4 elements does not fit the cut"),
-    (REPLICATED, SHARDED, 6, (0, 9, 6), "does not cut"), (SHARDED, REPLICATED, 2, (0, 3, 6), "has 3 on rank"),
-    (REPLICATED, SHARDED, 6, (0, 6), "pass 3 rising boundaries"), ("partial", SHARDED, 6, (0, 3, 6), "is no placement"),
-    (PARTIAL, "sharded", 6, (0, 3, 6), "is no placement")])
-def test_redistribute_refuses_what_does_not_fit_even_where_nothing_is_sent(have, want, length, cut, text):
-    with pytest.raises(ValueError, match=text):
-        zs.Cluster(2).run(lambda rank: zs.redistribute(rank, np.zeros(length, np.float32), have, want, cut,
-                                                       policy=zs.Policy()))
-
-
-def test_redistribute_writes_no_other_format_or_shape_than_it_has():
-    for out in (np.zeros(3, np.int8), np.zeros((2, 3), np.float32)):
-        with pytest.raises(ValueError, match="out= has shape"):
-            zs.Cluster(2).run(lambda rank, out=out: zs.redistribute(
-                rank, np.zeros(6, np.float32), REPLICATED, SHARDED, (0, 3, 6), policy=zs.Policy(), out=out))
-
-
-def test_a_stage_is_made_of_placements():
-    with pytest.raises(ValueError, match=r"'replicated' is no placement; take zs.Placement"):
-        zs.Stage("replicated", PARTIAL, SHARDED)
 
 
 # -- by hand --
@@ -161,23 +110,3 @@ def test_values_laid_out_by_hand_come_back_as_views_and_the_shards_make_up_the_v
             own, rest[rank] = rest[rank][:length], rest[rank][length:]
             assert own == vector[region.bounds[rank]:region.bounds[rank + 1]].tolist()
     assert not any(rest)
-
-
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda layout, vector: layout.flattened(dict.fromkeys(layout.by_name, 1.0)),
-     r"layer0.weight has the shape \(3, 4\), found values of shape \(\); nothing is broadcast"),
-    (lambda layout, vector: layout.flattened({key: view.reshape(-1) for key, view in layout.views(vector).items()}),
-     r"layer0.weight has the shape \(3, 4\), found values of shape \(12,\)"),
-    (lambda layout, vector: layout.shard(-1, vector), "this layout has the ranks 0 to 2, found -1"),
-    (lambda layout, vector: layout.shard(3, vector), "this layout has the ranks 0 to 2, found 3"),
-    (lambda layout, vector: layout.shard(1.0, vector), "this layout has the ranks 0 to 2, found 1.0"),
-    (lambda layout, vector: layout.shard(2, vector[:-3]),
-     r"the layout's vector has 30 elements, padding included, found shape \(27,\)"),
-    (lambda layout, vector: layout.views(np.zeros(31)), r"has 30 elements, padding included, found shape \(31,\)"),
-    (lambda layout, vector: layout.views(vector[None]), r"found shape \(1, 30\)"),
-    (lambda layout, vector: zs.layout_of(HAND, 2.5), "found 2 units and 2.5 ranks"),
-    (lambda layout, vector: zs.layout_of(HAND, True), "found 2 units and True ranks")])
-def test_what_does_not_fit_a_layout_is_refused_and_nothing_is_cut_short_or_broadcast(call, said):
-    layout = zs.layout_of(HAND, 3)
-    with pytest.raises(ValueError, match=said):
-        call(layout, layout.flattened(zs.models.first_weights(HAND)))

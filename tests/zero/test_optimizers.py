@@ -5,9 +5,9 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen
-from tests.twin import Rule, Twin
+from tests.twin import Rule
 from tests.zero.test_gpt import token_batches
-from tests.zero.training import batches, bits, train
+from tests.zero.training import assert_stages_equal_the_twin, batches, bits, run
 from zerosim.models import GPT, MLP
 from zerosim.models.losses import CrossEntropy
 from zerosim.models.units import LinearUnit, Model
@@ -16,41 +16,29 @@ MODEL = MLP((5, 7, 3), activation="gelu", seed=2)
 ELEMENTWISE = [zs.optim.SGD(lr=0.1), zs.optim.Momentum(lr=0.1), zs.optim.AdaGrad(), zs.optim.RMSprop(), zs.optim.Adam(),
                zs.optim.AdamW(), zs.optim.Lion(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS()]
 MATRIX = [zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(every=2), zs.optim.Adafactor()]
-ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
+BF16 = zs.Policy("bf16")
 
 
 def named(optimizer):
     return type(optimizer).__name__
 
 
-def assert_equal_to_the_twin(model, optimizer, data, ranks, layout, rules=None, **options):
-    for order in ("local_first", "reduce_first"):
-        twin = Twin(model, optimizer, ranks, zs.Policy("bf16"), layout, order, rules or {})
-        said = [twin.step(step) for step in data]
-        for stage in [stage for stage, of in ORDERS if of == order]:
-            found = zs.Cluster(ranks).run(lambda rank, s=stage: train(
-                rank, model, data, optimizer=optimizer, stage=s, policy=zs.Policy("bf16"), layout=layout, **options))
-            for result in found:
-                assert result["norms"] == [step["norm"] for step in said], stage
-                assert bits(result["master"]) == bits(twin.master), stage
-                assert bits(result["parameter"]) == bits(twin.compute), stage
-
-
 @pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=named)
 def test_elementwise_optimizers_equal_the_twin_under_every_stage(optimizer):
     for ranks in chosen((1, 4) if ELEMENTWISE.index(optimizer) % 2 else (3,), (1, 3, 4)):
-        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 2), ranks, "per_unit")
+        assert_stages_equal_the_twin(MODEL, batches(MODEL, ranks, 2, 2), optimizer, policy=BF16)
 
 
 @pytest.mark.parametrize(("layout", "gather"), [("whole_matrices", False), ("per_unit", True)])
 @pytest.mark.parametrize("optimizer", MATRIX, ids=named)
 def test_matrix_optimizers_equal_the_twin_on_whole_matrices_or_gathered(optimizer, layout, gather):
     for ranks in chosen((3,), (1, 3)):
-        assert_equal_to_the_twin(MODEL, optimizer, batches(MODEL, ranks, 2, 3), ranks, layout, gather=gather)
+        assert_stages_equal_the_twin(MODEL, batches(MODEL, ranks, 2, 3), optimizer, policy=BF16, layout=layout,
+                                     gather=gather)
 
 
 @pytest.mark.parametrize("optimizer", MATRIX, ids=named)
-def test_matrix_optimizers_are_refused_where_a_matrix_would_be_torn(optimizer):
+def test_matrix_optimizers_are_refused_where_a_matrix_would_lie_on_several_ranks(optimizer):
     for stage in (1, 2, 3):
         with pytest.raises(
             ValueError, match=r"needs all of layer0.weight \(5, 7\).*layout='whole_matrices', or gather=True"
@@ -63,11 +51,9 @@ def test_kfac_on_weights_and_adam_on_biases_trains_and_agrees_over_stages():
     groups, ranks = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))], 3
     data, found = batches(MODEL, ranks, 2, 4), []
     for stage in zs.STAGES:
-        run = zs.Cluster(ranks).run(lambda rank, s=stage: train(
-            rank, MODEL, data, optimizer=zs.optim.KFAC(), stage=s, layout="whole_matrices", groups=groups,
-            policy=zs.Policy()))
-        assert len({bits(result["master"]) for result in run}) == 1
-        found.append(bits(run[0]["master"]))
+        results = run(MODEL, data, optimizer=zs.optim.KFAC(), stage=stage, layout="whole_matrices", groups=groups)
+        assert len({bits(result["master"]) for result in results}) == 1
+        found.append(bits(results[0]["master"]))
     assert found[0] == found[1] != found[2] == found[3]  # two orders of adding micro-batches
 
 
@@ -76,9 +62,8 @@ def test_kfac_sees_the_same_factors_at_any_loss_scale(scale):
     """The square of S leaves fp32's range at both ends; a power of two cancels exactly."""
     groups, found = [zs.Group("*.bias", optimizer=zs.optim.Adam(lr=0.01))], []
     for loss_scale in (1.0, scale):
-        found.append(zs.Cluster(2).run(lambda rank, s=loss_scale: train(
-            rank, MODEL, batches(MODEL, 2, 2, 2), optimizer=zs.optim.KFAC(), layout="whole_matrices", groups=groups,
-            policy=zs.Policy(loss_scale=s)))[0])
+        found.append(run(MODEL, batches(MODEL, 2, 2, 2), optimizer=zs.optim.KFAC(), layout="whole_matrices",
+                         groups=groups, policy=zs.Policy(loss_scale=loss_scale))[0])
     assert bits(found[0]["master"]) == bits(found[1]["master"])
     assert found[1]["skipped"] == [False, False]
 
@@ -129,9 +114,9 @@ def test_muon_on_a_gpts_matrices_and_adamw_on_the_rest_equals_the_twin():
     model, adamw = GPT("gpt-nano"), zs.optim.AdamW(lr=0.01)
     patterns = ("wte", "wpe", "*ln_*", "*.bias")
     names = [name for name in model.shapes if name in ("wte", "wpe") or "ln_" in name or name.endswith(".bias")]
-    assert_equal_to_the_twin(model, zs.optim.Muon(), token_batches(model, 3, 1, 2), 3, "whole_matrices",
-                             {name: Rule(adamw, "bf16") for name in names},
-                             groups=[zs.Group(*patterns, optimizer=adamw)])
+    assert_stages_equal_the_twin(model, token_batches(model, 3, 1, 2), zs.optim.Muon(), policy=BF16,
+                                 layout="whole_matrices", rules={name: Rule(adamw, "bf16") for name in names},
+                                 groups=[zs.Group(*patterns, optimizer=adamw)])
 
 
 @pytest.mark.parametrize("optimizer", [zs.optim.Adam(lr=0.01), zs.optim.Muon(), zs.optim.LAMB(lr=0.01)], ids=named)

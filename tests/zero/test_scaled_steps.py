@@ -1,6 +1,5 @@
-"""Loss scaling through the engine, what the other tests leave open: the end of a scaler, accumulation, levers, bits."""
+"""Loss scaling through the engine, the rest: the end of a scaler, accumulation, options, bits."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted
 
 ADAM = zs.optim.Adam(lr=0.01)
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
-LEVERS = [{}, {"bucket_nbytes": 6}, {"overlap": True, "bucket_nbytes": 10}, {"recompute": "block", "prefetch": 1}]
+OPTIONS = [{}, {"bucket_nbytes": 6}, {"overlap": True, "bucket_nbytes": 10}, {"recompute": "block", "prefetch": 1}]
 
 
 def masters(engine):
@@ -50,8 +49,8 @@ def test_ranks_that_own_nothing_hear_of_an_overflow_and_are_heard(stage, culprit
     assert list(zs.Cluster(ranks).run(program)) == [(True, 4.0)] * ranks
 
 
-@pytest.mark.parametrize(("stage", "levers"), covering(zs.STAGES, LEVERS), ids=str)
-def test_levers_change_neither_which_steps_are_skipped_nor_a_bit_after_them(stage, levers):
+@pytest.mark.parametrize(("stage", "options"), covering(zs.STAGES, OPTIONS), ids=str)
+def test_options_change_neither_which_steps_are_skipped_nor_a_bit_after_them(stage, options):
     model, ranks, pattern = MODELS["odd"](), 3, [0, 1, 0, 0, 1, 0]
     data = batches(model, ranks, 2, len(pattern))
     for step, overflow in enumerate(pattern):
@@ -63,7 +62,7 @@ def test_levers_change_neither_which_steps_are_skipped_nor_a_bit_after_them(stag
         engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy, **options)
         return [(engine.step(step[rank.index]).skipped, engine.loss_scale.scale) for step in data], masters(engine)
 
-    plain, pulled = (zs.Cluster(ranks).run(program, options) for options in ({}, levers))
+    plain, pulled = (zs.Cluster(ranks).run(program, own) for own in ({}, options))
     assert list(plain) == list(pulled)
     assert [skipped for skipped, _ in plain[0][0]] == [bool(overflow) for overflow in pattern]
 
@@ -171,13 +170,3 @@ def test_a_scaler_restored_in_another_engine_goes_on_with_the_trace():
 
     whole = zs.Cluster(1).run(program, 10)[0]
     assert all(zs.Cluster(1).run(program, split)[0] == whole for split in range(10))
-
-
-def test_an_fp32_exception_beside_16_bit_masters_is_refused_with_what_to_do():
-    """A group's weights in fp32 cannot be updated in a bf16 master."""
-    model, policy = MODELS["odd"](), zs.Policy("bf16", master="bf16")
-    groups = [zs.Group("*.bias", compute="fp32")]
-    with pytest.raises(ValueError, match=r"master='bf16' has fewer mantissa bits than compute='fp32'"):
-        zs.Cluster(1).run(lambda rank: zs.Engine(rank, model, ADAM, policy=policy, groups=groups) and None)
-    wide = replace(policy, master="fp32")
-    zs.Cluster(1).run(lambda rank: zs.Engine(rank, model, ADAM, policy=wide, groups=groups) and None)

@@ -2,37 +2,19 @@
 
 import re
 import tracemalloc
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.twin import Twin
-from tests.zero.training import batches, bits, flat_state, train
+from tests.zero.optimizers import OwnSGD, Plain
+from tests.zero.training import assert_stages_equal_the_twin, batches, bits, flat_state, train
 from tests.zero.units import Borrower, Lender
 from zerosim.models import GPT, MLP
 from zerosim.models.units import LinearUnit, Model
-from zerosim.optim import Optimizer, Slot, check_shardable
+from zerosim.optim import check_shardable
 
 MODEL = MLP((3, 5, 2), activation="gelu", seed=1)
-
-
-class Plain(Optimizer):
-    """A user's own class, without a dataclass's conveniences."""
-
-    cut: ClassVar[str] = "anywhere"
-
-    def __init__(self, lr=0.1):
-        self.lr = lr
-
-    def slots(self, shape):
-        return {"m": Slot(shape)}
-
-    def update(self, ctx, w, g, state, step):
-        state["m"] += g
-        w -= np.float32(self.lr) * state["m"]
 
 
 class Rebinding(Plain):
@@ -174,20 +156,6 @@ def test_a_schedule_that_fails_leaves_the_step_untaken():
     assert run(program, 1)[0] == 1
 
 
-@dataclass(frozen=True)
-class OwnSGD(Optimizer):
-    """A user's own class: its update reads the lr that it has."""
-
-    cut: ClassVar[str] = "anywhere"
-    lr: float = 0.1
-
-    def slots(self, shape):
-        return {}
-
-    def update(self, ctx, w, g, state, step):
-        w -= np.float32(self.lr) * g
-
-
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_a_users_own_optimizer_follows_the_schedule_by_reading_its_lr(stage):
     factors, data = {1: 0.5, 2: 2.0}, batches(MODEL, 2, 1, 2)
@@ -197,36 +165,6 @@ def test_a_users_own_optimizer_follows_the_schedule_by_reading_its_lr(stage):
                                     (OwnSGD(), None)))
     assert bits(own["parameter"]) == bits(sgd["parameter"])
     assert bits(own["parameter"]) != bits(constant["parameter"])
-
-
-@dataclass(frozen=True)
-class Shapeless(OwnSGD):
-    def slots(self, shape):
-        return {"rows": Slot(shape[:1])}
-
-
-class Uncut(Plain):
-    cut = None
-
-
-@pytest.mark.parametrize(("options", "text"), [
-    ({"groups": zs.Group("*")}, "groups takes a list of Group, found"), ({"groups": None}, "groups takes a list"),
-    ({"schedule": "cosine"}, "schedule='cosine' must be a function"), ({"schedule": 3}, "schedule=3 must be"),
-    ({"schedule": lambda step: None}, "to the factor of every lr"), ({"overlap": "no"}, "overlap='no' must be True"),
-    ({"gather": "no"}, "gather='no' must be True or False"), ({"keep_gathered": [[1]]}, "or names of units"),
-    ({"optimizer": Plain(), "schedule": lambda step: 0.5}, "Plain is no dataclass, whose hyperparameters a group or "),
-    ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
-    ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
-    ({"optimizer": Plain(), "groups": [zs.Group("*", lr=1.0)]}, "Plain is no dataclass, whose hyperparameters"),
-], ids=lambda value: str(value).split(" at 0x")[0])
-def test_what_an_engine_cannot_use_is_told_when_it_is_made(options, text):
-    with pytest.raises(ValueError, match=re.escape(text)):
-        run(lambda rank: train(rank, MODEL, [], **options), 1)
-
-
-def test_a_group_with_the_name_of_an_optimizer_says_what_it_wants():
-    with pytest.raises(ValueError, match=r"was given optimizer='adam'; write zs.optim.Adam\(lr=...\)"):
-        zs.Group("*", optimizer="adam")
 
 
 def test_a_tape_of_other_weights_is_refused():
@@ -273,15 +211,7 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
     assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
 
 
-@pytest.mark.parametrize("order", [(0, 1, "local_first"), (2, 3, "reduce_first")], ids=lambda order: order[2])
-def test_a_parameter_that_two_units_tie_to_equals_the_twin(order):
-    *stages, adds = order
+def test_a_parameter_that_two_units_tie_to_equals_the_twin():
     model = Model([Lender("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("mid", 3, 5),
                    Borrower("again", "enc", 5), LinearUnit("out", 3, 2)])
-    data = batches(model, 3, 2, 2)
-    twin = Twin(model, zs.optim.Adam(lr=0.01), 3, zs.Policy("bf16"), "per_unit", adds, {})
-    for step in data:
-        twin.step(step)
-    for stage in stages:
-        found = run(lambda rank, s=stage: train(rank, model, data, stage=s, policy=zs.Policy("bf16")), 3)
-        assert all(bits(of_rank["master"]) == bits(twin.master) for of_rank in found)
+    assert_stages_equal_the_twin(model, batches(model, 3, 2, 2), policy=zs.Policy("bf16"))

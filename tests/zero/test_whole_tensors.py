@@ -5,33 +5,19 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen, covering
-from tests.twin import Rule, Twin
+from tests.twin import Rule
 from tests.zero.optimizers import Factored, Spectral, Trusting
-from tests.zero.training import batches, bits, train
+from tests.zero.training import assert_stages_equal_the_twin, batches, bits, run, train
 from zerosim.models import MLP
-from zerosim.zero.layout import layout_of
+from zerosim.zero import layout_of
 
 MODEL = MLP((3, 7, 5, 2), activation="gelu", seed=4)
-ORDERS = ((0, "local_first"), (1, "local_first"), (2, "reduce_first"), (3, "reduce_first"))
 
 
-def assert_equal_to_the_twin(optimizer, *, layout, few=(3,), ranks=(1, 3, 4, 9), rules=None, policy=None, **options):
-    policy = policy or zs.Policy("bf16")
+def assert_equal_to_the_twin(optimizer, *, few=(3,), ranks=(1, 3, 4, 9), policy=None, **options):
     for n in chosen(few, ranks):
-        data = batches(MODEL, n, 2, 3)
-        twins = {order: Twin(MODEL, optimizer, n, policy, layout, order, rules or {})
-                 for order in ("local_first", "reduce_first")}
-        all_said = {order: [twin.step(step, 0.5) for step in data] for order, twin in twins.items()}
-        for stage, order in ORDERS:
-            twin, said = twins[order], all_said[order]
-            found = zs.Cluster(n).run(lambda rank, s=stage, d=data: train(
-                rank, MODEL, d, optimizer=optimizer, stage=s, policy=policy, layout=layout, clip_norm=0.5, **options))
-            for result in found:
-                assert result["norms"] == [step["norm"] for step in said], (n, stage)
-                assert bits(result["master"]) == bits(twin.master), (n, stage)
-                assert bits(result["parameter"]) == bits(twin.compute), (n, stage)
-                for name, slot in twin.slots.items():
-                    assert bits(result[name]) == bits(slot), (n, stage, name)
+        assert_stages_equal_the_twin(MODEL, batches(MODEL, n, 2, 3), optimizer, policy=policy or zs.Policy("bf16"),
+                                     clip_norm=0.5, **options)
 
 
 def test_a_matrix_optimizer_on_whole_matrices_equals_the_twin():
@@ -106,7 +92,7 @@ def test_without_a_master_copy_a_rank_holds_less_and_computes_other_bits():
         cluster, policy = zs.Cluster(2), zs.Policy("bf16", master=master)
         engines = cluster.run(lambda rank, p=policy: zs.Engine(rank, MODEL, zs.optim.Adam(lr=0.01), policy=p))
         held[master] = cluster.memory[0].now_nbytes_by_kind
-        found[master] = zs.Cluster(2).run(lambda rank, p=policy: train(rank, MODEL, data, policy=p))[0]["parameter"]
+        found[master] = run(MODEL, data, policy=policy)[0]["parameter"]
         assert len(engines) == 2
     assert "master" in held["fp32"]
     assert "master" not in held["bf16"]
@@ -123,20 +109,13 @@ def test_factors_reach_the_optimizer_as_means_over_ranks_and_micro_batches():
     model = MLP((3, 2), bias=False, seed=1)
     data = batches(model, 3, 2, 1, rows=4)
     for stage in zs.STAGES:
-        zs.Cluster(3).run(lambda rank, s=stage: train(
-            rank, model, data, optimizer=Watching(), stage=s, layout="whole_matrices",
-            policy=zs.Policy(loss_scale=8.0)))
+        run(model, data, optimizer=Watching(), stage=stage, layout="whole_matrices", policy=zs.Policy(loss_scale=8.0))
         inputs, outputs = seen.pop((3, 2))
         pairs = [pair for of_rank in data[0] for pair in of_rank]
         w = model.units[0].initial("layer0.weight", 0, 6).reshape(3, 2)
         np.testing.assert_allclose(inputs, np.mean([x.T @ x / 4 for x, _ in pairs], 0), rtol=1e-5)  # fp32 sums
         errors = [x @ w - t for x, t in pairs]  # the gradient of a row's own loss
         np.testing.assert_allclose(outputs, np.mean([e.T @ e / 4 for e in errors], 0), rtol=1e-5)
-
-
-def test_a_layer_without_factors_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"Factored needs the factors .* the layer of layer0.bias does not hand over"):
-        zs.Cluster(2).run(lambda rank: zs.Engine(rank, MODEL, Factored(), layout="whole_matrices") and None)
 
 
 def test_whole_matrices_cut_on_borders_and_nowhere_else():
