@@ -119,7 +119,6 @@ def folders(*names: str) -> tuple[str, ...]:
 
 
 UNFINISHED: dict[Callable, tuple[str, ...]] = {
-    style.class_names_used_twice: folders("course/", "display/"),
     words.house_words: folders("course/costs/", "course/figures/losses.py", "course/precision", "course/published/",
                                "numerics/loss_scale.py", "planning/"),
 }

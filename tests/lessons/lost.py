@@ -3,9 +3,9 @@
 from functools import cache
 
 from zerosim import course
-from zerosim.course.lost_updates import LostUpdates, Question
+from zerosim.course.lost_updates import LostUpdates, LostUpdatesQuestion
 
 
 @cache
-def lost_updates(question: Question) -> LostUpdates:
+def lost_updates(question: LostUpdatesQuestion) -> LostUpdates:
     return course.lost_updates.lost_updates(question)

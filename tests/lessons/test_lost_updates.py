@@ -16,7 +16,7 @@ from zerosim import course
 from zerosim.course.lost_updates import (
     POPULAR_UPDATE,
     LostUpdates,
-    Question,
+    LostUpdatesQuestion,
     Task,
     add_once,
     all_outcomes,
@@ -30,12 +30,12 @@ from zerosim.numerics.kernels import NumpyKernels
 
 KERNELS = NumpyKernels()
 LOST = {"below_half_gap", "tie_to_even", "update_rounds_to_zero"}
-FEW = Question(update=1e-8, steps=3)
+FEW = LostUpdatesQuestion(update=1e-8, steps=3)
 
 
 @pytest.fixture(scope="module")
 def found() -> LostUpdates:
-    return lost_updates(Question())
+    return lost_updates(LostUpdatesQuestion())
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_kahan_in_fp16_makes_the_additions_of_half_precision_one_by_one():
 
 
 def test_overflow_is_shown_and_warns_of_nothing():
-    outcome = lost_updates(Question(weight=65504.0, update=100.0, steps=3)).outcome("nothing", "fp16", 100.0)
+    outcome = lost_updates(LostUpdatesQuestion(weight=65504.0, update=100.0, steps=3)).outcome("nothing", "fp16", 100.0)
     assert outcome.result == math.inf
 
 
@@ -278,8 +278,8 @@ def test_questions_without_an_answer_are_refused_with_what_to_do(change, text):
 
 
 def test_formats_too_small_for_the_weight_are_left_out():
-    assert Question(format="bf16", weight=1e6).formats == ["bf16", "fp32"]
-    assert Question(format="fp8_e5m2").formats == ["fp8_e5m2", "fp16", "bf16", "fp32"]
+    assert LostUpdatesQuestion(format="bf16", weight=1e6).formats == ["bf16", "fp32"]
+    assert LostUpdatesQuestion(format="fp8_e5m2").formats == ["fp8_e5m2", "fp16", "bf16", "fp32"]
 
 
 def test_the_json_is_plain_and_survives_a_round_trip(found):
@@ -296,7 +296,7 @@ def test_results_are_the_shortest_decimals_of_their_fp32(found):
 
 
 def test_what_is_not_finite_is_named_in_the_json():
-    data = lost_updates(Question(weight=65504.0, update=100.0, steps=3)).as_json()
+    data = lost_updates(LostUpdatesQuestion(weight=65504.0, update=100.0, steps=3)).as_json()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     addition = next(a for a in data["additions"] if a["format"] == "fp16")
     assert (addition["result"], addition["neighbor"], addition["why"]) == ("inf", "inf", "overflows")

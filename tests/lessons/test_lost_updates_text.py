@@ -8,7 +8,8 @@ from rich.console import Console
 from tests.cases import chosen
 from tests.lessons.lost import lost_updates
 from zerosim import display
-from zerosim.course.lost_updates import LostUpdates, Question
+from zerosim.course.lost_updates import LostUpdates
+from zerosim.course.lost_updates import LostUpdatesQuestion as Question
 from zerosim.display.numbers import fitted, percent, rough, short
 from zerosim.display.terminal import plain_table
 

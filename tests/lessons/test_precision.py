@@ -12,15 +12,24 @@ from rich.console import Console
 
 import zerosim as zs
 from zerosim import display
-from zerosim.course.precision import PATTERN, SCALES, Precision, Question, Underflows, precision, traces, underflows
+from zerosim.course.precision import (
+    PATTERN,
+    SCALES,
+    Precision,
+    PrecisionQuestion,
+    Underflows,
+    precision,
+    traces,
+    underflows,
+)
 from zerosim.course.precision_runs import SCALINGS
 from zerosim.course.precision_view import histogram, scale_text
 from zerosim.models.text import Corpus, shipped
 from zerosim.models.units import one_pass
 from zerosim.numerics.formats import format_of
 
-SMALL = Question("fp16", "gpt-nano", 30)
-FEW = Question("fp16", "gpt-nano", 3)
+SMALL = PrecisionQuestion("fp16", "gpt-nano", 30)
+FEW = PrecisionQuestion("fp16", "gpt-nano", 3)
 
 
 def printed(found: Precision, width: int = 80) -> str:
@@ -106,11 +115,11 @@ def test_a_text_too_short_is_refused():
     ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")], ids=str)
 def test_a_question_that_makes_no_sense_is_refused(settings, text):
     with pytest.raises(ValueError, match=text):
-        Question(**settings)
+        PrecisionQuestion(**settings)
 
 
 def test_few_steps_on_the_text_are_still_one_round_of_the_small_networks_data():
-    assert [Question(steps=steps).resting_steps for steps in (1, 2, 3, 50)] == [20, 20, 24, 400]
+    assert [PrecisionQuestion(steps=steps).resting_steps for steps in (1, 2, 3, 50)] == [20, 20, 24, 400]
 
 
 # --- the other parts ----------------------------------------------------------------------------------------
@@ -183,7 +192,7 @@ def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(fo
 
 
 def test_remarks_that_the_numbers_do_not_bear_out_are_not_made(found):
-    text = printed(precision(Question("bf16", "gpt-nano", 1), shipped()))
+    text = printed(precision(PrecisionQuestion("bf16", "gpt-nano", 1), shipped()))
     for remark in ("Without scaling", "is too much", "overflow in backward", "gives up", "m and v in", "qkv"):
         assert remark not in text
     seen = found.underflows
@@ -215,7 +224,7 @@ def test_scales_are_written_shortly():
 
 @pytest.mark.slow  # the question as the command asks it
 def test_fp16_without_scaling_loses_all_gradients_of_queries_and_keys_of_a_gpt_on_the_shipped_text():
-    seen = underflows(Question(), shipped())
+    seen = underflows(PrecisionQuestion(), shipped())
     assert seen.computed[0].lost_share > 0.05
     assert seen.computed[2].lost < 20
     assert (seen.computed[2].scale, seen.computed[2].not_finite) == (2.0**16, 0)

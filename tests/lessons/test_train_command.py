@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.training import Step
+from zerosim.course.training import TrainingStep
 from zerosim.course.training_view import progress_bar
 
 TINY = ["--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2"]
@@ -87,7 +87,7 @@ def shown(terminal: bool) -> str:
     with console.capture() as seen, progress_bar(console, 3) as bar:
         bar.begin("stage 2")
         for number in (1, 2):
-            bar.heard(Step(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
+            bar.heard(TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
     return seen.get()
 
 

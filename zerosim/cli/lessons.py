@@ -44,10 +44,10 @@ def lost_updates(
     as_json: AsJson = False,
 ) -> None:
     """Show what 16 bits lose of small updates, which cures help, and which does not."""
-    from zerosim.course.lost_updates import Question
+    from zerosim.course.lost_updates import LostUpdatesQuestion
     from zerosim.course.lost_updates import lost_updates as answer
 
-    question = Question(format, weight, update, steps)
+    question = LostUpdatesQuestion(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
         found = answer(question)
     if as_json:
@@ -65,10 +65,10 @@ def precision(
     as_json: AsJson = False,
 ) -> None:
     """Show what goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
-    from zerosim.course.precision import Question
+    from zerosim.course.precision import PrecisionQuestion
     from zerosim.course.precision import precision as answer
 
-    question, corpus = Question(format, model, steps), corpus_of(text)
+    question, corpus = PrecisionQuestion(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):
         found = answer(question, corpus)
     if as_json:

@@ -71,7 +71,7 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 def _print_all(as_json: bool) -> None:
     from zerosim.course.puzzles import PUZZLES
-    from zerosim.display.views import Note, View, marked_table
+    from zerosim.display.views import TextLine, View, marked_table
 
     if as_json:
         print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
@@ -79,10 +79,10 @@ def _print_all(as_json: bool) -> None:
     show(View("", "", (
         marked_table("puzzle", "what to write", ">hints", rows=[
             (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values()]),
-        Note(""),
-        Note("zerosim puzzles mean                          states it"),
-        Note("zerosim puzzles mean --stub > mean.py         is where to begin"),
-        Note("zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks"))))
+        TextLine(""),
+        TextLine("zerosim puzzles mean                          states it"),
+        TextLine("zerosim puzzles mean --stub > mean.py         is where to begin"),
+        TextLine("zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks"))))
 
 
 def _check(name: str, place: str, as_json: bool) -> None:

@@ -510,7 +510,7 @@ SEEDS = tuple(range(256))
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LostUpdatesQuestion:
     """A question: is w + δ lost in a format, and where does w come in so many steps?
 
     Raises ValueError for an unknown format, for a weight that is not finite or too large for the format, for an update
@@ -550,7 +550,7 @@ class LostUpdates(Shown):
     """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic rounding;
     ``popular_limit`` is the largest w that fp32 changes by adding the popular example's update."""
 
-    question: Question
+    question: LostUpdatesQuestion
     additions: tuple[Addition, ...]
     updates: tuple[float, ...]
     exact: tuple[float, ...]
@@ -586,7 +586,7 @@ class LostUpdates(Shown):
         return plain
 
 
-def lost_updates(question: Question, *, seeds: tuple[int, ...] = SEEDS) -> LostUpdates:
+def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEEDS) -> LostUpdates:
     """Runs everything that the question needs: a second or two for 10,000 steps."""
     kernels = NumpyKernels()
     task = Task(question.weight, question.updates, question.steps)

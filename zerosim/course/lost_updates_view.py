@@ -21,7 +21,7 @@ from zerosim.course.lost_updates import (
     Why,
 )
 from zerosim.display.numbers import fitted, percent, rough, short, sum_text
-from zerosim.display.views import Heading, Note, Part, View, marked_table
+from zerosim.display.views import Heading, Part, TextLine, View, marked_table
 from zerosim.optim import Adam
 
 LINE_COLUMNS = 57  # of the picture of one gap: odd, so that it has a middle
@@ -62,14 +62,14 @@ def addition(found: LostUpdates) -> Iterator[Part]:
     question, here = found.question, found.addition(found.question.format)
     yield Heading(1, f"One addition: {sum_text(question.weight, question.update)} in {question.format}")
     if here.weight != question.weight:
-        yield Note(f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}.")
-        yield Note("")
+        yield TextLine(f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}.")
+        yield TextLine("")
     for line in (*picture(here), *explanation(here)):
-        yield Note(line)
+        yield TextLine(line)
     rows = ((a.format, *_addition_cells(a)) for a in found.additions)
-    yield Note("")
+    yield TextLine("")
     yield marked_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by", rows=rows)
-    yield Note("w and δ as each format stores them. The half gap is that on δ's side of w.")
+    yield TextLine("w and δ as each format stores them. The half gap is that on δ's side of w.")
 
 
 def picture(a: Addition) -> Iterator[str]:
@@ -136,9 +136,9 @@ def cures(found: LostUpdates) -> Iterator[Part]:
         rows.append((METHODS[method] if method != last else "", fmt, *cells))
         last = method
     yield marked_table("", "", *columns, rows=rows)
-    yield Note("")
+    yield TextLine("")
     for line in cure_notes(found):
-        yield Note(line)
+        yield TextLine(line)
 
 
 def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) -> tuple[str, str]:
@@ -208,7 +208,7 @@ def popular(found: LostUpdates) -> Iterator[Part]:
     rows = ((short(s.weight), rough(s.gap_below), verdict(s.down_lost), rough(s.gap_above), verdict(s.up_lost))
             for s in found.survivors)  # fmt: skip
     yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=rows)
-    yield Note(f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}.")
+    yield TextLine(f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}.")
 
 
 def sizes(found: LostUpdates) -> Iterator[Part]:
@@ -218,15 +218,15 @@ def sizes(found: LostUpdates) -> Iterator[Part]:
     rows = ((rough(s.gradient), rough(s.sgd_update), verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
              verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps)  # fmt: skip
     yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=rows)
-    yield Note("What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
-    yield Note(f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
-    yield Note("")
-    yield Note(f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
+    yield TextLine("What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
+    yield TextLine(f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
+    yield TextLine("")
+    yield TextLine(f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
     formats = list(dict.fromkeys(threshold.format for threshold in found.thresholds))
     limits = {(t.format, t.direction): rough(t.lost_up_to) for t in found.thresholds}
     rows_of_limits = ((name, limits[name, "down"], limits[name, "up"]) for name in formats)
     yield marked_table("format", ">lr, downwards", ">lr, upwards", rows=rows_of_limits)
-    yield Note("Found by bisection, each question a real step of Adam.")
+    yield TextLine("Found by bisection, each question a real step of Adam.")
 
 
 def moments(found: LostUpdates) -> Iterator[Part]:
@@ -240,16 +240,16 @@ def moments(found: LostUpdates) -> Iterator[Part]:
                                                                   rough(by_place[fmt, step].update) + " lr")))
             for step in steps]  # fmt: skip
     yield marked_table(">step", *columns, rows=rows)
-    yield Note("v beside what it would be without rounding. The update should always be 1 lr.")
+    yield TextLine("v beside what it would be without rounding. The update should always be 1 lr.")
     for fmt in formats:
         first, before, last = (by_place[fmt, step] for step in (steps[0], *steps[-2:]))
         if first.v == 0:
             smallest = (1 - Adam().beta2) * MOMENT_GRADIENT**2
-            yield Note(f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone.")
+            yield TextLine(f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone.")
         elif last.v == before.v:
-            yield Note(f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that.")
+            yield TextLine(f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that.")
     arrived = ", ".join(f"{fmt} {percent(by_place[fmt, steps[-1]].m_share)}" for fmt in formats if fmt != "fp32")
-    yield Note(f"m forgets faster: a step adds more, and it arrives ({arrived}).")
+    yield TextLine(f"m forgets faster: a step adds more, and it arrives ({arrived}).")
 
 
 def formats(found: LostUpdates) -> Iterator[Part]:
@@ -259,10 +259,10 @@ def formats(found: LostUpdates) -> Iterator[Part]:
              rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts)  # fmt: skip
     yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest",
                               rows=rows)  # fmt: skip
-    yield Note("Below 'normal from' the gaps stay the same: numbers there have fewer bits.")
-    yield Note("")
+    yield TextLine("Below 'normal from' the gaps stay the same: numbers there have fewer bits.")
+    yield TextLine("")
     facts = {f.format: f for f in found.format_facts}
     ratio = facts["bf16"].gap_at_one / facts["fp16"].gap_at_one
-    yield Note(f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {ratio:g} times as large.')
-    yield Note(f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(facts["fp16"].zero_up_to)}.')
-    yield Note("   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows))
+    yield TextLine(f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {ratio:g} times as large.')
+    yield TextLine(f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(facts["fp16"].zero_up_to)}.')
+    yield TextLine("   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows))

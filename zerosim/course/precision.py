@@ -164,7 +164,7 @@ STEPS_RATIO = 8  # steps of the small network that rests in other formats, for e
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PrecisionQuestion:
     """A format to look at, and a model that is trained for so many steps before its gradients are counted.
 
     Raises ValueError for an unknown format or model, and for fewer than one step.
@@ -213,7 +213,7 @@ class Underflows:
 class Precision(Shown):
     """All answers."""
 
-    question: Question
+    question: PrecisionQuestion
     underflows: Underflows
     pattern: tuple[bool, ...]
     traces: tuple[ScalerTrace, ...]
@@ -233,7 +233,7 @@ class Precision(Shown):
         return plain
 
 
-def precision(question: Question, corpus: Corpus) -> Precision:
+def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:
     """Runs everything: ten seconds for the question as it stands."""
     return Precision(
         question, underflows(question, corpus), PATTERN, tuple(traces()),
@@ -242,7 +242,7 @@ def precision(question: Question, corpus: Corpus) -> Precision:
               for policy in policies(question.format)))
 
 
-def underflows(question: Question, corpus: Corpus) -> Underflows:
+def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
     """Trains on the text, in fp32, and counts the gradients of the batch that would come next."""
     model, kernels = question.build(), NumpyKernels()
     corpus.require_length(model.config.context)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from zerosim.course.precision import INITIAL, LR, WINDOW, Fates, Precision
 from zerosim.course.precision_runs import HIGHEST, LOWEST, RESTING_LR, Rested, Trial, has_wide_range
 from zerosim.display.numbers import percent, rough, short
-from zerosim.display.views import Heading, Note, Part, View, marked_table
+from zerosim.display.views import Heading, Part, TextLine, View, marked_table
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.rounding import spacing
 
@@ -35,19 +35,19 @@ def underflows(found: Precision) -> Iterator[Part]:
     question, seen = found.question, found.underflows
     row = format_of(question.format)
     yield Heading(1, f"Small gradients in {question.format}")
-    yield Note(f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}.")
-    yield Note(f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they")
-    yield Note(f"become in {row.name}.")
-    yield Note("")
+    yield TextLine(f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}.")
+    yield TextLine(f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they")
+    yield TextLine(f"become in {row.name}.")
+    yield TextLine("")
     yield marked_table(">from", "to", ">gradients", "", "", rows=histogram(found, row))
-    yield Note("")
+    yield TextLine("")
     yield marked_table(
         ">S", ">rounded: 0", ">subnormal", ">inf", ">computed: 0", ">subnormal", ">inf", ">logits: 0",
         rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
-    yield Note("Rounded: S times the gradients above. Computed: a backward all in the format,")
-    yield Note("from S times the loss; logits: where it begins. Subnormal: with fewer bits.")
+    yield TextLine("Rounded: S times the gradients above. Computed: a backward all in the format,")
+    yield TextLine("from S times the loss; logits: where it begins. Subnormal: with fewer bits.")
     for line in underflow_notes(found, row):
-        yield Note(line)
+        yield TextLine(line)
 
 
 def histogram(found: Precision, row: Format) -> Iterator[tuple[str, ...]]:
@@ -118,9 +118,9 @@ def scaler_traces(found: Precision) -> Iterator[Part]:
     rows = ((str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
             for step, overflow in enumerate(found.pattern, start=1))
     yield marked_table(">step", "", *names, rows=rows)
-    yield Note("An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,")
-    yield Note("is how many that takes, until S grows again. S doubles on the last good step")
-    yield Note("of a window (torch, deepspeed-legacy), or on the next one (deepspeed).")
+    yield TextLine("An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,")
+    yield TextLine("is how many that takes, until S grows again. S doubles on the last good step")
+    yield TextLine("of a window (torch, deepspeed-legacy), or on the next one (deepspeed).")
 
 
 # -- Prints what the lesson on mixed precision says of training runs: overflow in forward, and what rests in 16 bits ---
@@ -134,15 +134,15 @@ def overflows(found: Precision) -> Iterator[Part]:
     """The same training in two units, with every loss scaling."""
     fmt, unit = found.question.format, found.trials[-1].unit
     yield Heading(3, "Overflow in backward, and in forward")
-    yield Note(f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where")
-    yield Note(f"inputs and targets are {short(unit)} times as large. Losses are in the first unit.")
-    yield Note("")
+    yield TextLine(f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where")
+    yield TextLine(f"inputs and targets are {short(unit)} times as large. Losses are in the first unit.")
+    yield TextLine("")
     small = [trial for trial in found.trials if trial.unit == 1]
     large = [trial for trial in found.trials if trial.unit != 1]
     rows = ((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True))
     yield marked_table("format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped",
                               ">loss, last", rows=rows)
-    yield Note("")
+    yield TextLine("")
     columns = list(dict.fromkeys((value.unit, value.format) for value in found.largest))
     layers = {value.layer: [""] * len(columns) for value in found.largest}
     for value in found.largest:
@@ -150,7 +150,7 @@ def overflows(found: Precision) -> Iterator[Part]:
     yield marked_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
                               rows=((layer, *cells) for layer, cells in layers.items()))
     for line in overflow_notes(found, fmt, small, large):
-        yield Note(line)
+        yield TextLine(line)
 
 
 def _trial_cells(trial: Trial) -> tuple[str, str]:
@@ -193,9 +193,9 @@ def resting(found: Precision) -> Iterator[Part]:
              percent(run.moved_share), str(run.skipped)) for run in found.rested)
     yield marked_table("compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved",
                               ">skips", rows=rows)
-    yield Note("Losses are means over all data. Moved: weights that the last step changed.")
+    yield TextLine("Losses are means over all data. Moved: weights that the last step changed.")
     for line in rested_notes(found.rested):
-        yield Note(line)
+        yield TextLine(line)
 
 
 def rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredTraining:
     """The memory of rank 0 after a step, by kind, and the bytes that it sent for gradients and parameters."""
 
     parameters: int
@@ -53,13 +53,14 @@ class Step:
 
 
 @cache
-def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16", micro_batches: int = 1) -> Step:
+def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16",
+         micro_batches: int = 1) -> MeasuredTraining:
     """One step with Adam of a model that is a single matrix of P parameters."""
     inputs = next(n for n in range(isqrt(parameters), 0, -1) if parameters % n == 0)
     cluster, model = NullCluster(ranks, representative=0), MLP([inputs, parameters // inputs], bias=False)
     resting = cluster.run(_step, model, stage, compute, micro_batches)[0]
     sent = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
-    return Step(parameters, resting, sent)
+    return MeasuredTraining(parameters, resting, sent)
 
 
 def _step(rank: Rank, model: MLP, stage: int | Stage, compute: str, micro_batches: int) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from rich.markup import escape
 
 from zerosim.display.saving import is_one_of_many
-from zerosim.display.views import Note, View, marked_table
+from zerosim.display.views import TextLine, View, marked_table
 from zerosim.numerics.arrays import sha256
 from zerosim.numerics.units import counted
 from zerosim.ranks.cluster import Cluster, Program
@@ -193,7 +193,7 @@ def run_view(world: str, parts: Sequence[RanPart], columns: int) -> View:
     rows = ((str(part.rank), f"{part.sent_nbytes:,}", f"{part.peak_nbytes:,}", (part.sha256 or "none")[:SHOWN],
              escape(_one_line(part.result, longest))) for part in parts)
     table = marked_table(">rank", ">bytes sent", ">peak bytes", "SHA-256", "result", rows=rows)
-    return View(counted(len(parts), "rank"), f", {world}", (Note(""), table))
+    return View(counted(len(parts), "rank"), f", {world}", (TextLine(""), table))
 
 
 def as_json(world: str, parts: Sequence[RanPart], blas: Sequence[Any], blas_threads: int) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One step: the mean loss of all ranks in nats, the norm, the scale and whether it was skipped, the same for all.
 
     Bytes are those of one rank: by kind at the fullest instant of the step, and sent in it by purpose.
@@ -296,7 +296,7 @@ class Trained:
     """The result of a run. Bytes are in rank order, or by kind on the fullest rank; ``digest`` is of all masters."""
 
     options: Options
-    steps: tuple[Step, ...]
+    steps: tuple[TrainingStep, ...]
     losses: tuple[tuple[float, ...], ...]  # by step, of each rank and micro-batch, in rank order
     held_out_loss: float
     unigram_entropy: float
@@ -323,14 +323,14 @@ class Trained:
         return first if first <= len(self.steps) else None
 
 
-Heard = Callable[[Step], None]
+Heard = Callable[[TrainingStep], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _OfRank:
     """The report of one rank at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
 
-    steps: list[Step]
+    steps: list[TrainingStep]
     losses: list[tuple[float, ...]]
     resting_nbytes_by_kind: dict[str, int]
     digest: str
@@ -401,7 +401,7 @@ def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
 def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: Heard | None) -> _OfRank:
     """One rank: its steps, then what the run came to."""
     engine = _engine(rank, options, model)
-    steps: list[Step] = []
+    steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
     for number in range(1, options.steps + 1):
         last_step, batch = _fresh(rank), batches(options, model.config.context, corpus, number, rank.index)
@@ -426,7 +426,7 @@ def _fresh(rank: Rank) -> Trace:
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
-          ) -> tuple[Step, tuple[float, ...]]:
+          ) -> tuple[TrainingStep, tuple[float, ...]]:
     """One step's record, and this rank's losses; the rows go into ``kept``."""
     memory, trace = engine.rank.memory, engine.rank.trace
     before = {purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES}
@@ -436,8 +436,9 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
     kept.rows += trace.rows
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
-    return Step(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step, peak,
-                sent), result.losses
+    step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
+                        peak, sent)
+    return step, result.losses
 
 
 def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int) -> list[Batch]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from zerosim.course.training import COMPANION, Comparison, Options, Step, Trained, is_of_matrices
+from zerosim.course.training import COMPANION, Comparison, Options, Trained, TrainingStep, is_of_matrices
 from zerosim.display.numbers import without_infinities
-from zerosim.display.views import RIGHT, Note, Part, View, marked_table
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table
 from zerosim.numerics.units import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-class Bar:
+class TrainingBar:
     """A bar that hears of every step: loss, tokens per second, loss scale, and the most that rank 0 has held in it."""
 
     def __init__(self, progress: Progress, total: int) -> None:
@@ -35,7 +35,7 @@ class Bar:
         self._progress.update(self._task, description=what, said="")
         self._last, self._seconds = time.perf_counter(), 0.0
 
-    def heard(self, step: Step) -> None:
+    def heard(self, step: TrainingStep) -> None:
         """One step is done."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -46,14 +46,14 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Bar]:
+def progress_bar(console: Console, total: int) -> Iterator[TrainingBar]:
     """A bar of so many steps on a terminal, which leaves nothing behind; nothing at all in a pipe."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
                TextColumn("{task.fields[said]}"), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal) as progress:
-        yield Bar(progress, total)
+        yield TrainingBar(progress, total)
 
 
 def training_view(found: Trained, text_name: str) -> View:
@@ -63,30 +63,30 @@ def training_view(found: Trained, text_name: str) -> View:
 
 
 def _training_parts(found: Trained) -> Iterator[Part]:
-    yield Note("")
+    yield TextLine("")
     yield marked_table("", RIGHT + "nats per byte", RIGHT + "bits", rows=[
         (what, f"{nats:.4f}", f"{nats / math.log(2):.3f}") for what, nats in (
             ("loss, first step", found.steps[0].loss), ("loss, last step", found.steps[-1].loss),
             ("loss on text held out", found.held_out_loss), ("entropy of single bytes", found.unigram_entropy))])
-    yield Note("")
+    yield TextLine("")
     fullest = found.fullest_rank
     yield marked_table(f"rank {fullest} holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
         *((kind.replace("_", " "), f"{found.resting_nbytes_by_kind.get(kind, 0):,}", f"{nbytes:,}")
           for kind, nbytes in found.peak_nbytes_by_kind.items()),
         ("all", f"{sum(found.resting_nbytes_by_kind.values()):,}", f"{sum(found.peak_nbytes_by_kind.values()):,}")])
-    yield Note("")
+    yield TextLine("")
     yield marked_table(f"rank {fullest} sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
-    yield Note("")
+    yield TextLine("")
     if len(set(found.peak_nbytes)) > 1:
-        yield Note(f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
-    yield Note(f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
+        yield TextLine(f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
+    yield TextLine(f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
                   f"skipped: {found.skipped}; loss scale at the end: {found.steps[-1].scale:g}.")
-    yield Note(f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
+    yield TextLine(f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
     if found.options.sample_tokens:
-        yield from (Note(""), Note("It writes:", indent=0), Note(""))
-        yield Note(escape(found.sample))  # brackets that it writes are no markup
+        yield from (TextLine(""), TextLine("It writes:", indent=0), TextLine(""))
+        yield TextLine(escape(found.sample))  # brackets that it writes are no markup
 
 
 def _headline(options: Options) -> str:
@@ -134,28 +134,28 @@ def comparison_view(found: Comparison, text_name: str) -> View:
 
 def _comparison_parts(found: Comparison) -> Iterator[Part]:
     options = found.runs[0].options
-    yield Note("")
+    yield TextLine("")
     yield marked_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found))
-    yield Note("")
-    yield Note("Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
+    yield TextLine("")
+    yield TextLine("Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
                   "step.")
     for value, run in zip(found.values, found.runs, strict=True):
         if run.diverged_at is not None:
-            yield Note(f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
+            yield TextLine(f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
     if all(run.diverged_at is not None for run in found.runs):
         return
     if found.all_same_bits:
-        yield Note(f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
+        yield TextLine(f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
         return
     if len(found.same_bits) == len(found.runs):
-        yield Note("No two runs ended in the same weights.")
+        yield TextLine("No two runs ended in the same weights.")
     else:
         groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
-        yield Note(f"These ended in the same weights, bit for bit: {groups}.")
+        yield TextLine(f"These ended in the same weights, bit for bit: {groups}.")
     if found.over == "stage" and options.micro_batches > 1:
-        yield Note("Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
+        yield TextLine("Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
     if found.over == "recompute" and "tiled" in found.values:
-        yield Note("Tiled attention adds in another order; all other policies recompute the same bits.")
+        yield TextLine("Tiled attention adds in another order; all other policies recompute the same bits.")
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:

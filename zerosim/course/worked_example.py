@@ -76,7 +76,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class UnitPass:
     """One run of a unit, forward or backward: what came in, what went out, the gradients that it wrote."""
 
     unit: str
@@ -85,10 +85,10 @@ class Pass:
     gradients: np.ndarray | None = None
 
 
-class Watched(Unit):
+class WatchedUnit(Unit):
     """A unit that computes as it did before, and writes down what passes through."""
 
-    def __init__(self, unit: Unit, passes: list[Pass]) -> None:
+    def __init__(self, unit: Unit, passes: list[UnitPass]) -> None:
         self.unit, self.passes, self.name = unit, passes, unit.name
 
     @property
@@ -103,7 +103,7 @@ class Watched(Unit):
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """The watched unit's forward, written down."""
         y, kept = self.unit.forward(ctx, w, x)
-        self.passes.append(Pass(self.name, x.ravel().copy(), y.ravel().copy()))
+        self.passes.append(UnitPass(self.name, x.ravel().copy(), y.ravel().copy()))
         return y, kept
 
     def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
@@ -111,7 +111,7 @@ class Watched(Unit):
         seen = dy.ravel().copy()
         dx, grads = self.unit.backward(ctx, w, kept, dy)
         written = np.concatenate([grads[name].ravel() for name in self.shapes])
-        self.passes.append(Pass(self.name, seen, None if dx is None else dx.ravel().copy(), written))
+        self.passes.append(UnitPass(self.name, seen, None if dx is None else dx.ravel().copy(), written))
         return dx, grads
 
 
@@ -124,7 +124,7 @@ class Resting:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StepSnapshot:
     """One rank at one moment: its arrays, the bytes that it holds by kind, and how far its trace has come."""
 
     moment: str
@@ -134,11 +134,11 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class Recorder:
+class StepRecorder:
     """The records of one rank: what it brings back from the step."""
 
-    passes: list[Pass] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
+    passes: list[UnitPass] = field(default_factory=list)
+    snapshots: list[StepSnapshot] = field(default_factory=list)
     loss: float = 0.0
     skipped: bool = False
     divisor: float = 1.0
@@ -154,18 +154,18 @@ class Recorder:
             arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
             self.divisor = group.reduced.divisor
         memory = engine.rank.memory
-        self.snapshots.append(Snapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
+        self.snapshots.append(StepSnapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
 
-    def snapshot(self, moment: str) -> Snapshot:
+    def snapshot(self, moment: str) -> StepSnapshot:
         """The snapshot of a moment."""
         return next(shot for shot in self.snapshots if shot.moment == moment)
 
 
-def one_step(rank: Rank, example: Example, stage: int | Stage) -> Recorder:
+def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
     """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    recorder = Recorder()
+    recorder = StepRecorder()
     model = four_weights(example.weights)
-    watched = Model([Watched(unit, recorder.passes) for unit in model.units], model.loss)
+    watched = Model([WatchedUnit(unit, recorder.passes) for unit in model.units], model.loss)
     engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
                     layout=example.layout, recompute=example.recompute)
     recorder.look(engine, "start")
@@ -234,7 +234,7 @@ SHOWN_PURPOSES = ("parameters", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StoryStep:
     """One thing that every rank did: ``op`` on ``unit``.
 
     ``sent_nbytes`` and ``held_nbytes`` (by kind, right after it) are per rank; ``kind`` says what a "free" freed;
@@ -263,13 +263,13 @@ class RankStep:
     row: int
 
 
-def steps(traces: Sequence[Trace]) -> list[Step]:
+def steps(traces: Sequence[Trace]) -> list[StoryStep]:
     """The story of a run whose ranks all did the same things in the same order."""
     found = []
     for marks in zip(*(_marks(trace) for trace in traces), strict=True):
         first = marks[0]
         assert all((mark.op, mark.unit) == (first.op, first.unit) for mark in marks)
-        found.append(Step(first.op, first.unit, tuple(m.sent_nbytes for m in marks),
+        found.append(StoryStep(first.op, first.unit, tuple(m.sent_nbytes for m in marks),
                           tuple(m.held_nbytes for m in marks), first.kind, first.call, tuple(m.row for m in marks)))
     return found
 
@@ -324,9 +324,9 @@ class Replay:
     example: Example
     stage: Stage
     layout: Layout
-    steps: list[Step]
+    steps: list[StoryStep]
     hops: dict[int, list[HopValues]]  # by call number
-    recorders: list[Recorder]          # per rank
+    recorders: list[StepRecorder]          # per rank
     sent_nbytes: list[int]            # per rank, parameters and gradients
     peak_nbytes_by_kind: list[dict[str, int]]
 
@@ -422,13 +422,13 @@ def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, A
     return whole
 
 
-def step_as_json(step: Step) -> dict[str, Any]:
+def step_as_json(step: StoryStep) -> dict[str, Any]:
     """One event; what was freed is named, and nothing is said of bytes that cannot be sent."""
     freed = {"kind": step.kind} if step.kind else {}
     return {"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)} | freed
 
 
-def local_gradient(recorder: Recorder) -> np.ndarray:
+def local_gradient(recorder: StepRecorder) -> np.ndarray:
     """The four gradients that a rank's backward wrote, in the order of the weights."""
     written = [seen.gradients for seen in reversed(recorder.passes) if seen.gradients is not None]
     return np.concatenate(written)

@@ -5,9 +5,9 @@ Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, Step, decimal, exact
+from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, StoryStep, decimal, exact
 from zerosim.display.numbers import short
-from zerosim.display.views import RIGHT, Note, Part, Rule, Table, View, marked_table
+from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table
 from zerosim.ranks.trace import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
@@ -18,11 +18,11 @@ def replays_view(example: Example, found: dict[int, Replay], *, hops: bool) -> V
     """The example, then every stage; where there are several, a last word on what they share."""
     parts = [part for stage, of_stage in found.items() for part in stage_parts(stage, of_stage, hops=hops)]
     if len(found) > 1:
-        parts += [Rule("[bold]all stages[/]"), comparison_table(found), Note(
+        parts += [Rule("[bold]all stages[/]"), comparison_table(found), TextLine(
             f"The fp32 masters and the {example.compute} copies are "
             + ("the same in every stage, bit for bit." if same_bits(found) else "NOT the same in every stage."), 0)]
     return View("The worked example", f": 4 weights on {example.ranks} ranks, {example.compute}, "
-                f"Adam with learning rate {example.learning_rate:g}", (*map(Note, header(example)), *parts))
+                f"Adam with learning rate {example.learning_rate:g}", (*map(TextLine, header(example)), *parts))
 
 
 def comparison_table(found: dict[int, Replay]) -> Table:
@@ -60,11 +60,11 @@ def stage_parts(number: int, found: Replay, *, hops: bool) -> Iterator[Part]:
     yield story_table(found, hops=hops)
     yield from disagreement(found)
     if found.recorders[0].skipped:
-        yield Note("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
+        yield TextLine("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
     yield results_table(found)
-    yield Note(cast_remark(found), 0)
+    yield TextLine(cast_remark(found), 0)
     yield memory_table(found)
-    yield Note(f"Sent by each rank, parameters and gradients: {listed(found.sent_nbytes)} bytes", 0)
+    yield TextLine(f"Sent by each rank, parameters and gradients: {listed(found.sent_nbytes)} bytes", 0)
 
 
 def stage_text(found: Replay) -> str:
@@ -106,7 +106,7 @@ def hop_text(made: HopValues) -> str:
     return f"[dim]hop {hop.step}, {hop.source} → {hop.destination}, chunk {listed(hop.chunks)}: {carried}[/]"
 
 
-def values_text(found: Replay, step: Step, rank: int, seen: list[int]) -> str:
+def values_text(found: Replay, step: StoryStep, rank: int, seen: list[int]) -> str:
     """The step in numbers on one rank. ``seen`` counts the passes already shown, by rank."""
     recorder = found.recorders[rank]
     if step.op in ("forward", "recompute", "backward"):
@@ -128,17 +128,17 @@ def values_text(found: Replay, step: Step, rank: int, seen: list[int]) -> str:
     return step.kind.replace("_", " ") if step.kind else ""
 
 
-def _is_later_loss(found: Replay, step: Step) -> bool:
+def _is_later_loss(found: Replay, step: StoryStep) -> bool:
     return next(s for s in found.steps if s.op == "loss") is not step
 
 
-def last_gather(found: Replay) -> Step | None:
+def last_gather(found: Replay) -> StoryStep | None:
     """The gather that ends the step, where there is one."""
     gathers = [step for step in found.steps if step.op == "all_gather"]
     return gathers[-1] if gathers else None
 
 
-def of_unit(found: Replay, step: Step, values: dict[int, float]) -> dict[int, float]:
+def of_unit(found: Replay, step: StoryStep, values: dict[int, float]) -> dict[int, float]:
     """The values of the weights that belong to the step's unit."""
     if step.unit == "all":
         return values
@@ -151,15 +151,15 @@ def owned_text(word: str, values: dict[int, float]) -> str:
     return f"{word} " + ", ".join(f"{NAMES[i]} {short(value)}" for i, value in values.items()) if values else "-"
 
 
-def disagreement(found: Replay) -> Iterator[Note]:
+def disagreement(found: Replay) -> Iterator[TextLine]:
     """The copies between the update and the all-gather: only their owners have updated replicated ones."""
     copies = [decimals(found.whole("parameter", "update", rank)) for rank in range(found.example.ranks)]
     if len({tuple(copy) for copy in copies}) == 1:
         return
-    yield Note("")
-    yield Note(f"After the update and before the all-gather the {found.example.compute} copies disagree:", 0)
+    yield TextLine("")
+    yield TextLine(f"After the update and before the all-gather the {found.example.compute} copies disagree:", 0)
     for rank, copy in enumerate(copies):
-        yield Note(f"rank {rank} has {', '.join(copy)}")
+        yield TextLine(f"rank {rank} has {', '.join(copy)}")
 
 
 def results_table(found: Replay) -> Table:

@@ -16,11 +16,11 @@ from zerosim.display.views import (
     Bars,
     Heading,
     Line,
-    Note,
     Part,
     Rule,
     Strip,
     Table,
+    TextLine,
     View,
     shortened,
     words,
@@ -58,7 +58,7 @@ def part_html(part: Part) -> str:
             return f"<p><strong>{part.number}. {marked_html(part.title)}</strong></p>"
         case Rule():
             return f"<hr><p>{marked_html(part.title)}</p>"
-        case Note():
+        case TextLine():
             return f"<p>{marked_html(part.text)}</p>" if part.text else ""
         case Table():
             return table_html(part)

@@ -26,7 +26,7 @@ ARITHMETIC = "arithmetic"  # outside the spans that have a color
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class RankBar:
     """Something on a stream, in microseconds. ``what`` is a phase, a purpose or "waiting"; ``call`` a collective's
     number in the recording, None for arithmetic and messages."""
 
@@ -45,9 +45,9 @@ class RankReport:
     """One rank: its two streams, its waits, and what it held, (H + 1,) bytes of each kind from each instant on."""
 
     rank: int
-    computed: tuple[Bar, ...]
-    communicated: tuple[Bar, ...]
-    waits: tuple[Bar, ...]
+    computed: tuple[RankBar, ...]
+    communicated: tuple[RankBar, ...]
+    waits: tuple[RankBar, ...]
     microseconds: tuple[float, ...]
     nbytes: Mapping[str, tuple[int, ...]]
     sent_nbytes: Mapping[str, int]
@@ -181,7 +181,7 @@ def _messages(recording: Recording, links: Counter[tuple[int, int]], sent: Seque
 
 def _rank(timeline: Timeline, lane: Lane, sent: Mapping[str, int]) -> RankReport:
     usage, curve = timeline.usage[lane.rank], memory(timeline, lane.rank)
-    waits = tuple(Bar("waiting", "waiting for communication", "", float(start) * 1e6, float(end) * 1e6)
+    waits = tuple(RankBar("waiting", "waiting for communication", "", float(start) * 1e6, float(end) * 1e6)
                   for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
     return RankReport(
         lane.rank, _computed(timeline, lane.rank), _communicated(timeline, lane), waits,
@@ -191,28 +191,29 @@ def _rank(timeline: Timeline, lane: Lane, sent: Mapping[str, int]) -> RankReport
                                                usage.exposed_seconds)))
 
 
-def _computed(timeline: Timeline, rank: int) -> tuple[Bar, ...]:
+def _computed(timeline: Timeline, rank: int) -> tuple[RankBar, ...]:
     """Arithmetic; rows of one span that follow each other at once are one bar."""
-    bars: list[Bar] = []
+    bars: list[RankBar] = []
     for event in timeline.computed(rank):
         span, last = "/".join(event.path), bars[-1] if bars else None
         what = next((name for name in event.path if name in PHASE_COLORS), ARITHMETIC)
-        bar = Bar(what, event.path[-1] if event.path else ARITHMETIC, span, float(event.start_seconds) * 1e6,
+        bar = RankBar(what, event.path[-1] if event.path else ARITHMETIC, span, float(event.start_seconds) * 1e6,
                   float(event.end_seconds) * 1e6, event.nbytes, event.flops)
         if last is not None and last.span == span and last.end == bar.start:
-            bars[-1] = Bar(what, bar.name, span, last.start, bar.end, last.nbytes + bar.nbytes, last.flops + bar.flops)
+            bars[-1] = RankBar(what, bar.name, span, last.start, bar.end, last.nbytes + bar.nbytes,
+                               last.flops + bar.flops)
         else:
             bars.append(bar)
     return tuple(bar for bar in bars if bar.end > bar.start)
 
 
-def _communicated(timeline: Timeline, lane: Lane) -> tuple[Bar, ...]:
+def _communicated(timeline: Timeline, lane: Lane) -> tuple[RankBar, ...]:
     """Collectives and messages, each a bar; those that take no time too, since they were made."""
     found = []
     for part in lane.parts:
         event = timeline.part_event(part)
         assert event.stream == COMMUNICATION
-        found.append(Bar(event.purpose, event.name, "/".join(event.path), float(event.start_seconds) * 1e6,
+        found.append(RankBar(event.purpose, event.name, "/".join(event.path), float(event.start_seconds) * 1e6,
                          float(event.end_seconds) * 1e6, event.nbytes, call=part.call))
     return tuple(found)
 
@@ -351,7 +352,7 @@ def _timeline(data: ReportData) -> str:
 
 
 def _lanes(rank: RankReport, total: float) -> str:
-    def bars(found: Iterable[Bar]) -> str:
+    def bars(found: Iterable[RankBar]) -> str:
         return "".join(_bar(bar, total) for bar in found)
 
     return (f'<div class="rank" data-rank="{rank.rank}"><h3>rank {rank.rank}</h3>'
@@ -361,7 +362,7 @@ def _lanes(rank: RankReport, total: float) -> str:
             f"{bars(rank.communicated)}</div></div>")
 
 
-def _bar(bar: Bar, total: float) -> str:
+def _bar(bar: RankBar, total: float) -> str:
     """One bar, in percent of the track; its numbers are in its label and its attributes."""
     scale = 100 / total if total else 0.0
     left, width = bar.start * scale, (bar.end - bar.start) * scale

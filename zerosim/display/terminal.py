@@ -17,11 +17,11 @@ from zerosim.display.views import (
     RIGHT,
     Bars,
     Heading,
-    Note,
     Part,
     Rule,
     Strip,
     Table,
+    TextLine,
     View,
     shortened,
     words,
@@ -50,7 +50,7 @@ def title(console: Console, name: str, rest: str) -> None:
 
 def note(console: Console, text: str) -> None:
     """A line of text under the tables, indented as they are."""
-    console.print(indented(Note(text)))
+    console.print(indented(TextLine(text)))
 
 
 # -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------
@@ -74,7 +74,7 @@ def _part(part: Part) -> Iterator[RenderableType]:
         case Rule():
             yield Text()
             yield rich.rule.Rule(Text.from_markup(part.title))
-        case Note():
+        case TextLine():
             yield indented(part)
         case Table():
             rows = part.rows if part.marked else shortened(part.rows, "rows")
@@ -86,7 +86,7 @@ def _part(part: Part) -> Iterator[RenderableType]:
             yield from _strip(part)
 
 
-def indented(line: Note) -> RenderableType:
+def indented(line: TextLine) -> RenderableType:
     """The note, with its own leading blanks in front of every line where the terminal is so narrow that it breaks."""
     text = line.text.lstrip()
     indent = line.indent + len(line.text) - len(text)

@@ -408,7 +408,7 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
         axes.set_xlim(0, width)
         axes.set_ylim(0, height)
         axes.set_axis_off()
-        sheet = Sheet(axes, style, data, cell, half, height)
+        sheet = StepPage(axes, style, data, cell, half, height)
         sheet.words()
         for place, row in enumerate(data.rows):
             sheet.rank(place, row)
@@ -418,7 +418,7 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class StepPage:
     """The places of everything, and what it is drawn with."""
 
     axes: "Axes"

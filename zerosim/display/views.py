@@ -30,7 +30,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TextLine:
     """A line of text under the tables, in rich's markup; an empty text is a free line."""
 
     text: str
@@ -89,7 +89,7 @@ class Strip:
     lines: tuple[Line, ...]
 
 
-Part = Heading | Rule | Note | Table | Bars | Strip
+Part = Heading | Rule | TextLine | Table | Bars | Strip
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ WRONG = [
      "the mean gradients must be a dict of arrays by name, found list"),
     ("get_ddp", [("        return loss, gradients\n", "        return loss, {'w': 1}\n")],
      "must be by the names layer0.weight, "),
-    ("get_ddp", [("return DDP(rank, module)", "DDP(rank, module)")],
+    ("get_ddp", [("return DataParallel(rank, module)", "DataParallel(rank, module)")],
      "On N=1 get_ddp returned NoneType, which has no method forward_backward."),
     ("get_ddp", [
       ("            self.rank.all_reduce(gradient, out=gradient)\n",

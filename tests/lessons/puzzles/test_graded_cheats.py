@@ -7,7 +7,7 @@ import pytest
 
 from zerosim.course.puzzles.adapters import LENGTHS, grade_ddp, grade_fsdp, grade_sharded_optimizer
 from zerosim.course.puzzles.expected import ring_sum
-from zerosim.course.puzzles.solutions import DDP, FSDP, ShardedOptimizer, own_part
+from zerosim.course.puzzles.solutions import FSDP, DataParallel, ShardedOptimizer, own_part
 from zerosim.optim.base import UpdateContext
 
 
@@ -118,7 +118,7 @@ class Hearsay:
         return np.concatenate(self.of_all(x))[:length]
 
 
-class Stepping(DDP):
+class Stepping(DataParallel):
     """Does the optimizer's work too."""
 
     def forward_backward(self, x, target):

@@ -53,7 +53,7 @@ WORLDS = tuple(2**power for power in range(1, 13))
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class WallPanel:
     """Milliseconds by algorithm, ``lines`` at ``values`` and ``marks`` at ``marked``, some of them.
 
     ``latency`` and ``transfer`` are the two parts of the ring's; ``wall`` is where they are equal, in the values' unit.
@@ -75,8 +75,8 @@ class LatencyWall:
     link: str
     ranks: int
     nbytes: int
-    by_nbytes: Panel
-    by_ranks: Panel
+    by_nbytes: WallPanel
+    by_ranks: WallPanel
 
 
 def latency_wall_data(wire: Link | None = None, ranks: int = 64, nbytes: int = BUCKET_NBYTES,
@@ -102,14 +102,14 @@ def latency_wall_data(wire: Link | None = None, ranks: int = 64, nbytes: int = B
 
 
 def _panel(values: tuple[int, ...], points: Sequence[tuple[int, int]], run: Sequence[tuple[int, int]],
-           network: Network, wall: float) -> Panel:
+           network: Network, wall: float) -> WallPanel:
     lines = {name: tuple(1e3 * curve("all_reduce", name, ranks, network).seconds(nbytes) for ranks, nbytes in points)
              for name in ALGORITHMS}
     marks = {name: tuple(1e3 * _replayed(ranks, nbytes, name, network) for ranks, nbytes in run)
              for name in ALGORITHMS}
     rings = [(curve("all_reduce", "ring", ranks, network).at(nbytes), nbytes) for ranks, nbytes in points]
     marked = tuple(values[list(points).index(point)] for point in run)
-    return Panel(values, marked, MappingProxyType(lines), MappingProxyType(marks),
+    return WallPanel(values, marked, MappingProxyType(lines), MappingProxyType(marks),
                  tuple(1e3 * float(line.latency_seconds) for line, _ in rings),
                  tuple(1e3 * float(line.seconds_per_byte * nbytes) for line, nbytes in rings), wall)
 
@@ -154,7 +154,7 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
     return Drawing("latency-wall", TITLE, _description(data), style, figure)
 
 
-def _lines(axes: "Axes", panel: Panel, sides: tuple[str, str], style: Style) -> None:
+def _lines(axes: "Axes", panel: WallPanel, sides: tuple[str, str], style: Style) -> None:
     """The lines with their marks; ``sides`` says what the ring's time is, before the wall and behind it."""
     for (name, words), color, mark in zip(ALGORITHMS.items(), COLORS, MARKS, strict=True):
         axes.plot(panel.values, panel.lines[name], color=color, linewidth=2.0)

@@ -25,7 +25,7 @@ Bytes = Mapping[str, float]  # kind -> bytes per parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class StageBars:
     """One stage on N ranks, in bytes per parameter of the fullest rank, by kind; ``formula`` is the closed form's."""
 
     stage: int
@@ -42,7 +42,7 @@ class MemoryData:
 
     model: str
     parameter_count: int
-    bars: tuple[Bars, ...]
+    bars: tuple[StageBars, ...]
 
     @property
     def worlds(self) -> list[int]:
@@ -54,7 +54,7 @@ class MemoryData:
         """The kinds of which anything is held, in the order of the stack."""
         return [kind for kind in KIND_COLORS if any(b.resting.get(kind) or b.peak.get(kind) for b in self.bars)]
 
-    def of_world(self, ranks: int) -> list[Bars]:
+    def of_world(self, ranks: int) -> list[StageBars]:
         """The stages on N ranks."""
         return [bars for bars in self.bars if bars.ranks == ranks]
 
@@ -68,10 +68,10 @@ def memory_data(worlds: Sequence[int] = (4, 16), widths: Sequence[int] = (64,) *
                       steps[0].parameter_count, tuple(map(_bars, steps)))
 
 
-def _bars(step: MeasuredStep) -> Bars:
+def _bars(step: MeasuredStep) -> StageBars:
     resting, peak = (_per_parameter(max(per_rank, key=lambda held: sum(held.values())), step.parameter_count)
                      for per_rank in (step.resting_nbytes, step.peak_nbytes))
-    return Bars(step.stage, step.ranks, resting, peak, step.formula, float(step.formula_nbytes))
+    return StageBars(step.stage, step.ranks, resting, peak, step.formula, float(step.formula_nbytes))
 
 
 def _per_parameter(nbytes: Mapping[str, int], parameter_count: int) -> Bytes:
@@ -241,7 +241,7 @@ DEVICE_GIGABYTES = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class ScalingPanel:
     """The thing that varies: its values as shown, and [stage][value] bytes at rest on one rank."""
 
     what: str
@@ -256,7 +256,7 @@ class MemoryScaling:
     """Three panels: against N, against P, by optimizer."""
 
     model: str
-    panels: tuple[Panel, Panel, Panel]
+    panels: tuple[ScalingPanel, ScalingPanel, ScalingPanel]
 
 
 def widths_of(parameters: float) -> tuple[int, ...]:
@@ -277,11 +277,11 @@ def memory_scaling_data(parameters: float = 7.5e9, ranks: int = 64, worlds: Sequ
     model = f"an MLP of {LAYERS} layers in fp16"
     billions = f"{parameters / 1e9:g}·10⁹ parameters"
     return MemoryScaling(model, (
-        Panel("N (ranks)", f"{billions}, Adam", tuple(worlds), tuple(map(str, worlds)),
+        ScalingPanel("N (ranks)", f"{billions}, Adam", tuple(worlds), tuple(map(str, worlds)),
               by_stage([at_rest(parameters, n, Adam) for n in worlds])),
-        Panel("P (parameters)", f"N = {ranks}, Adam", tuple(sizes), tuple(_power(size) for size in sizes),
+        ScalingPanel("P (parameters)", f"N = {ranks}, Adam", tuple(sizes), tuple(_power(size) for size in sizes),
               by_stage([at_rest(size, ranks, Adam) for size in sizes])),
-        Panel("optimizer (name)", f"{billions}, N = {ranks}", tuple(range(len(OPTIMIZERS))), tuple(OPTIMIZERS),
+        ScalingPanel("optimizer (name)", f"{billions}, N = {ranks}", tuple(range(len(OPTIMIZERS))), tuple(OPTIMIZERS),
               by_stage([at_rest(parameters, ranks, make) for make in OPTIMIZERS.values()]))))
 
 
@@ -314,7 +314,7 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
     return Drawing("memory-scaling", MEMORY_SCALING_TITLE, _memory_scaling_description(data), style, figure)
 
 
-def _lines(axes: "Axes", panel: Panel, style: Style) -> None:
+def _lines(axes: "Axes", panel: ScalingPanel, style: Style) -> None:
     for stage, column in enumerate(panel.resting_nbytes):
         axes.plot(panel.values, [nbytes / 1e9 for nbytes in column], color=STAGE_COLORS[stage],
                   marker=STAGE_MARKS[stage], markersize=7, linewidth=2.2, label=f"stage {stage}")
@@ -333,7 +333,7 @@ def _plain_ticks(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def _grouped(axes: "Axes", panel: Panel, style: Style) -> None:
+def _grouped(axes: "Axes", panel: ScalingPanel, style: Style) -> None:
     for stage, column in enumerate(panel.resting_nbytes):
         for place, nbytes in enumerate(column):
             x = place + (stage - 1.5) * 0.21

@@ -28,7 +28,7 @@ MOST_RANKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RingMessage:
     """One hop of one chunk. ``addends`` are the ranks whose vectors had been added in it, in the order of addition."""
 
     operation: str
@@ -58,7 +58,7 @@ class RingData:
     ranks: int
     format: str
     chunk_nbytes: tuple[int, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[RingMessage, ...]
     boards: tuple[Board, ...]  # one before the first step and one after each
     sent_nbytes: tuple[int, ...]  # per rank, by the trace
 
@@ -67,7 +67,7 @@ class RingData:
         """N-1 for each of the two collectives."""
         return len(self.boards) - 1
 
-    def of_step(self, step: int) -> list[Message]:
+    def of_step(self, step: int) -> list[RingMessage]:
         """The messages of one step, counted from 1."""
         return [message for message in self.messages if message.step == step]
 
@@ -85,7 +85,7 @@ def ring_data(ranks: int = 4, length: int = 8, format: str = "fp32") -> RingData
         raise ValueError(f"{row.name} cannot tell the sums of {ranks} ranks' vectors apart; ask for at most "
                          f"{row.mantissa_bits + 1} ranks, or for a format with more mantissa bits")
     cluster = Cluster(ranks)
-    messages: list[Message] = []
+    messages: list[RingMessage] = []
     boards = [tuple(tuple(Cell((rank,)) for _ in range(ranks)) for rank in range(ranks))]
     for event in cluster.events(_program, length, row.dtype, hop_by_hop=True):
         messages.append(_message(event, boards, ranks))
@@ -100,7 +100,7 @@ def _program(rank: Rank, length: int, dtype: np.dtype) -> None:
     rank.all_gather(chunk, length=length)
 
 
-def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> Message:
+def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> RingMessage:
     """The hop as a message of the last board's sender; its values must say the same as the board."""
     hop = event.hop
     chunk = hop.chunks[0]
@@ -110,10 +110,10 @@ def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> Message:
         added = {rank for rank in range(ranks) if total >> rank & 1}
         assert added == set(addends), "the values that moved tell another story"
     assert event.call is not None
-    return Message(event.call.operation, len(boards), hop.source, hop.destination, chunk, hop.nbytes, addends)
+    return RingMessage(event.call.operation, len(boards), hop.source, hop.destination, chunk, hop.nbytes, addends)
 
 
-def _after(board: Board, messages: Sequence[Message], *, last: bool) -> Board:
+def _after(board: Board, messages: Sequence[RingMessage], *, last: bool) -> Board:
     """The board after one step. After the ``last`` of the reduce-scatter only each rank's own chunk is still needed."""
     cells = [list(of_rank) for of_rank in board]
     for message in messages:
@@ -141,7 +141,7 @@ LEFT, RIGHT, TOP, BOTTOM = 1.9, 0.8, 2.2, 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class RingSheet:
     """The places of everything on the page, in inches from its lower left corner."""
 
     ranks: int
@@ -184,13 +184,13 @@ class Sheet:
 def ring(data: RingData, style: Style = LIGHT) -> Drawing:
     """The sheet: ranks side by side, time downwards; digits and colors show what has been added in a cell."""
     with style.in_force():
-        sheet = Sheet(data.ranks, data.steps)
+        sheet = RingSheet(data.ranks, data.steps)
         figure = style.figure(sheet.width, sheet.height)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, sheet.width)
         axes.set_ylim(0, sheet.height)
         axes.set_axis_off()
-        pen = SheetPen(axes, sheet, style)
+        pen = RingSheetPen(axes, sheet, style)
         _sheet_words(pen, data)
         for step, board in enumerate(data.boards):
             for rank, cells in enumerate(board):
@@ -202,11 +202,11 @@ def ring(data: RingData, style: Style = LIGHT) -> Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class SheetPen:
+class RingSheetPen:
     """The axes, the sheet and the style that every part is drawn with."""
 
     axes: "Axes"
-    sheet: Sheet
+    sheet: RingSheet
     style: Style
 
     def text(self, x: float, y: float, words: str, **options: Any) -> None:
@@ -215,7 +215,7 @@ class SheetPen:
         self.axes.text(x, y, words, **(defaults | options))
 
 
-def _sheet_words(pen: SheetPen, data: RingData) -> None:
+def _sheet_words(pen: RingSheetPen, data: RingData) -> None:
     """Title, headings, the names of the steps, and what the colors mean."""
     sheet, muted, n = pen.sheet, pen.style.muted, data.ranks
     pen.text(0.2, sheet.height - 0.34, _sheet_title(data), ha="left", fontsize=17, fontweight="bold")
@@ -240,7 +240,7 @@ def _sheet_words(pen: SheetPen, data: RingData) -> None:
     pen.text(0.2, 0.32, _sent_words(data), ha="left")
 
 
-def _cell(pen: SheetPen, corner: Point, cell: Cell) -> None:
+def _cell(pen: RingSheetPen, corner: Point, cell: Cell) -> None:
     """The frame, and one colored digit for each addend, in the order of addition; faint where no longer needed."""
     from matplotlib.patches import Rectangle
 
@@ -257,7 +257,7 @@ def _cell(pen: SheetPen, corner: Point, cell: Cell) -> None:
     pen.axes.add_patch(Rectangle((x, y), width, CELL_HEIGHT, fill=False, clip_on=False, **frame))
 
 
-def _arrow(pen: SheetPen, message: Message) -> None:
+def _arrow(pen: RingSheetPen, message: RingMessage) -> None:
     """From the sender's cell down to the receiver's; the last rank's goes out on the right and comes in on the left."""
     sheet = pen.sheet
     x0, low = sheet.cell(message.source, message.chunk, message.step - 1)
@@ -276,7 +276,7 @@ def _arrow(pen: SheetPen, message: Message) -> None:
     pen.text(edge_left - 0.04, middle, f"from {message.source}", ha="right", color=pen.style.muted)
 
 
-def _stroke(pen: SheetPen, sender: int, start: Point, end: Point, words: str, *, tip: bool) -> None:
+def _stroke(pen: RingSheetPen, sender: int, start: Point, end: Point, words: str, *, tip: bool) -> None:
     """One straight line in the sender's color, with its words in the middle."""
     look = {"color": rank_color(sender), "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
     pen.axes.annotate("", xy=end, xytext=start, zorder=4, arrowprops=look | {"arrowstyle": "-|>" if tip else "-"})
@@ -336,7 +336,7 @@ def ring_animation(data: RingData, style: Style = LIGHT) -> Animation:
                      style)
 
 
-def _frame(data: RingData, step: int, moving: tuple[Message, ...], style: Style) -> Drawing:
+def _frame(data: RingData, step: int, moving: tuple[RingMessage, ...], style: Style) -> Drawing:
     """The board after a step, and the messages that leave it."""
     title, words = _frame_title(data, step, moving), _frame_words(data, step, moving)
     with style.in_force():
@@ -401,7 +401,7 @@ class FramePen:
         self.axes.add_patch(Rectangle((x, y + 0.03), FRAME_SEGMENT * self.ranks, ROW - 0.06, fill=False, zorder=7,
                                       linestyle="--" if leaves and not whole else "-", **look))
 
-    def arrow(self, message: Message) -> None:
+    def arrow(self, message: RingMessage) -> None:
         """Along the circle, with the chunk and its bytes outside of it."""
         bulge = math.tan(math.pi / 2 / self.ranks) * (0.75 if self.ranks > 2 else 0.6)
         self.axes.annotate("", xy=self.center(message.destination), xytext=self.center(message.source), arrowprops={
@@ -421,13 +421,13 @@ class FramePen:
 
 # -- in words -----------------------------------------------------------------------------------------------------
 
-def _frame_title(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+def _frame_title(data: RingData, step: int, moving: tuple[RingMessage, ...]) -> str:
     if moving:
         return f"Step {step + 1} of {data.steps}, {moving[0].operation.replace('_', '-')}: on the way"
     return f"After step {step} of {data.steps}" if step else f"A ring of {data.ranks} ranks, at the start"
 
 
-def _frame_words(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+def _frame_words(data: RingData, step: int, moving: tuple[RingMessage, ...]) -> str:
     if moving:
         adds = moving[0].operation == "reduce_scatter"
         return "Each rank sends one chunk to the next, which " + ("adds its own to it." if adds else "keeps it.")
@@ -438,7 +438,7 @@ def _frame_words(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
     return "Digits: whose vectors are added in a chunk. Bold: all of them. Faint: no longer needed."
 
 
-def _frame_description(data: RingData, step: int, moving: tuple[Message, ...]) -> str:
+def _frame_description(data: RingData, step: int, moving: tuple[RingMessage, ...]) -> str:
     if moving:
         return " ".join(f"Rank {m.source} sends rank {m.destination} chunk {m.chunk} with the sum of ranks "
                         f"{' + '.join(map(str, m.addends))}, {m.nbytes} bytes." for m in moving)

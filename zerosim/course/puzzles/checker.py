@@ -155,7 +155,7 @@ def _near(found: np.ndarray, expected: np.ndarray) -> str:
 
 
 @dataclass(slots=True)
-class Watched:
+class AuditedRank:
     """One rank: its ledger, the bytes that it made, and the most that its ledger missed."""
 
     memory: Memory
@@ -168,7 +168,7 @@ class Audit:
     """Watches the ranks that have entered, while the ``with`` block runs; ``ranks`` are in the order of their entry."""
 
     def __init__(self) -> None:
-        self.ranks: dict[Any, Watched] = {}
+        self.ranks: dict[Any, AuditedRank] = {}
         self._began = 0
         self._traced_before = False
         self._previous: Callable[..., None] | None = None
@@ -194,7 +194,7 @@ class Audit:
         """Called by a rank's program before it makes anything."""
         from greenlet import getcurrent
 
-        self.ranks[getcurrent()] = Watched(memory, memory.now_nbytes)
+        self.ranks[getcurrent()] = AuditedRank(memory, memory.now_nbytes)
         self._begin(memory)
 
     def look(self) -> None:
@@ -216,7 +216,7 @@ class Audit:
         tracemalloc.reset_peak()
         self._began = tracemalloc.get_traced_memory()[0]
 
-    def _end(self, rank: Watched) -> None:
+    def _end(self, rank: AuditedRank) -> None:
         now, peak = tracemalloc.get_traced_memory()
         peak += rank.live_nbytes - self._began
         rank.live_nbytes += now - self._began

@@ -265,7 +265,7 @@ class Backward:
         return held_copy(self._rank, gradient, "unit_gradient", f"layer {layer}")
 
 
-class Scaling:
+class ScalingLayer:
     """A layer of the simplest kind, y = w·x by element; what it makes is charged. Arrays are (n,)."""
 
     def __init__(self, rank: Rank) -> None:

@@ -233,7 +233,7 @@ def new_state(rank: Rank, optimizer: Optimizer, length: int) -> Arrays:
     return state
 
 
-class DDP:
+class DataParallel:
     """Replicas that begin like rank 0's; the mean gradient of every parameter."""
 
     def __init__(self, rank: Rank, module: Module) -> None:
@@ -311,9 +311,9 @@ class FSDP:
         return loss
 
 
-def get_ddp(rank: Rank, module: Module) -> DDP:
+def get_ddp(rank: Rank, module: Module) -> DataParallel:
     """Data parallel."""
-    return DDP(rank, module)
+    return DataParallel(rank, module)
 
 
 def get_sharded_optimizer(rank: Rank, parameters: Arrays, optimizer: Optimizer) -> ShardedOptimizer:

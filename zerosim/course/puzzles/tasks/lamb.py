@@ -64,7 +64,7 @@ HINTS = (
 )
 
 
-class Job(NamedTuple):
+class LambCase(NamedTuple):
     """The layer as one vector, its direction, and the bias's, on N ranks."""
 
     weights: Array
@@ -112,7 +112,7 @@ def squares(*parts: Array) -> float:
 def case(ranks: int, length: int) -> Case:
     """One layer, its matrix in shards, its bias everywhere."""
     (weights, direction), (bias, bias_direction) = data("lamb", 2, length), data("bias", 2, BIAS)
-    job = Job(weights, direction, bias, bias_direction, ranks)
+    job = LambCase(weights, direction, bias, bias_direction, ranks)
     ratio = (squares(weights, bias) / squares(direction, bias_direction)) ** 0.5
 
     def over(*, biases: int, padding: int = 0) -> float:

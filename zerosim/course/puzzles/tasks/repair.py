@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, in_sequence, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, held_copy
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, ScalingLayer, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -84,7 +84,8 @@ def case(ranks: int, length: int) -> Case:
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
         mine = [held_copy(rank, of_layer[rank.index], "parameter") for of_layer in shards]
-        return mine, Scaling(rank), held_copy(rank, xs[rank.index]), held_copy(rank, gradients[rank.index], "gradient")
+        x, gradient = held_copy(rank, xs[rank.index]), held_copy(rank, gradients[rank.index], "gradient")
+        return mine, ScalingLayer(rank), x, gradient
 
     total = ring_sum(gradients)
     left = [ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])

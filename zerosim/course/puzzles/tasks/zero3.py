@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, held_copy
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, ScalingLayer, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -70,7 +70,7 @@ def case(ranks: int, length: int) -> Case:
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
         mine = [held_copy(rank, shards[rank.index], "parameter", f"layer {layer}") for layer, shards in enumerate(cut)]
-        return mine, Scaling(rank), held_copy(rank, inputs[rank.index])
+        return mine, ScalingLayer(rank), held_copy(rank, inputs[rank.index])
 
     local = [gradients(weights, x) for x in inputs]
     sums = [ring_sum([mine[layer] for mine in local]) for layer in range(LAYERS)]
