@@ -550,11 +550,14 @@ def mapped(asked: argparse.Namespace, path: Path) -> list[Test]:
                 out.unlink(missing_ok=True)
                 script = str(Path(__file__).resolve())
                 start = time.monotonic()
+                # What a test starts must compile nothing into the copy: a compiled module would be read without marks.
                 ended = subprocess.run([asked.python, script, "--collect", str(out), str(copy), *some], cwd=copy,
-                                       env=environment(copy), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-                if not out.exists():
+                                       env=environment(copy) | {"PYTHONDONTWRITEBYTECODE": "1"},
+                                       stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+                if not any(lines for of_file in found.values() for _, lines in of_file["tests"].values()):
                     raise SystemExit(f"{', '.join(some)} could not be mapped:\n{ended.stdout[-3000:]}{ended.stderr}")
-                known |= json.loads(out.read_text(encoding="utf-8"))
+                known |= found
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(known), encoding="utf-8")
                 tests = sum(len(known[file]["tests"]) for file in some)

@@ -219,7 +219,7 @@ def test_recomputing_single_blocks_gathers_no_more() -> None:
     assert gathers_by_unit(7, 1) == gathers_by_unit(7, None) == (2,) * 7
 
 
-def test_two_layouts_send_alike_in_sum_and_unlike_by_rank() -> None:
+def test_two_layouts_send_as_much_in_sum_and_not_by_rank() -> None:
     jobs_of = [Job((2, 2), 2, STAGES[3], layout=layout, recompute_units=2) for layout in LAYOUTS]
     assert [sent_nbytes(job)["parameters"] for job in jobs_of] == [[10, 10], [12, 8]]
 

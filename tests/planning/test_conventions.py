@@ -1,4 +1,4 @@
-"""Accounting conventions: what each counts, that zerosim's own is its ledger's, and any optimizer's state."""
+"""Accounting conventions: what each counts, that zerosim's own is the engine's, and any optimizer's state."""
 
 import re
 from itertools import product
@@ -15,7 +15,7 @@ from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, resting_nb
 from zerosim.planning.conventions import (
     ADAM,
     CONVENTIONS,
-    Elementwise,
+    StatePerElement,
     convention_of,
     estimate_nbytes,
     formula,
@@ -38,15 +38,16 @@ def model_of_lengths(lengths: list[int]) -> ModelShape:
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), ranks=st.integers(1, 9),
        states=st.sampled_from(ALL_STATES), policy=st.sampled_from(POLICIES), slots=st.integers(0, 3),
        layout=st.sampled_from(["per_unit", "contiguous"]))
-def test_zerosims_own_dialect_is_the_closed_form_for_any_indicators(
+def test_zerosims_own_convention_is_the_closed_form_for_any_indicators(
         lengths: list[int], ranks: int, states: ShardedStates, policy: Policy, slots: int, layout: str) -> None:
-    found = states_nbytes(model_of_lengths(lengths), ranks, states, policy, optimizer=Elementwise(slots), layout=layout)
+    found = states_nbytes(model_of_lengths(lengths), ranks, states, policy, optimizer=StatePerElement(slots),
+                          layout=layout)
     assert resting_nbytes(Job(tuple(lengths), ranks, states, layout, policy, slots)) == [found] * ranks
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("stage", STAGES)
-def test_zerosims_own_dialect_is_the_ledger_of_the_engine(stage: int, policy: Policy) -> None:
+def test_zerosims_own_convention_is_the_ledger_of_the_engine(stage: int, policy: Policy) -> None:
     cluster = zs.Cluster(3)
     model = GPT(GPTConfig(layers=2, channels=12, heads=3, context=8, vocabulary=17))
     engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.Adam(), stage=stage, policy=policy))
@@ -82,7 +83,7 @@ def test_any_optimizers_state_is_the_ledger_of_the_engine(stage: int, optimizer:
     ("fp32", ["16", "8 + 8/N", "4 + 12/N", "16/N"]),
     ("scaling-book", ["10", "2 + 8/N", "2 + 8/N", "10/N"]),
 ])
-def test_each_dialect_counts_by_its_own_formula(convention: str, formulas: list[str]) -> None:
+def test_each_convention_counts_by_its_own_formula(convention: str, formulas: list[str]) -> None:
     assert [formula(states, convention) for states in STAGES.values()] == formulas
 
 
@@ -130,7 +131,7 @@ def test_borders_of_whole_tensors_are_the_nearest_to_equal_shares(lengths: list[
         assert abs(border - rank * total / ranks) <= min(abs(b - rank * total / ranks) for b in borders) + 1e-9
 
 
-def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:
+def test_an_unknown_convention_is_refused_with_the_nearest() -> None:
     said = "no accounting convention is called 'megatron'; there are zero-paper, fp32-accumulate, megatron-bf16, "
     with pytest.raises(ValueError, match=re.escape(said)):
         convention_of("megatron")
@@ -142,7 +143,7 @@ def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:
     (lambda: states_nbytes(model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
     (lambda: estimate_nbytes(0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
     (lambda: estimate_nbytes(9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
-    (lambda: Elementwise(-1), "count must be at least 0, got -1"),
+    (lambda: StatePerElement(-1), "count must be at least 0, got -1"),
     (lambda: states_nbytes(model_of_parameters(9), 2, STAGES[1], layout="per-unit"), "no layout is called 'per-unit'"),
 ])
 def test_what_cannot_be_counted_is_refused(call, said: str) -> None:

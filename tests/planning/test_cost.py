@@ -120,7 +120,7 @@ def test_the_slowest_hop_of_each_step_decides(drawn) -> None:
 
 
 @given(calls())
-def test_nodes_that_hold_all_ranks_or_links_that_are_alike_change_nothing(drawn) -> None:
+def test_nodes_that_hold_all_ranks_or_equal_links_change_nothing(drawn) -> None:
     key, cut, itemsize, root, per_node = drawn
     flat = cost(*key, cut, itemsize, Network(FAST), root=root)
     assert cost(*key, cut, itemsize, Network(FAST, SLOW, 12), root=root) == flat
@@ -130,7 +130,7 @@ def test_nodes_that_hold_all_ranks_or_links_that_are_alike_change_nothing(drawn)
 
 
 @given(calls())
-def test_steps_that_are_said_to_be_alike_are(drawn) -> None:
+def test_steps_that_are_said_to_be_equal_are(drawn) -> None:
     key, cut, itemsize, root, _ = drawn
     vector = checked_vector(*key, cut, itemsize, root=root)
     by_step = longest_by_step(levels(*key, vector), vector.ranks, Network(FAST))

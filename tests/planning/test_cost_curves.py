@@ -40,7 +40,7 @@ def test_ring_and_tree_break_even_where_the_formula_says(ranks: int, wanted: flo
     assert (point.faster_below, point.faster_above) == (1, 0)
 
 
-def test_break_even_sizes_grow_with_latency_and_rate_alike() -> None:
+def test_break_even_sizes_grow_with_latency_and_with_rate() -> None:
     nvlink = Network(Link("x", 450e9, 3.4e-6, "a test", "today"))
     assert [point.nbytes for point in between("ring", "doubling", 4, nvlink)] == [8 * 1_530_000]
 

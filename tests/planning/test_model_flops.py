@@ -115,6 +115,6 @@ def test_hardware_utilization_exceeds_model_utilization_by_what_is_made_again() 
      "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
      "gated network of 11008; take matmul_flops"),
 ])
-def test_what_cannot_be_reckoned_is_refused(call, said: str) -> None:
+def test_what_cannot_be_computed_is_refused(call, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         call()

@@ -136,7 +136,7 @@ def test_the_explained_fullest_moment_adds_up_to_what_comes_and_goes(overlap, ba
 
 @given(name=st.sampled_from(["gpt2", "llama-2-7b"]), ranks=st.integers(1, 64), batch=st.integers(1, 4),
        k=st.integers(1, 2), link=st.sampled_from(["nvlink4", "pcie3"]), prefetch=st.integers(0, 2))
-def test_levers_cost_bytes_and_spare_seconds_and_never_the_other_way_round(name, ranks, batch, k, link, prefetch):
+def test_options_cost_bytes_and_spare_seconds_and_never_the_other_way_round(name, ranks, batch, k, link, prefetch):
     asked = {"ranks": ranks, "batch": batch, "micro_batches": k, "tokens": 256, "link": link, "recompute": "block"}
     plain, pulled = (zs.plan(name, **asked, overlap=overlap, prefetch=ahead)
                      for overlap, ahead in ((False, 0), (True, prefetch)))
@@ -147,7 +147,7 @@ def test_levers_cost_bytes_and_spare_seconds_and_never_the_other_way_round(name,
         assert row.sent_nbytes_per_step == without.sent_nbytes_per_step
 
 
-def test_the_largest_batch_is_smaller_where_levers_take_room():
+def test_the_largest_batch_is_smaller_where_options_take_room():
     batches = [plan_config("llama-2-7b", **LLAMA, stage=3, recompute="block", overlap=overlap,
                            prefetch=prefetch).largest_batch() for overlap, prefetch in ((False, 0), (True, 4))]
     assert batches[1] < batches[0]

@@ -86,7 +86,7 @@ def test_fewer_key_and_value_heads_save_their_columns_alone() -> None:
     assert many - few == full.blocks * 2 * full.channels * 56 * full.head_channels
 
 
-def test_an_untied_head_adds_one_table_and_borrows_nothing() -> None:
+def test_an_untied_head_adds_one_table_and_uses_no_other() -> None:
     tied = model_of("", PRESETS["gpt2"])
     untied = model_of("", replace(PRESETS["gpt2"], tied=False))
     assert untied.parameters - tied.parameters == 50257 * 768

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.planning.activations import EXAMPLE, INSIDE_NAMES, Block
-from zerosim.planning.flops import backward, forward, matmul_flops, recomputed, savings, step_matmul_flops, table
+from zerosim.planning.activations import EXAMPLE, INSIDE_NAMES, Block, peak_nbytes
+from zerosim.planning.flops import backward, forward, matmul_flops, recomputed, savings, step_matmul_flops
 
 
 @st.composite
@@ -83,12 +83,9 @@ def test_sub_blocks_do_not_halve_what_is_made_again() -> None:
     assert 0.6 < share < 0.63
 
 
-def test_the_table_of_policies_has_less_memory_for_more_operations() -> None:
-    rows = table(EXAMPLE, 32)
-    by_policy = {row["policy"]: row for row in rows}
-    assert by_policy["none"]["recomputed_flops"] == 0
-    assert by_policy["block"]["share_of_forward"] == 1
-    flops, nbytes = ([row[column] for row in rows[2:]] for column in ("recomputed_flops", "nbytes"))
+def test_finer_policies_keep_more_memory_for_fewer_operations() -> None:
+    flops, nbytes = ([amount(policy) for policy in ("selective", "sub_block", "block")] for amount in (
+        lambda policy: recomputed(EXAMPLE, 32, policy), lambda policy: peak_nbytes(EXAMPLE, 32, policy).nbytes))
     assert flops == sorted(flops)
     assert nbytes == sorted(nbytes, reverse=True)
 

@@ -10,9 +10,8 @@ elementwise function costs is a convention; it is the one by which the layers no
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from zerosim.planning.activations import Block, parse, peak_nbytes, refuse_unless_plain, tensors
+from zerosim.planning.activations import Block, parse, refuse_unless_plain, tensors
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.shapes import Transformer
 
@@ -182,15 +181,6 @@ def savings(block: Block) -> list[Saving]:
     nbytes["LayerNorm statistics"] = held["LayerNorm 1 statistics"].nbytes + held["LayerNorm 2 statistics"].nbytes
     rows = [Saving(name, nbytes[name], flops[name], made_by) for name, made_by in MADE_BY.items()]
     return sorted(rows, key=lambda row: -row.nbytes_per_flop)
-
-
-def table(block: Block, blocks: int) -> list[dict[str, Any]]:
-    """For each policy the bytes that n blocks keep at their peak, and the operations made again per forward one."""
-    once = sum(forward(block).values()) * blocks
-    return [{"policy": policy, "nbytes": peak_nbytes(block, blocks, policy).nbytes,
-             "recomputed_flops": recomputed(block, blocks, policy),
-             "share_of_forward": recomputed(block, blocks, policy) / once}
-            for policy in ("none", "tiled", "selective", "sub_block", "block")]
 
 
 # -- a whole model in a step, by several published rules; and utilization ---------------------------------------------

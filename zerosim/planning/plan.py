@@ -212,7 +212,7 @@ class PlanConfig:
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's
     name, or a Policy for zerosim's own. `offload` keeps master weights and optimizer state on the host, over
-    `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds alike; a bucket is a unit,
+    `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
     since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
     runtime by name, as `hardware.overheads_nbytes` takes them.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
