@@ -112,7 +112,7 @@ class StaticScaler:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as scalers of its kind do.
+    """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as its ``kind`` does.
 
     ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale: DeepSpeed's kinds come
     down to it without a word, and raise LossScaleExhausted at the next overflow. ``torch`` goes on shrinking, and takes

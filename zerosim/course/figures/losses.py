@@ -50,7 +50,7 @@ class ComparisonData:
 
 
 def comparison_data(found: Comparison) -> ComparisonData:
-    """What the picture shows of a comparison, and nothing else."""
+    """All that the picture shows of a comparison."""
     options = found.runs[0].options
     return ComparisonData(
         f"{options.model}, {counted(options.ranks, 'rank')} with {counted(options.micro_batches, 'micro-batch')} of "
@@ -86,7 +86,7 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
 
 
 def require_place(path: str) -> Path:
-    """Where a figure is to be written; ValueError for an ending that there is not, and for no folder to write into."""
+    """Checks the place of a figure: ValueError for an ending that there is not, and for no folder to write into."""
     place = Path(path)
     if place.suffix not in SUFFIXES:
         raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(SUFFIXES)}")
@@ -241,8 +241,8 @@ def _panel(axes: "Axes", data: LossScaleData, place: int) -> None:
 
 def _heading(data: LossScaleData, place: int) -> str:
     rule, run = data.rules[place], data.runs[place]
-    patience = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
-    return f"{rule.kind}{patience}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
+    hysteresis = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
+    return f"{rule.kind}{hysteresis}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
 
 
 def _loss_scale_description(data: LossScaleData) -> str:
