@@ -376,7 +376,8 @@ def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> 
 
 
 def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
-            output_itemsize: int | None = None, parts_per_unit: int = 2, between: bool = False) -> list[ActivationSnapshot]:
+              output_itemsize: int | None = None, parts_per_unit: int = 2,
+              between: bool = False) -> list[ActivationSnapshot]:
     """Every moment of one micro-batch of a GPT: the units forward, the loss, the units backward.
 
     `parts_per_unit` is 2 where a unit is a block, 1 where it is half a block, 2k where k blocks are joined;
