@@ -166,8 +166,8 @@ for stage in (0, 1, 2, 3):
 # whole then, and the program waits about a quarter as long.
 
 # %%
-levers = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
-figures.timeline(figures.timeline_data(stage=3, levers=levers))
+options = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
+figures.timeline(figures.timeline_data(stage=3, options=options))
 
 # %% [markdown]
 # ## Recomputation

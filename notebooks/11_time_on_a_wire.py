@@ -207,8 +207,8 @@ figures.timeline(figures.timeline_of("six layers of 64 by hand, 64 samples per r
 # of the next layer's while this one computes, with `prefetch=2` the next two's:
 
 # %%
-levers = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
-for way in figures.timeline_data(stage=3, levers=levers).replays:
+options = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
+for way in figures.timeline_data(stage=3, options=options).replays:
     print(f"{way.title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
           f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
 
@@ -224,7 +224,7 @@ for way in figures.timeline_data(stage=3, levers=levers).replays:
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
 # * Print `own` right after the reduction has been issued.
 # * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
-# * `figures.timeline(figures.timeline_data(stage=1, levers={"Stage 1": {"overlap": True}}))`: what overlaps there?
+# * `figures.timeline(figures.timeline_data(stage=1, options={"Stage 1": {"overlap": True}}))`: what overlaps there?
 # * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
 #
 # ## Proof

@@ -64,8 +64,8 @@ def lay_out(*subjects, traffic=False):
     for one in settled(*subjects):
         row = one.row
         if not row.closes and (row.quantity in TRAFFIC) == traffic:
-            print(f"{row.name}\n    print {row.stated:g}, estimate {one.pencil:.4g}, measured "
-                  f"{f'{one.ledger:.4g} {row.unit}'.rstrip()}: {row.why}")
+            print(f"{row.name}\n    print {row.stated:g}, estimate {one.estimated:.4g}, measured "
+                  f"{f'{one.measured:.4g} {row.unit}'.rstrip()}: {row.why}")
 
 
 lay_out("states")
@@ -279,6 +279,6 @@ for ranks in (1, 2, 3, 4, 5, 8):
     print(f"N = {ranks}: by hand in two ways and by the engine the same bits; sent {sent[0][0]} and {sent[1][0]} bytes")
 
 wrong = [one for one in settled() if not one.row.closes]
-assert all(8 * abs(one.pencil - one.ledger) < abs(one.row.stated - one.ledger) for one in wrong)
+assert all(8 * abs(one.estimated - one.measured) < abs(one.row.stated - one.measured) for one in wrong)
 print(f"{len(wrong)} numbers do not close: estimate and measurement are nearer to each other than to print, 8 times "
       "and more")

@@ -143,7 +143,7 @@ def average(rank, gradients, scale):
     for gradient in gradients[1:]:
         total += gradient
     zs.puzzles.hole("add up over ranks, in place")
-    total /= zs.puzzles.hole("by how much, all told?")
+    total /= zs.puzzles.hole("by how much, in all?")
     return total
 
 

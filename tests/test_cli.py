@@ -23,7 +23,7 @@ MINUTES = 600  # seconds after which a process is taken to hang, on a busy machi
 SAYS_WHEN_IT_RUNS = """
 import signal
 from zerosim import cli
-from zerosim.course.lost_updates import lesson
+from zerosim.course import lost_updates as lesson
 
 def begun(question, answer=lesson.lost_updates):
     print("it runs", flush=True)

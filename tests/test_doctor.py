@@ -141,8 +141,8 @@ def test_the_trial_of_cuda_is_a_program_that_compiles():
     (["mpi,nccl"], 1, "CUDA (CuPy, NCCL) is required here and cannot be used: cupy is not installed\n"),
     (["mpi,nccl", "--json"], 1, "CUDA (CuPy, NCCL) is required here and cannot be used: cupy is not installed\n")])
 def test_what_is_required_and_missing_is_named_and_the_exit_code_is_1(monkeypatch, switches, exit_code, said):
-    rows = (doctor.Backend("in-process", True, "made"), doctor.Backend("MPI", True, "made"),
-            doctor.Backend("CUDA (CuPy, NCCL)", False, "cupy is not installed"))
+    rows = (doctor.BackendRow("in-process", True, "made"), doctor.BackendRow("MPI", True, "made"),
+            doctor.BackendRow("CUDA (CuPy, NCCL)", False, "cupy is not installed"))
     monkeypatch.setattr(doctor, "examine", lambda: doctor.Doctor((), "", "", 1, (), None, rows))
     done = CliRunner().invoke(cli.app, ["doctor", "--require", *switches])
     assert (done.exit_code, done.stderr) == (exit_code, said)

@@ -9,7 +9,7 @@ from zerosim.ranks.errors import BackendError
 
 if TYPE_CHECKING:
     from zerosim.backends.processes.notes import Channel
-    from zerosim.backends.processes.tcp import Job
+    from zerosim.backends.processes.tcp import ProcessJob
     from zerosim.backends.processes.transport import ProcessCluster
 
 
@@ -48,7 +48,7 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     return cluster
 
 
-def launched() -> "Job | None":
+def launched() -> "ProcessJob | None":
     """The job of which a launcher's variables make this process a part, as torchrun sets them; None without a launcher.
 
     Raises BackendError for a job that is described in part, or wrongly.

@@ -81,7 +81,7 @@ class Blas:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class BackendRow:
     """A way to connect ranks: whether it can be used here and now, and why or why not."""
 
     name: str
@@ -99,7 +99,7 @@ class Doctor:
     cores: int
     blas: tuple[Blas, ...]
     blas_threads_in_a_run: int | None
-    backends: tuple[Backend, ...]
+    backends: tuple[BackendRow, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -126,7 +126,7 @@ def requirable(names: Sequence[str]) -> list[str]:
     return [REQUIRABLE[name] for name in names]
 
 
-def lacking(found: Doctor, names: Sequence[str]) -> list[Backend]:
+def lacking(found: Doctor, names: Sequence[str]) -> list[BackendRow]:
     """The backends of these names in the report that cannot be used."""
     return [backend for backend in found.backends if backend.name in names and not backend.usable]
 
@@ -157,7 +157,7 @@ def blas_libraries() -> list[Blas]:
     return found or [Blas(blas.get("name", "unknown"), blas.get("version"), None, None)]
 
 
-def in_process() -> tuple[Backend, int | None]:
+def in_process() -> tuple[BackendRow, int | None]:
     """Two ranks in this process really make an all-reduce; beside it, the BLAS threads that they had."""
     name = "in-process"
     try:
@@ -165,12 +165,13 @@ def in_process() -> tuple[Backend, int | None]:
         results = Cluster(2).run(_all_reduce)
         seconds = time.perf_counter() - began
     except Exception as error:  # whatever is broken in this installation is what a doctor is asked for
-        return Backend(name, False, f"an all-reduce on 2 ranks failed: {type(error).__name__}: {error}"), None
+        return BackendRow(name, False, f"an all-reduce on 2 ranks failed: {type(error).__name__}: {error}"), None
     sums, threads = [total for total, _ in results], results[0][1]
     if sums != [[3.0, 3.0], [3.0, 3.0]]:
-        return Backend(name, False, f"an all-reduce of 1 and 2 on 2 ranks gave {sums} instead of 3 everywhere"), threads
+        reason = f"an all-reduce of 1 and 2 on 2 ranks gave {sums} instead of 3 everywhere"
+        return BackendRow(name, False, reason), threads
     reason = f"an all-reduce of 1 and 2 on 2 ranks gave 3 on both, in {1000 * seconds:.1f} ms"
-    return Backend(name, True, reason), threads
+    return BackendRow(name, True, reason), threads
 
 
 def _all_reduce(rank: Rank) -> tuple[list[float], int | None]:
@@ -178,18 +179,18 @@ def _all_reduce(rank: Rank) -> tuple[list[float], int | None]:
     return total.tolist(), blas_libraries()[0].threads
 
 
-def mpi() -> Backend:
+def mpi() -> BackendRow:
     """Two processes under the launcher really make an all-reduce; where they cannot, the reason says what is amiss."""
     launcher = found_program(*LAUNCHERS)
     here = probe("mpi4py", MPI_PROBE)
     if launcher is None or not here.startswith("mpi4py "):
         started = f"{launcher} is there" if launcher else f"no {' or '.join(LAUNCHERS)} on the PATH"
-        return Backend("MPI", False, f"{here}; {started}; pip install 'zerosim[mpi]'")
+        return BackendRow("MPI", False, f"{here}; {started}; pip install 'zerosim[mpi]'")
     failed = failure_of([launcher, "-n", "2", sys.executable, "-m", "mpi4py", "-c", MPI_TRIAL], "3.0 3.0")
     what = "an all-reduce of 1 and 2 on 2 processes"
     if failed is not None:
-        return Backend("MPI", False, f"{what} {failed}; {here}; {launcher}")
-    return Backend("MPI", True, f"{what} gave 3 on both; {here}; {launcher}")
+        return BackendRow("MPI", False, f"{what} {failed}; {here}; {launcher}")
+    return BackendRow("MPI", True, f"{what} gave 3 on both; {here}; {launcher}")
 
 
 def failure_of(words: Sequence[str], expected: str) -> str | None:
@@ -204,18 +205,18 @@ def failure_of(words: Sequence[str], expected: str) -> str | None:
     return None if found == expected else f"printed {found!r} instead of {expected!r}"
 
 
-def cuda() -> Backend:
+def cuda() -> BackendRow:
     """The GPUs really make an all-reduce through CuPy and NCCL; where they cannot, the reason says what is missing."""
     here = probe("cupy", CUPY_PROBE)
     devices = visible_gpus()
     seen = f"GPU: {', '.join(devices)}" if devices else "no NVIDIA GPU to be seen"
     if "is not installed" in here or "does not work" in here:
-        return Backend(CUDA, False, f"{here}; {seen}; pip install 'zerosim[gpu]', on a machine with an NVIDIA GPU")
+        return BackendRow(CUDA, False, f"{here}; {seen}; pip install 'zerosim[gpu]', on a machine with an NVIDIA GPU")
     failed = failure_of([sys.executable, "-c", CUDA_TRIAL], "right")
     what = "an all-reduce on at most two GPUs, by our ring over NCCL and by NCCL's own,"
     if failed is not None:
-        return Backend(CUDA, False, f"{what} {failed}; {here}; {seen}")
-    return Backend(CUDA, True, f"{what} gave the right sums; {here}")
+        return BackendRow(CUDA, False, f"{what} {failed}; {here}; {seen}")
+    return BackendRow(CUDA, True, f"{what} gave the right sums; {here}")
 
 
 def probe(package: str, program: str, seconds: float = PROBE_SECONDS) -> str:

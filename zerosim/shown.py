@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """What Jupyter shows as HTML and rich as text; the view is chosen by class."""
+    """A thing that Jupyter shows as HTML and rich as text; the view is chosen by class."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Shown:
 
 
 class Plotted(Shown):
-    """What can be drawn, too."""
+    """A thing that can be drawn, too."""
 
     __slots__ = ()
 

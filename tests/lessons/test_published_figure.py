@@ -23,15 +23,15 @@ def found():
 
 def test_what_a_run_measures_is_what_pencil_says(found):
     for one in found:
-        tolerance = max(one.row.tolerance, BESIDE.get(one.row.quantity, 0) * one.pencil)
-        assert abs(one.ledger - one.pencil) <= tolerance, one.row.name
-        assert abs(one.ledger - one.row.expected) <= 2 * tolerance, one.row.name
+        tolerance = max(one.row.tolerance, BESIDE.get(one.row.quantity, 0) * one.estimated)
+        assert abs(one.measured - one.estimated) <= tolerance, one.row.name
+        assert abs(one.measured - one.row.expected) <= 2 * tolerance, one.row.name
     assert len(found) > 100
 
 
 def test_a_number_that_does_not_close_is_not_what_a_run_measures_either(found):
     still_open = [one for one in found if not one.row.closes]
-    assert [one.row.name for one in still_open if abs(one.ledger - one.row.stated) <= one.row.tolerance] == []
+    assert [one.row.name for one in still_open if abs(one.measured - one.row.stated) <= one.row.tolerance] == []
     assert len(still_open) > 10
 
 
@@ -77,7 +77,7 @@ def test_the_figures_numbers_are_the_tables_and_the_pencils(found):
     assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(found)
     closed = [one for one in found if one.row.closes]
     for one in closed:
-        assert abs(one.ledger - one.row.stated) <= max(one.row.tolerance, 1e-3 * one.ledger)
+        assert abs(one.measured - one.row.stated) <= max(one.row.tolerance, 1e-3 * one.measured)
 
 
 @pytest.mark.parametrize("style", chosen([LIGHT], [LIGHT, DARK]), ids=lambda style: style.name)

@@ -70,7 +70,7 @@ def test_replicated_copies_disagree_between_update_and_all_gather_where_the_opti
     assert (after[0] != after[1]) is disagree
     if disagree:
         assert after == [[2.099609375, -2.900390625, 1.0, 0.5], [2.0, -3.0, 1.099609375, 0.60009765625]]
-    assert len({tuple(found.whole("parameter", "refresh", rank).tolist()) for rank in range(2)}) == 1
+    assert len({tuple(found.whole("parameter", "end", rank).tolist()) for rank in range(2)}) == 1
 
 
 @pytest.mark.parametrize("change", [
@@ -136,7 +136,7 @@ def test_the_json_has_the_announced_keys_and_survives_a_round_trip():
 
 def test_json_numbers_give_back_the_same_fp32():
     found = replay(replace(EXAMPLE, learning_rate=0.3), 1)
-    exact = found.whole("v", "refresh")
+    exact = found.whole("v", "end")
     assert np.array(found.as_json()["v"], np.float32).tobytes() == exact.tobytes()
 
 

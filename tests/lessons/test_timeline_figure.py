@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 import zerosim as zs
 from tests.lessons import seen
 from zerosim.course.figures.timeline import (
-    LEVERS,
     MACHINE,
+    OPTIONS,
     PHASES,
     PURPOSES,
     _peak,
@@ -24,12 +24,12 @@ from zerosim.planning.timeline import replay
 WIDTHS, ROWS = (16, 16, 16), 4
 
 
-def replayed(ranks, stage, levers):
+def replayed(ranks, stage, options):
     """The step of a real run, with data, of another batch than the figure's."""
 
     def program(rank):
         engine = zs.Engine(rank, zs.models.MLP(WIDTHS, bias=False), zs.optim.Adam(), stage=stage,
-                           policy=zs.Policy("fp16"), **levers)
+                           policy=zs.Policy("fp16"), **options)
         with rank.trace.span("step"):
             engine.step([(np.ones((ROWS, 16), np.float32), np.zeros((ROWS, 16), np.float32))])
         return engine
@@ -42,8 +42,8 @@ def replayed(ranks, stage, levers):
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 3), (3, 3), (4, 1), (4, 2), (4, 3)])
 def test_the_timelines_data_are_what_a_replay_of_a_real_run_says(ranks, stage):
     data = timeline_data(WIDTHS, ROWS, ranks=ranks, stage=stage)
-    for shown, levers in zip(data.replays, LEVERS.values(), strict=True):
-        found, peak = replayed(ranks, stage, levers)
+    for shown, options in zip(data.replays, OPTIONS.values(), strict=True):
+        found, peak = replayed(ranks, stage, options)
         usage = found.usage[0]
         assert shown.step_microseconds == pytest.approx(1e6 * found.step_seconds, rel=1e-12)
         assert shown.exposed_microseconds == pytest.approx(1e6 * usage.exposed_seconds, rel=1e-12)
@@ -99,10 +99,10 @@ def test_the_timelines_words_tell_what_overlap_brings_and_what_it_costs():
 
 def test_a_timeline_has_the_panels_that_were_asked_for():
     ways = {"In buckets of 100 B": {"bucket_nbytes": 100}, "No overlap": {}}
-    data = timeline_data(WIDTHS, ROWS, stage=2, levers=ways)
+    data = timeline_data(WIDTHS, ROWS, stage=2, options=ways)
     assert [one.title for one in data.replays] == [*ways]
-    for shown, levers in zip(data.replays, ways.values(), strict=True):
-        assert shown.step_microseconds == pytest.approx(1e6 * replayed(4, 2, levers)[0].step_seconds, rel=1e-12)
+    for shown, options in zip(data.replays, ways.values(), strict=True):
+        assert shown.step_microseconds == pytest.approx(1e6 * replayed(4, 2, options)[0].step_seconds, rel=1e-12)
     assert data.replays[1] == timeline_data(WIDTHS, ROWS, stage=2).replays[0]
     drawn = timeline(data)
     assert len(drawn.figure.axes) == 4

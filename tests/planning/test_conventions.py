@@ -15,7 +15,7 @@ from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, resting_nb
 from zerosim.planning.conventions import (
     ADAM,
     CONVENTIONS,
-    ElementwiseState,
+    StatePerElement,
     convention_of,
     estimate_nbytes,
     formula,
@@ -40,8 +40,8 @@ def model_of_lengths(lengths: list[int]) -> ModelShape:
        layout=st.sampled_from(["per_unit", "contiguous"]))
 def test_zerosims_own_convention_is_the_closed_form_for_any_indicators(
         lengths: list[int], ranks: int, states: ShardedStates, policy: Policy, slots: int, layout: str) -> None:
-    optimizer = ElementwiseState(slots)
-    found = states_nbytes(model_of_lengths(lengths), ranks, states, policy, optimizer=optimizer, layout=layout)
+    found = states_nbytes(model_of_lengths(lengths), ranks, states, policy, optimizer=StatePerElement(slots),
+                          layout=layout)
     assert resting_nbytes(Job(tuple(lengths), ranks, states, layout, policy, slots)) == [found] * ranks
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_convention_is_refused_with_the_nearest() -> None:
     (lambda: states_nbytes(model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
     (lambda: estimate_nbytes(0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
     (lambda: estimate_nbytes(9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
-    (lambda: ElementwiseState(-1), "count must be at least 0, got -1"),
+    (lambda: StatePerElement(-1), "count must be at least 0, got -1"),
     (lambda: states_nbytes(model_of_parameters(9), 2, STAGES[1], layout="per-unit"), "no layout is called 'per-unit'"),
 ])
 def test_what_cannot_be_counted_is_refused(call, said: str) -> None:

@@ -1,5 +1,9 @@
 """The engine used rightly and wrongly: its pieces, its errors, what debug mode shows, and how it goes on."""
 
+import cProfile
+import pstats
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -392,3 +396,20 @@ def test_nan_in_the_data_is_refused_and_the_engine_goes_on(dtype):
         return engine.step([(X, T)]).skipped
 
     assert alone(program) is False
+
+
+def test_a_step_of_two_linear_layers_passes_at_most_25_files_of_the_package():
+    model, profile = Model([LinearUnit("a", 3, 5, first=True), LinearUnit("b", 5, 2)]), cProfile.Profile()
+
+    def program(rank):
+        engine = zs.Engine(rank, model, zs.optim.Adam(), stage=2)
+        engine.step([(X, T)])
+        if rank.index == 0:
+            profile.enable()
+        engine.step([(X, T)])
+        if rank.index == 0:
+            profile.disable()
+
+    zs.Cluster(2).run(program)
+    passed = {path for path, _, _ in pstats.Stats(profile).stats if path.startswith(str(Path(zs.__file__).parent))}
+    assert 15 < len(passed) <= 25, sorted(passed)

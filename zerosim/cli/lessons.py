@@ -22,7 +22,7 @@ def replay(
     hops: Annotated[bool, typer.Option("--hops", help="Show every message of every collective.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and told number by number."""
+    """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and printed number by number."""
     from zerosim.course.worked_example import example_of, replays, replays_as_json, stages_named
 
     example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
@@ -43,7 +43,7 @@ def lost_updates(
     steps: Annotated[int, typer.Option(help="How many times it is added.")] = 10_000,
     as_json: AsJson = False,
 ) -> None:
-    """What 16 bits lose of small updates, which cures help, and which does not."""
+    """Show what 16 bits lose of small updates, which cures help, and which does not."""
     from zerosim.course.lost_updates import Question
     from zerosim.course.lost_updates import lost_updates as answer
 
@@ -64,7 +64,7 @@ def precision(
     steps: Annotated[int, typer.Option(help="Its training steps before that.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """What goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
+    """Show what goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
     from zerosim.course.precision import Question
     from zerosim.course.precision import precision as answer
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
 
 
-# What a launcher of MPI tells each process that it starts: Open MPI, MPICH and its kin, and those that speak PMIx.
+# What a launcher of MPI says to each process that it starts: Open MPI, those like MPICH, and those that speak PMIx.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 FAILED = 1  # exit code
 
@@ -57,7 +57,7 @@ def _body(program: str, given: Sequence[str], save: str | None) -> Callable[...,
 
 
 def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What ``find()`` gives. Where it raises in one process of many all of them end, and the first such says why: a
+    """The result of ``find()``. Where it raises in one process of many all of them end, and the first such says why: a
     file may be on some machines of a job and not on others."""
     from zerosim.display.saving import is_one_of_many
     from zerosim.ranks.errors import ranks_text

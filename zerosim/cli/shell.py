@@ -1,4 +1,4 @@
-"""What all commands have in common: how they are registered, how they fail, and where their text goes."""
+"""The shell of all commands: how they are registered, how they fail, and where their text goes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where text goes: as wide as the terminal, 80 columns in a pipe, without color there or under NO_COLOR."""
+    """The console that text goes to: as wide as the terminal; 80 columns in a pipe, and no color there or
+    under NO_COLOR."""
     from rich.console import Console
 
     found = Console(highlight=False, emoji=False, stderr=stderr)

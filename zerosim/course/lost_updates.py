@@ -130,7 +130,7 @@ CHUNK = 4096  # steps whose random words are drawn at once
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where w has come after all steps, by one method in one format; means over all seeds where a method has seeds.
+    """The end of w after all steps, by one method in one format; means over all seeds where a method has seeds.
 
     ``share`` is the movement beside the one asked for: 1 is right, 0 all lost. ``moves`` counts the steps that changed
     w. ``remainder`` is what Kahan's method still holds back, and ``remainder_half_gap`` the smallest number that can be
@@ -314,7 +314,7 @@ EPSILON = Adam().epsilon
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """What SGD and Adam subtract from w in their first step, in fp32, and what w becomes of it in ``format``."""
+    """The first updates of SGD and Adam, in fp32, and what w becomes of them in ``format``."""
 
     format: str
     gradient: float
@@ -370,7 +370,7 @@ class Underflow:
 
 
 def first_update(kernels: NumpyKernels, optimizer: Optimizer, gradient: float) -> float:
-    """What the optimizer subtracts from a weight in its first step, in fp32: its own step, made on a weight of 0."""
+    """The optimizer's first update of a weight, in fp32: its own step, made on a weight of 0."""
     w, g = np.zeros(1, np.float32), np.array([gradient], np.float32)
     state = {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(w.shape).items()}
     optimizer.update(UpdateContext(kernels), w, g, state, step=1)
@@ -400,7 +400,7 @@ def adam_thresholds(kernels: NumpyKernels, formats: list[str], weight: float) ->
 
 
 def survivors(kernels: NumpyKernels, weights: tuple[float, ...], update: float) -> Iterator[Survivor]:
-    """Whether fp32 keeps w - update and w + update."""
+    """The weights with whether fp32 keeps w - update and w + update."""
     for weight in weights:
         down, up = (add_once(kernels, "fp32", weight, change) for change in (-update, update))
         yield Survivor(weight, 2 * down.half_gap, 2 * up.half_gap, down.lost, up.lost)
@@ -428,7 +428,7 @@ def format_facts() -> Iterator[FormatFacts]:
 
 
 def underflows(fmt: str, values: tuple[float, ...]) -> Iterator[Underflow]:
-    """What the format makes of small numbers."""
+    """Small numbers as the format stores them."""
     for value in values:
         yield Underflow(format_of(fmt).name, value, shortest(float(round_to(value, fmt))))
 
@@ -497,7 +497,7 @@ def unit_update(kernels: NumpyKernels, both: Array, adam: Adam, corrections: tup
 # learning rate, g a gradient.
 
 
-# The numbers of a popular example: so small an update that its readers are told to keep their weights in fp32.
+# The numbers of a popular example: so small an update that its readers are advised to keep their weights in fp32.
 POPULAR_LR = 0.001
 POPULAR_GRADIENT = 0.00001
 POPULAR_UPDATE = POPULAR_LR * POPULAR_GRADIENT
@@ -511,7 +511,7 @@ SEEDS = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What can be asked: is w + δ lost in a format, and where does w come in so many steps?
+    """A question: is w + δ lost in a format, and where does w come in so many steps?
 
     Raises ValueError for an unknown format, for a weight that is not finite or too large for the format, for an update
     that is 0 or not finite, and for fewer than one step.
@@ -575,7 +575,7 @@ class LostUpdates(Shown):
         return next(found for found in self.additions if found.format == fmt)
 
     def outcome(self, method: Method, fmt: str, update: float) -> Outcome:
-        """Where one method has come in one format with one update."""
+        """The outcome of one method in one format with one update."""
         return next(found for found in self.outcomes
                     if (found.method, found.format, found.update) == (method, fmt, update))  # fmt: skip
 
@@ -611,5 +611,5 @@ def lost_updates(question: Question, *, seeds: tuple[int, ...] = SEEDS) -> LostU
 
 
 def fits(fmt: str, weight: float) -> bool:
-    """Whether a format has a finite number for the weight."""
+    """True when a format has a finite number for the weight."""
     return math.isfinite(float(round_to(float(weight), fmt)))

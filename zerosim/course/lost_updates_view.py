@@ -92,7 +92,7 @@ def picture(a: Addition) -> Iterator[str]:
 
 
 def explanation(a: Addition) -> Iterator[str]:
-    """Why the update is lost or kept, in words."""
+    """The reason why the update is lost or kept, in words."""
     if a.why == "update_rounds_to_zero":
         yield f"{a.format} has no number so small: δ itself becomes 0. [bold]The update is lost.[/]"
     elif a.why == "overflows":
@@ -110,7 +110,7 @@ def explanation(a: Addition) -> Iterator[str]:
 
 
 def way_of(a: Addition) -> float:
-    """Where the exact sum lies between w (0) and its neighbor (1)."""
+    """The place of the exact sum between w (0) and its neighbor (1)."""
     return abs(a.update) / (2 * a.half_gap)
 
 
@@ -125,7 +125,7 @@ def _addition_cells(a: Addition) -> tuple[str, ...]:
 
 
 def cures(found: LostUpdates) -> Iterator[Part]:
-    """Where w has come after all steps, by every method in every format."""
+    """The ends of w after all steps, by every method in every format."""
     question = found.question
     yield Heading(2, f"The cures: w = {short(question.weight)}, and δ is added {question.steps:,} times")
     columns = [name for update in found.updates for name in (f">δ = {fitted(update, 7)}", ">arrived")]
@@ -155,17 +155,17 @@ def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) 
 
 
 def waits(outcome: Outcome) -> bool:
-    """Whether w has not moved only because Kahan's remainder is not yet half a gap: nothing is lost."""
+    """True when w has not moved only because Kahan's remainder is not yet half a gap: nothing is lost."""
     return outcome.share == 0 and bool(outcome.remainder) and not is_stuck(outcome)
 
 
 def is_stuck(outcome: Outcome) -> bool:
-    """Whether Kahan's remainder has grown until the update is lost in it, as it was in w."""
+    """True when Kahan's remainder has grown until the update is lost in it, as it was in w."""
     return outcome.share == 0 and (outcome.remainder_half_gap or 0.0) > abs(outcome.update) and bool(outcome.remainder)
 
 
 def cure_notes(found: LostUpdates) -> Iterator[str]:
-    """How the methods work, and what the table shows, as far as it does for these numbers."""
+    """Words for the methods, and for what the table shows of these numbers."""
     first = found.addition("fp32")
     gaps = abs(first.moved) / (2 * first.half_gap)
     yield "Arrived: how far w has moved, beside how far it should have moved."

@@ -42,7 +42,7 @@ class MeasuredStep:
     """One training step under one stage: bytes by kind, per rank, read from the ledgers of a run.
 
     ``resting_nbytes`` is what a rank holds between two steps, ``peak_nbytes`` the breakdown at its fullest instant.
-    ``replicated`` and ``shared`` are the pencil's bytes per parameter: a rank rests at replicated + shared / N.
+    ``replicated`` and ``shared`` are the estimate in bytes per parameter: a rank rests at replicated + shared / N.
     """
 
     stage: int
@@ -103,7 +103,7 @@ def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Polic
 
 
 def _predicted(job: closed_forms.Job, optimizer: Optimizer) -> list[BytesByKind]:
-    """What each rank rests at by the closed forms, empty kinds left out."""
+    """The resting memory of each rank by the closed forms, empty kinds left out."""
     held, itemsize = job.held(job.states.optimizer_sharded), job.policy.state_dtype.itemsize
     state = state_nbytes(optimizer, (held,), itemsize)
     return [found | ({"optimizer_state": state} if state else {}) for found in closed_forms.resting_nbytes(job)]
@@ -160,9 +160,9 @@ def _null_mlp_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, pol
     return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING_KINDS}
 
 
-# -- What a GPT keeps and computes under each recomputation policy, beside pencil's formulas -------------------------
+# -- What a GPT keeps and computes under each recomputation policy, beside the closed forms -------------------------
 
-# The arrays that a block keeps of its forward pass, in the order in which its layers make them, by pencil's names.
+# The arrays that a block keeps of its forward pass, in the order of its layers, by the closed forms' names.
 MADE_IN_ORDER = (*("LayerNorm 1 statistics",) * 2, "QKV", "attention output", "probabilities", "LayerNorm 2 input",
                  *("LayerNorm 2 statistics",) * 2, "pre-GELU", "post-GELU")
 
@@ -183,7 +183,7 @@ class MeasuredActivations:
 
 def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str) -> MeasuredActivations:
     """Runs forward and backward of a GPT of such blocks in bf16, and reads the ledger; its peak is asserted to be
-    pencil's to the byte."""
+    estimates to the byte."""
     gpt = GPT(GPTConfig(blocks, block.channels, block.heads, block.tokens, vocabulary))
     cluster = NullCluster(1)
 
@@ -198,14 +198,14 @@ def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str
     kept = cluster.run(program)[0]
     found = MeasuredActivations(policy, kept, cluster.memory[0].peak_nbytes_of(FLOWING), sum(
         row.flops for row in cluster.trace[0].rows if isinstance(row, Compute)))
-    assert found.peak_nbytes == fullest_nbytes(block, blocks, vocabulary, policy), "the ledger differs from pencil"
+    assert found.peak_nbytes == fullest_nbytes(block, blocks, vocabulary, policy), "it differs from the estimate"
     return found
 
 
 def measured_tensors(block: Block) -> dict[str, int]:
     """Bytes of each tensor that one plain block holds after its forward pass, its input first, read from the ledger.
 
-    They are asserted to be pencil's to the byte. Statistics of a LayerNorm are two arrays, and one line here.
+    They are asserted to be the estimates to the byte. Statistics of a LayerNorm are two arrays, and one line here.
     """
     cluster = NullCluster(1)
     gpt = GPT(GPTConfig(1, block.channels, block.heads, block.tokens, 1))
@@ -222,7 +222,7 @@ def measured_tensors(block: Block) -> dict[str, int]:
     assert len(kept) == 1  # as long as it is there, what was kept is held
     for name, life in zip(("LayerNorm 1 input", *MADE_IN_ORDER), lives, strict=True):
         found[name] += life.nbytes
-    assert found == {name: one.nbytes for name, one in tensors(block).items()}, "the ledger differs from pencil"
+    assert found == {name: one.nbytes for name, one in tensors(block).items()}, "it differs from the estimate"
     return found
 
 

@@ -35,7 +35,7 @@ from zerosim.zero.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """What became of so many gradients in a format, S times as large; all counts but ``elements`` add up to it.
+    """The fates of so many gradients in a format, S times as large; all counts but ``elements`` add up to it.
 
     ``zero``: 0 in fp32. ``lost``: 0 here alone. ``subnormal``: kept with fewer bits. ``normal``: kept with all bits.
     ``not_finite``: inf or NaN.
@@ -58,7 +58,7 @@ class Fates:
 
 @dataclass(frozen=True, slots=True)
 class Binade:
-    """How many gradients have a magnitude from 2^exponent up to, but not including, 2^(exponent + 1)."""
+    """The number of gradients of a magnitude from 2^exponent up to, but not including, 2^(exponent + 1)."""
 
     exponent: int
     elements: int
@@ -66,7 +66,7 @@ class Binade:
 
 @dataclass(frozen=True, slots=True)
 class TensorLoss:
-    """How many gradients of one parameter are lost."""
+    """The number of lost gradients of one parameter."""
 
     name: str
     elements: int
@@ -75,7 +75,7 @@ class TensorLoss:
 
 def rounded_fates(kernels: NumpyKernels, gradients: Iterable[Array], fmt: Format | str,
                   scale: float = 1.0) -> Fates:
-    """What the format makes of S·g, the product in fp32, rounded once: gradients of any shape, fp32."""
+    """The fates of S·g, the product in fp32, rounded once: gradients of any shape, fp32."""
     row, exact, found = format_of(fmt), [], []
     for g in gradients:
         stored = np.empty(g.shape, row.dtype)
@@ -87,7 +87,7 @@ def rounded_fates(kernels: NumpyKernels, gradients: Iterable[Array], fmt: Format
 
 def fates(kernels: NumpyKernels, exact: Iterable[Array], found: Iterable[Array], fmt: Format | str,
           scale: float) -> Fates:  # fmt: skip
-    """What became of gradients that are ``exact`` in fp32 and, S times as large, ``found`` in the format."""
+    """The fates of gradients that are ``exact`` in fp32 and, S times as large, ``found`` in the format."""
     row, counts = format_of(fmt), [0] * 6
     for g, stored in zip(exact, found, strict=True):
         magnitude = np.empty(stored.shape, np.float32)
@@ -102,7 +102,7 @@ def fates(kernels: NumpyKernels, exact: Iterable[Array], found: Iterable[Array],
 
 
 def binades(gradients: Iterable[Array]) -> tuple[Binade, ...]:
-    """How many gradients, fp32 of any shape, lie in each binade, from the smallest other than 0 to the largest; binades
+    """The number of gradients, fp32 of any shape, in each binade, from the smallest but 0 to the largest; binades
     between them that have none are there too, infinities and NaN nowhere."""
     counts: dict[int, int] = {}
     for g in gradients:
@@ -134,20 +134,20 @@ MACHINES = (("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy
 class ScalerTrace:
     """The scale after each step of PATTERN."""
 
-    dialect: str
+    kind: str
     hysteresis: int
     scales: tuple[float, ...]
 
 
 def traces() -> Iterator[ScalerTrace]:
     """Each of MACHINES, from INITIAL on."""
-    for dialect, hysteresis in MACHINES:
-        scaler = Dynamic(dialect, INITIAL, WINDOW, hysteresis).start()
+    for kind, hysteresis in MACHINES:
+        scaler = Dynamic(kind, INITIAL, WINDOW, hysteresis).start()
         scales = []
         for overflow in PATTERN:
             scaler.update(overflow)
             scales.append(scaler.scale)
-        yield ScalerTrace(dialect, hysteresis, tuple(scales))
+        yield ScalerTrace(kind, hysteresis, tuple(scales))
 
 
 # -- What goes wrong in mixed precision, and what helps, each of it run ----------------------------------------------

@@ -40,7 +40,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
-    """What rank 0 held, handed on and sent in a step.
+    """The memory that rank 0 held, the values that it handed on and the bytes that it sent in a step.
 
     ``master``, ``weights``, ``gradient`` and ``state`` rest between steps. ``kept`` are the inputs of layers that
     forward keeps for backward, beside ``signs_nbytes`` of ReLU's signs; ``output`` is what it hands to the loss,
@@ -189,7 +189,7 @@ SCALINGS: Mapping[str, Scaling] = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How training went in one unit and format with one loss scaling; losses are in units squared, as at u = 1.
+    """The course of a training in one unit and format with one loss scaling; losses are in units squared, as at u = 1.
 
     ``scale`` is S at the end; ``gave_up`` is the step at which the scaler raised, or None.
     """
@@ -233,7 +233,7 @@ def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
 
 
 def has_wide_range(fmt: str) -> bool:
-    """Whether a format has fp32's exponents."""
+    """True when a format has fp32's exponents."""
     return format_of(fmt).max_exponent == FORMATS["fp32"].max_exponent
 
 
@@ -247,7 +247,7 @@ def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
 
 
 def largest_values(fmt: str) -> Iterator[LargestValue]:
-    """What comes out of each layer in the first forward of rank 0, in both units, in the format and in fp32."""
+    """The largest output of each layer in the first forward of rank 0, in both units, in the format and in fp32."""
     model = overflow_network()
     for unit in (1.0, large_unit(fmt)):
         for name in dict.fromkeys((fmt, "fp32")):
@@ -373,7 +373,7 @@ RESTING_LR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """How training went. Losses are means over the first, the middle and the last round of the data.
+    """The course of a training. Losses are means over the first, the middle and the last round of the data.
 
     ``moved_share`` is the share of the weights that the last step changed, as far as their format shows it.
     """

@@ -31,7 +31,7 @@ def lesson(found: Precision) -> View:
 
 
 def underflows(found: Precision) -> Iterator[Part]:
-    """Where the gradients lie, and what the format makes of them at several loss scales."""
+    """The places of the gradients, and what the format makes of them at several loss scales."""
     question, seen = found.question, found.underflows
     row = format_of(question.format)
     yield Heading(1, f"Small gradients in {question.format}")
@@ -86,7 +86,7 @@ def scale_text(scale: float) -> str:
 
 
 def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
-    """What the tables show, as far as they do for these numbers."""
+    """Words for what the tables show of these numbers."""
     seen = found.underflows
     first, best = seen.computed[0], min(seen.computed, key=lambda fates: (fates.not_finite, fates.lost))
     if first.lost and not seen.rounded[0].lost:
@@ -113,7 +113,7 @@ def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
 def scaler_traces(found: Precision) -> Iterator[Part]:
     """The scale after each step by each of the machines in use."""
     yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
-    names = [f">{trace.dialect}" + (f" ({trace.hysteresis})" if trace.dialect != "torch" else "")
+    names = [f">{trace.kind}" + (f" ({trace.hysteresis})" if trace.kind != "torch" else "")
              for trace in found.traces]
     rows = ((str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
             for step, overflow in enumerate(found.pattern, start=1))
@@ -165,7 +165,7 @@ def _value(value: float, digits: int = 4) -> str:
 
 
 def overflow_notes(found: Precision, fmt: str, small: list[Trial], large: list[Trial]) -> Iterator[str]:
-    """What the tables show, as far as they do for these numbers."""
+    """Words for what the tables show of these numbers."""
     largest = format_of(fmt).largest
     dynamic = [trial for trial in small if trial.scaling == "torch" and trial.skipped]
     for trial in dynamic:
@@ -199,7 +199,7 @@ def resting(found: Precision) -> Iterator[Part]:
 
 
 def rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:
-    """What the table shows, as far as it does for these numbers."""
+    """Words for what the table shows of these numbers."""
     with_master = {run.compute: run for run in runs if run.master == run.state == "fp32" and run.matmul is None}
     for run in runs:
         plain = with_master[run.compute]

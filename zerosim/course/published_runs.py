@@ -1,6 +1,6 @@
 """Published numbers measured: what runs of the package hold, send and compute, where something else is printed.
 
-`zerosim.course.measured.settled` lays them beside what is printed and what pencil and paper say.
+`zerosim.course.measured.settled` lays them beside what is printed and what is estimated.
 
 Legend: P parameters, N ranks, k micro-batches; B batch, L tokens, d channels, H heads, n blocks. All runs are on arrays
 without data, so that a laptop has room for them.
@@ -33,7 +33,7 @@ KEPT = ("activation", "checkpointed_input")
 
 
 def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of: Any) -> float | None:
-    """What a run comes to, in the unit of published rows that name the quantity; None for what no run settles."""
+    """The result of a run, in the unit of published rows that name the quantity; None for what no run settles."""
     if quantity not in MEASURES or convention not in COMPUTE:
         return None
     of_format = {} if convention == "zero-paper" else {"convention": convention}
@@ -45,7 +45,7 @@ def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What rank 0 holds after a step, by kind, and what it sent for gradients and parameters."""
+    """The memory of rank 0 after a step, by kind, and the bytes that it sent for gradients and parameters."""
 
     parameters: int
     resting_nbytes: Mapping[str, int]
@@ -97,7 +97,7 @@ def vectors(stage: int | Stage, ranks: int = MANY, micro_batches: int = 1) -> fl
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What n blocks keep at the end of forward, hold of attention's probabilities and of all at most, and compute."""
+    """Measurements of n blocks: kept after forward, attention's probabilities, held at most, and computed."""
 
     kept_nbytes: int
     probabilities_nbytes: int
@@ -139,7 +139,7 @@ _run = blocks  # for who has a number of blocks of that name
 
 
 def of_a_block(policy: str, **block: Any) -> Blocks:
-    """What one block more adds to two, of each."""
+    """The difference that one block more makes to two, of each."""
     two, three = (blocks(count, policy, **block) for count in (2, 3))
     return Blocks(*(getattr(three, name) - getattr(two, name) for name in Blocks.__slots__))
 
@@ -213,15 +213,15 @@ MEASURES: Mapping[str, Callable[..., float]] = {
 }
 
 
-# -- Published numbers, beside pencil and runs without data ----------------------------------------------------------
+# -- Published numbers, beside estimates and runs without data --------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A published number, what pencil and paper come to, and what a run measures, all in the row's unit."""
+    """A published number, the estimate, and what a run measures, all in the row's unit."""
 
     row: Published
-    pencil: float
-    ledger: float
+    estimated: float
+    measured: float
 
 
 def settled(*subjects: str) -> Iterator[Settled]:

@@ -138,7 +138,7 @@ def _part(cluster: Cluster, place: int, rank: int, shown: tuple[str, str | None]
 # -- The same on processes of their own, started from a notebook or a script as one would from a shell ----------------
 
 LAUNCHERS = ("mpiexec", "mpirun")
-OPEN_MPI = ("Open MPI", "OpenRTE")  # asks to be told of more processes than cores, and of root, as in a container
+OPEN_MPI = ("Open MPI", "OpenRTE")  # wants a flag for more processes than cores, and of root, as in a container
 ASKED_FOR = ("--oversubscribe", "--allow-run-as-root")
 SECONDS = 120.0
 

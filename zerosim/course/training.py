@@ -49,7 +49,7 @@ def known_optimizers() -> dict[str, type[Optimizer]]:
 
 
 def learning_rate_of(name: str) -> float:
-    """The learning rate that an optimizer is given unless told otherwise; ValueError for an unknown name."""
+    """The learning rate that an optimizer is given by default; ValueError for an unknown name."""
     return LEARNING_RATES[_kind(name).__name__.lower()]
 
 
@@ -96,7 +96,7 @@ FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to train, and how. Raises ValueError, in one sentence, for what cannot be.
+    """The options of a training. Raises ValueError, in one sentence, for what cannot be.
 
     ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
     ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
@@ -178,7 +178,7 @@ class Options:
         return Warmup(WARMUP)
 
     def policy(self) -> Policy:
-        """The precision policy: fp16 is scaled dynamically unless told otherwise."""
+        """The precision policy: fp16 is scaled dynamically by default."""
         formats = {"compute": "bf16", "matmul": "fp8"} if self.compute == FP8 else {"compute": self._resting_format()}
         chosen = self.loss_scale
         if chosen is None:
@@ -208,7 +208,7 @@ class Options:
         return self.compute
 
     def engine_settings(self, model: GPT) -> dict[str, Any]:
-        """What an engine takes beside rank, model and optimizer."""
+        """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
                 "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
@@ -250,7 +250,7 @@ def digest(engine: Engine) -> str:
 
 
 def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
-    """What the model writes after the prompt, ``count`` tokens of it; None on other ranks than 0.
+    """The model's text after the prompt, ``count`` tokens of it; None on other ranks than 0.
 
     Raises ValueError for logits that are NaN or infinite.
     """
@@ -293,8 +293,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run came to. Bytes are in rank order, or by kind on the rank that held most; ``digest`` is of all masters.
-    """
+    """The result of a run. Bytes are in rank order, or by kind on the fullest rank; ``digest`` is of all masters."""
 
     options: Options
     steps: tuple[Step, ...]
@@ -329,7 +328,7 @@ Heard = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class _OfRank:
-    """What one rank reports at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
+    """The report of one rank at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
 
     steps: list[Step]
     losses: list[tuple[float, ...]]
@@ -486,7 +485,7 @@ def values_of(over: str, text: str | None) -> list[Any] | None:
 
 
 def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:
-    """What is to be run, by value of one option; without values, by all of them.
+    """The runs to be made, by value of one option; without values, by all of them.
 
     Raises ValueError for an option not in OVER, for fewer than two values, for one that comes twice, and for one that
     cannot be.
@@ -510,19 +509,19 @@ def compare(options: Options, corpus: Corpus, over: str = "stage", values: Seque
     chosen = wanted(options, over, values)
     corpus.require_length(options.config().context)
     for value, one in chosen.items():
-        with _told(f"{over} {value}"):
+        with _naming(f"{over} {value}"):
             require_engine(one)
     runs = []
     for value, one in chosen.items():
         if begun is not None:
             begun(f"{over} {value}")
-        with _told(f"{over} {value}"):
+        with _naming(f"{over} {value}"):
             runs.append(train(one, corpus, heard))
     return Comparison(over, tuple(chosen), tuple(runs))
 
 
 @contextmanager
-def _told(which: str) -> Iterator[None]:
+def _naming(which: str) -> Iterator[None]:
     """Names the run that does not fit."""
     try:
         yield

@@ -57,7 +57,7 @@ def progress_bar(console: Console, total: int) -> Iterator[Bar]:
 
 
 def training_view(found: Trained, text_name: str) -> View:
-    """What was trained, how far it came, what it held and sent, and what it writes."""
+    """A training: its losses, its memory and traffic, and the text that it writes."""
     return View(found.options.model, f" on {' '.join(text_name.splitlines())}: {_headline(found.options)}",
                 tuple(_training_parts(found)))
 

@@ -134,8 +134,8 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class Witness:
-    """What one rank brings back from the step."""
+class Recorder:
+    """The records of one rank: what it brings back from the step."""
 
     passes: list[Pass] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -161,26 +161,26 @@ class Witness:
         return next(shot for shot in self.snapshots if shot.moment == moment)
 
 
-def one_step(rank: Rank, example: Example, stage: int | Stage) -> Witness:
+def one_step(rank: Rank, example: Example, stage: int | Stage) -> Recorder:
     """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    witness = Witness()
+    recorder = Recorder()
     model = four_weights(example.weights)
-    watched = Model([Watched(unit, witness.passes) for unit in model.units], model.loss)
+    watched = Model([Watched(unit, recorder.passes) for unit in model.units], model.loss)
     engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
                     layout=example.layout, recompute=example.recompute)
-    witness.look(engine, "start")
+    recorder.look(engine, "start")
     x, target = example.sample(rank.index)
     tape = engine.forward(np.array([x]), np.array([[target]]))
-    witness.loss = tape.loss
+    recorder.loss = tape.loss
     engine.backward(tape)
-    witness.look(engine, "backward")
+    recorder.look(engine, "backward")
     engine.reduce()
-    witness.look(engine, "reduce")
-    witness.skipped = engine.update().skipped
-    witness.look(engine, "update")
+    recorder.look(engine, "reduce")
+    recorder.skipped = engine.update().skipped
+    recorder.look(engine, "update")
     engine.all_gather_parameters()
-    witness.look(engine, "refresh")
-    return witness
+    recorder.look(engine, "end")
+    return recorder
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
@@ -229,8 +229,8 @@ def exact(values: Sequence[float] | np.ndarray) -> list[float]:
 # Legend: N ranks.
 
 
-TOLD_FREES = ("gathered_parameter", "unit_gradient")
-TOLD_PURPOSES = ("parameters", "gradients")
+SHOWN_FREES = ("gathered_parameter", "unit_gradient")
+SHOWN_PURPOSES = ("parameters", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class RankStep:
     """A step as one rank's trace shows it."""
 
     op: str
@@ -265,34 +265,34 @@ class Mark:
 
 def steps(traces: Sequence[Trace]) -> list[Step]:
     """The story of a run whose ranks all did the same things in the same order."""
-    told = []
+    found = []
     for marks in zip(*(_marks(trace) for trace in traces), strict=True):
         first = marks[0]
         assert all((mark.op, mark.unit) == (first.op, first.unit) for mark in marks)
-        told.append(Step(first.op, first.unit, tuple(m.sent_nbytes for m in marks), tuple(m.held_nbytes for m in marks),
-                         first.kind, first.call, tuple(m.row for m in marks)))
-    return told
+        found.append(Step(first.op, first.unit, tuple(m.sent_nbytes for m in marks),
+                          tuple(m.held_nbytes for m in marks), first.kind, first.call, tuple(m.row for m in marks)))
+    return found
 
 
-def _marks(trace: Trace) -> list[Mark]:
+def _marks(trace: Trace) -> list[RankStep]:
     """The rows of one trace that belong in the story; computing rows of one unit in a row are one step."""
-    marks: list[Mark] = []
+    marks: list[RankStep] = []
     held: Counter[str] = Counter()
     for index, row in enumerate(trace.rows):
         if isinstance(row, Held):
             held[row.kind] += row.nbytes
-        for op, unit, nbytes, kind, call in _told(row):
+        for op, unit, nbytes, kind, call in _shown_steps(row):
             again = bool(marks) and isinstance(row, Compute) and (marks[-1].op, marks[-1].unit) == (op, unit)
             if not again:
-                marks.append(Mark(op, unit, nbytes, {k: n for k, n in held.items() if n}, kind, call, index))
+                marks.append(RankStep(op, unit, nbytes, {k: n for k, n in held.items() if n}, kind, call, index))
     return marks
 
 
-def _told(row: Row) -> Iterator[tuple[str, str, int, str | None, int | None]]:
+def _shown_steps(row: Row) -> Iterator[tuple[str, str, int, str | None, int | None]]:
     match row:
-        case Collective() if row.purpose in TOLD_PURPOSES:
+        case Collective() if row.purpose in SHOWN_PURPOSES:
             yield row.call.operation, row.span[-1], row.sent_nbytes, None, row.call.number
-        case Held() if row.nbytes < 0 and row.kind in TOLD_FREES:
+        case Held() if row.nbytes < 0 and row.kind in SHOWN_FREES:
             yield "free", row.name, 0, row.kind, None
         case Compute() if row.span:
             yield _computing(row.span), row.span[1] if len(row.span) > 1 else "all", 0, None, None
@@ -326,29 +326,29 @@ class Replay:
     layout: Layout
     steps: list[Step]
     hops: dict[int, list[HopValues]]  # by call number
-    witnesses: list[Witness]          # per rank
+    recorders: list[Recorder]          # per rank
     sent_nbytes: list[int]            # per rank, parameters and gradients
     peak_nbytes_by_kind: list[dict[str, int]]
 
     @property
     def losses(self) -> list[float]:
         """The loss of each rank."""
-        return exact([witness.loss for witness in self.witnesses])
+        return exact([recorder.loss for recorder in self.recorders])
 
     @property
     def local_gradients(self) -> list[list[float]]:
         """The gradient of each rank's own sample, before any reduction."""
-        return [exact(local_gradient(witness)) for witness in self.witnesses]
+        return [exact(local_gradient(recorder)) for recorder in self.recorders]
 
     @property
     def reduced_gradients(self) -> list[float]:
         """The mean over ranks: the sum in the compute format, cast to fp32, divided there."""
         total = self.whole("reduced", "reduce")
-        return exact(total.astype(np.float32) / np.float32(self.witnesses[0].divisor))
+        return exact(total.astype(np.float32) / np.float32(self.recorders[0].divisor))
 
     def whole(self, name: str, moment: str, rank: int = 0) -> np.ndarray:
         """The four values of one state at one moment: put together from all ranks where sharded, else ``rank``'s."""
-        resting = [witness.snapshot(moment).arrays[name] for witness in self.witnesses]
+        resting = [recorder.snapshot(moment).arrays[name] for recorder in self.recorders]
         if not is_sharded(resting[0]):
             return without_padding(self.layout, resting[rank].values)
         vector = np.zeros(self.layout.length, resting[0].values.dtype)
@@ -359,7 +359,7 @@ class Replay:
 
     def held_part(self, name: str, moment: str, rank: int) -> dict[int, float]:
         """Weight number -> value, for what one rank holds of a state."""
-        resting: Resting = self.witnesses[rank].snapshot(moment).arrays[name]
+        resting: Resting = self.recorders[rank].snapshot(moment).arrays[name]
         if not is_sharded(resting):
             return dict(enumerate(exact(without_padding(self.layout, resting.values))))
         index = {at: i for i, at in enumerate(positions(self.layout))}
@@ -374,11 +374,11 @@ class Replay:
             "losses": self.losses,
             "local_gradients": self.local_gradients,
             "reduced_gradients": self.reduced_gradients,
-            "m": exact(self.whole("m", "refresh")),
-            "v": exact(self.whole("v", "refresh")),
-            "master": exact(self.whole("master", "refresh")),
-            "compute": [decimal(value) for value in self.whole("parameter", "refresh")],
-            "skipped": self.witnesses[0].skipped,
+            "m": exact(self.whole("m", "end")),
+            "v": exact(self.whole("v", "end")),
+            "master": exact(self.whole("master", "end")),
+            "compute": [decimal(value) for value in self.whole("parameter", "end")],
+            "skipped": self.recorders[0].skipped,
             "peak_nbytes_by_kind": self.peak_nbytes_by_kind,
             "sent_nbytes": self.sent_nbytes,
         }
@@ -394,7 +394,7 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
     for event in cluster.events(one_step, example, stage, hop_by_hop=True):
         assert event.call is not None, "the example sends no messages beside its collectives"
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
-    sent = [sum(trace.sent_nbytes(purpose) for purpose in TOLD_PURPOSES) for trace in cluster.trace]
+    sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
     return Replay(example, stage_of(stage), layout_of(four_weights(), example.ranks, example.layout),
                   steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   cluster.memory.peak_nbytes_by_kind)
@@ -428,14 +428,14 @@ def step_as_json(step: Step) -> dict[str, Any]:
     return {"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)} | freed
 
 
-def local_gradient(witness: Witness) -> np.ndarray:
+def local_gradient(recorder: Recorder) -> np.ndarray:
     """The four gradients that a rank's backward wrote, in the order of the weights."""
-    written = [seen.gradients for seen in reversed(witness.passes) if seen.gradients is not None]
+    written = [seen.gradients for seen in reversed(recorder.passes) if seen.gradients is not None]
     return np.concatenate(written)
 
 
 def positions(layout: Layout) -> list[int]:
-    """Where each weight lies in the padded vector."""
+    """The place of each weight in the padded vector."""
     return [at for entry in layout.entries for at in range(entry.low, entry.high)]
 
 

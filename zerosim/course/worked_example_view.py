@@ -11,7 +11,7 @@ from zerosim.display.views import RIGHT, Note, Part, Rule, Table, View, marked_t
 from zerosim.ranks.trace import KINDS
 
 STATES = ("parameter", "gradient", "master", "m", "v")
-MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "refresh": "end"}
+MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "end": "end"}
 
 
 def replays_view(example: Example, found: dict[int, Replay], *, hops: bool) -> View:
@@ -26,19 +26,19 @@ def replays_view(example: Example, found: dict[int, Replay], *, hops: bool) -> V
 
 
 def comparison_table(found: dict[int, Replay]) -> Table:
-    """What each stage cost every rank."""
+    """The memory and the traffic of every rank in each stage."""
     rows = []
     for stage, of_stage in found.items():
-        for rank, witness in enumerate(of_stage.witnesses):
+        for rank, recorder in enumerate(of_stage.recorders):
             rows.append((str(stage) if rank == 0 else "", str(rank),
-                          str(sum(witness.snapshot("start").held_nbytes.values())),
+                          str(sum(recorder.snapshot("start").held_nbytes.values())),
                           str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank])))
     return table("", "stage", "rank", "at rest B", "peak B", "sent B", rows=rows)
 
 
 def same_bits(found: dict[int, Replay]) -> bool:
     """True when all stages end in the same bits."""
-    ends = {(of_stage.whole("master", "refresh").tobytes(), of_stage.whole("parameter", "refresh").tobytes())
+    ends = {(of_stage.whole("master", "end").tobytes(), of_stage.whole("parameter", "end").tobytes())
             for of_stage in found.values()}
     return len(ends) == 1
 
@@ -59,7 +59,7 @@ def stage_parts(number: int, found: Replay, *, hops: bool) -> Iterator[Part]:
     yield resting_table(found)
     yield story_table(found, hops=hops)
     yield from disagreement(found)
-    if found.witnesses[0].skipped:
+    if found.recorders[0].skipped:
         yield Note("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
     yield results_table(found)
     yield Note(cast_remark(found), 0)
@@ -107,20 +107,20 @@ def hop_text(made: HopValues) -> str:
 
 
 def values_text(found: Replay, step: Step, rank: int, seen: list[int]) -> str:
-    """What the step meant in numbers on one rank. ``seen`` counts the passes already told, by rank."""
-    witness = found.witnesses[rank]
+    """The step in numbers on one rank. ``seen`` counts the passes already shown, by rank."""
+    recorder = found.recorders[rank]
     if step.op in ("forward", "recompute", "backward"):
-        passed = witness.passes[seen[rank]]
+        passed = recorder.passes[seen[rank]]
         seen[rank] += 1
         if passed.gradients is not None:
             return f"dy {numbers(passed.values_in)}: gradients {numbers(passed.gradients)}"
         return f"{numbers(passed.values_in)} → {numbers(passed.values_out if passed.values_out is not None else ())}"
     if step.op == "loss":
-        return f"loss {found.losses[rank]:g}" if not _told_loss(found, step) else ""
+        return f"loss {found.losses[rank]:g}" if not _is_later_loss(found, step) else ""
     if step.op in ("reduce_scatter", "all_reduce"):
         return owned_text("sum", of_unit(found, step, found.held_part("reduced", "reduce", rank)))
     if step.op == "all_gather":
-        moment = "refresh" if step is last_gather(found) and found.stage.parameters.value == "replicated" else "start"
+        moment = "end" if step is last_gather(found) and found.stage.parameters.value == "replicated" else "start"
         whole = dict(enumerate(exact(found.whole("parameter", moment, rank))))
         return owned_text("has", of_unit(found, step, whole))
     if step.op == "update":
@@ -128,7 +128,7 @@ def values_text(found: Replay, step: Step, rank: int, seen: list[int]) -> str:
     return step.kind.replace("_", " ") if step.kind else ""
 
 
-def _told_loss(found: Replay, step: Step) -> bool:
+def _is_later_loss(found: Replay, step: Step) -> bool:
     return next(s for s in found.steps if s.op == "loss") is not step
 
 
@@ -166,9 +166,9 @@ def results_table(found: Replay) -> Table:
     """For each weight the mean gradient, Adam's state, the new master, and what its cast really is."""
     low = found.example.compute
     rows = []
-    columns = [found.reduced_gradients, exact(found.whole("m", "refresh")), exact(found.whole("v", "refresh")),
-               exact(found.whole("master", "refresh"))]
-    casts = decimals(found.whole("parameter", "refresh"))
+    columns = [found.reduced_gradients, exact(found.whole("m", "end")), exact(found.whole("v", "end")),
+               exact(found.whole("master", "end"))]
+    casts = decimals(found.whole("parameter", "end"))
     for i, name in enumerate(NAMES):
         rows.append((name, *(short(column[i]) for column in columns), casts[i]))
     return table("What it comes to", "", "mean gradient", "m", "v", "fp32 master", f"{low} copy, exactly", rows=rows)
@@ -177,8 +177,8 @@ def results_table(found: Replay) -> Table:
 def memory_table(found: Replay) -> Table:
     """Bytes by kind on every rank: at the moments of the step, and at its peak."""
     rows = []
-    for rank, witness in enumerate(found.witnesses):
-        columns = [witness.snapshot(moment).held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
+    for rank, recorder in enumerate(found.recorders):
+        columns = [recorder.snapshot(moment).held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
         for kind in (kind for kind in KINDS if any(kind in column for column in columns)):
             rows.append((str(rank) if kind == KINDS[0] else "", kind.replace("_", " "),
                           *(str(column.get(kind, "")) for column in columns)))
@@ -209,8 +209,8 @@ def listed(values: Sequence[int]) -> str:
 
 def cast_remark(found: Replay) -> str:
     """One weight whose printed value is not the one that the compute format has; nothing where there is none."""
-    for name, value, cast in zip(NAMES, exact(found.whole("master", "refresh")),
-                                 decimals(found.whole("parameter", "refresh")), strict=True):
+    for name, value, cast in zip(NAMES, exact(found.whole("master", "end")),
+                                 decimals(found.whole("parameter", "end")), strict=True):
         if short(value) != cast:
             return f"Texts print {short(value)} for {name} throughout; its {found.example.compute} copy is {cast}."
     return ""

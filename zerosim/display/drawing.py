@@ -30,7 +30,7 @@ class Picture(Figure):
     drawing: "Drawing | None" = None
 
     def _repr_html_(self) -> str | None:
-        """What Jupyter shows: the picture as it is now, in an ``<img>`` of its own, whose ids meet no others."""
+        """The picture as Jupyter shows it: as it is now, in an ``<img>`` of its own, whose ids meet no others."""
         if self.drawing is None:
             return None
         image = b64encode(self.drawing.svg().encode()).decode()
@@ -45,7 +45,7 @@ class Picture(Figure):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What differs between the light and the dark variant: the page, the ink on it, and two weaker inks."""
+    """The differences of the light and the dark variant: the page, the ink on it, and two weaker inks."""
 
     name: str
     background: str
@@ -141,7 +141,7 @@ class Drawing:
         return file.getvalue()
 
     def _repr_svg_(self) -> str:
-        """What Jupyter shows."""
+        """The picture as Jupyter shows it."""
         return self.svg()
 
     def __repr__(self) -> str:
@@ -292,7 +292,7 @@ class Animation:
         return write_whole(path, self.gif() if path.suffix == ".gif" else self.html().encode())
 
     def _repr_html_(self) -> str:
-        """What Jupyter shows: the GIF, with the words of all frames."""
+        """The animation as Jupyter shows it: the GIF, with the words of all frames."""
         words = html.escape(" ".join(frame.description for frame in self.frames), quote=True)
         image = b64encode(self.gif()).decode()
         return f'<img style="max-width:100%" alt="{words}" src="data:image/gif;base64,{image}">'

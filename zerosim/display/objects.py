@@ -29,7 +29,7 @@ from zerosim.zero.placements import STAGES, Stage
 
 
 def cluster_view(cluster: Cluster) -> View:
-    """What each rank holds, held at its fullest and sent in the last run."""
+    """Each rank's memory now and at its fullest, and its traffic in the last run."""
     memories, runs = cluster.memory, len(cluster.runs)
     size, here = cluster.ranks[0].size, len(cluster.ranks)
     rest = f", {cluster.world}; {counted(runs, 'run')}"
@@ -63,7 +63,7 @@ def _peaks(names: Sequence[str], memories: Memories) -> Iterable[Bars]:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 def memory_view(memory: Memory) -> View:
-    """What one rank holds now, and held at its fullest, by kind."""
+    """One rank's memory now and at its fullest, by kind."""
     now, peak = memory.now_nbytes_by_kind, memory.peak_nbytes_by_kind
     table = Table("By kind (bytes)", ("kind", ">now", ">at the peak"), (
         *((words(kind), f"{now.get(kind, 0):,}", f"{peak.get(kind, 0):,}") for kind in KINDS
@@ -75,7 +75,7 @@ def memory_view(memory: Memory) -> View:
 
 
 def memories_view(memories: Memories) -> View:
-    """What all ranks hold."""
+    """The memory of all ranks."""
     names = [memory.owner for memory in memories]
     table = Table("Bytes", ("rank", ">holds now", ">at its peak"), tuple(
         (memory.owner, f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}") for memory in memories))
@@ -85,13 +85,13 @@ def memories_view(memories: Memories) -> View:
 # -- traces -----------------------------------------------------------------------------------------------------------
 
 def trace_view(trace: Trace) -> View:
-    """What one rank sent, by kind of collective, and computed, by span."""
+    """One rank's traffic by kind of collective, and its arithmetic by span."""
     return View("Trace", f" of {counted(len(trace.rows), 'row')}, {trace.sent_nbytes():,} bytes sent",
                 (_operations([trace]), *_spans([trace])))
 
 
 def traces_view(traces: Traces) -> View:
-    """What all ranks sent, by purpose and by kind of collective."""
+    """All ranks' traffic by purpose and by kind of collective."""
     purposes = [purpose for purpose in PURPOSES if any(traces.sent_nbytes(purpose))]
     table = Table("Bytes sent, by purpose", ("rank", *(f">{purpose}" for purpose in purposes), ">all"), tuple(
         (str(rank), *(f"{trace.sent_nbytes(purpose):,}" for purpose in purposes), f"{trace.sent_nbytes():,}")
@@ -163,7 +163,7 @@ def _owners(layout: Layout) -> Table:
 
 
 def engine_view(engine: Engine) -> View:
-    """How an engine trains, how its vectors are cut, and what its rank holds."""
+    """An engine: how it trains, how its vectors are cut, and what its rank holds."""
     rank, memory = engine.rank, engine.rank.memory
     facts = Table("How it trains", ("what", "value"), (
         ("stage", stage_name(engine.stage)), ("parameters rest", engine.stage.parameters.value),

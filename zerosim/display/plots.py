@@ -1,4 +1,4 @@
-"""What a rank held over a run, change by change; and what all ranks hold now and held at their fullest.
+"""Figures of memory and plans: one rank over a run, change by change; all ranks now and at most; a plan's rows.
 
 Legend: N ranks, H changes of a ledger.
 """
@@ -36,7 +36,7 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True, slots=True)
 class LedgerData:
-    """What one rank held: (H + 1,) bytes of each kind, before the run's first change and after each.
+    """Memory of one rank: (H + 1,) bytes of each kind, before the run's first change and after each.
 
     ``phases`` are (name, from, to) of the program's forward, backward and the like, in changes.
     """
@@ -286,7 +286,7 @@ def plot(thing: Any, *, dark: bool = False) -> "Figure":
 
 
 def show_ring(cluster: Cluster, *, dark: bool = False) -> "Figure":
-    """Who sent how much to whom in the last run; ValueError before the first."""
+    """The ring of the last run: who sent how much to whom; ValueError before the first."""
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, so its ring has carried nothing; "
                          "call run(program) first")

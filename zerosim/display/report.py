@@ -1,4 +1,4 @@
-"""What a report shows, as data: a recording replayed on a machine, in microseconds and bytes.
+"""The report of a run, as data: a recording replayed on a machine, in microseconds and bytes.
 
 Legend: N ranks, H changes of a ledger.
 """

@@ -1,6 +1,6 @@
 """A cluster's last run as a file, in the one form that recordings have.
 
-Recordings are pencil's: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
+Recordings belong to planning: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,9 @@ from zerosim.planning.recording import save as save_recording
 
 
 def recording_of(cluster: Any) -> Recording:
-    """What the last run of a cluster did; of one rank that stands for all N, the program of all N. Where each rank is a
-    process of its own, every process calls it. Raises ValueError before the first run.
+    """The recording of a cluster's last run; of one rank that stands for all N, the program of all N.
+
+    Where each rank is a process of its own, every process calls it. Raises ValueError before the first run.
     """
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "

@@ -1,4 +1,4 @@
-"""What ranks did, in their order: computed, took part in a collective, sent; and the bytes sent by then.
+"""Figures of traffic: all that ranks did, in their order, with the bytes sent by then; a ring; one step of a run.
 
 Legend: N ranks, E events of a rank. There is no clock in it: planning.timeline replays the same trace on a machine.
 """
@@ -321,7 +321,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class StepSheet:
-    """What a step's picture shows. ``arrows`` are (from row, to row, words)."""
+    """The contents of a step's picture. ``arrows`` are (from row, to row, words)."""
 
     title: str
     call: str
@@ -419,7 +419,7 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Where everything lies, and what it is drawn with."""
+    """The places of everything, and what it is drawn with."""
 
     axes: "Axes"
     style: Style

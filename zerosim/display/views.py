@@ -68,7 +68,7 @@ class Bars:
 
     @property
     def scale_nbytes(self) -> int:
-        """What a full bar stands for."""
+        """The bytes that a full bar stands for."""
         return max([sum(held.values()) for _, held in self.bars] + [self.limit_nbytes or 0])
 
 

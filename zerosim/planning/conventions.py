@@ -42,7 +42,7 @@ class StateSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class ElementwiseState:
+class StatePerElement:
     """An optimizer of which only a number is known: the fp32 tensors that it keeps for each parameter.
 
     >>> ADAM.slots((10,))
@@ -63,7 +63,7 @@ class ElementwiseState:
         return {f"slot{index}": StateSlot(shape) for index in range(self.count)}
 
 
-ADAM = ElementwiseState(2)  # m and v: Kingma & Ba 2015, algorithm 1
+ADAM = StatePerElement(2)  # m and v: Kingma & Ba 2015, algorithm 1
 
 
 def state_nbytes(optimizer: OptimizerLike, shape: Shape, fp32_itemsize: int = 4) -> int:
@@ -84,7 +84,7 @@ def checked_optimizer(optimizer: Any) -> OptimizerLike:
         found: OptimizerLike = optimizer
         return found
     raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as zs.optim.AdamW() "
-                     "is, or ElementwiseState(2) for two fp32 tensors beside the weights")
+                     "is, or StatePerElement(2) for two fp32 tensors beside the weights")
 
 
 def normed_tensors(optimizer: OptimizerLike, tensors: int) -> int:

@@ -89,7 +89,7 @@ def test_an_answer_that_changes_what_it_is_lent_is_refused(name):
         assert "its ledger does not know" in said
     else:
         assert said.startswith(FIRST[name] + "changed its argument ")
-        assert said.endswith(", which is only lent; work on a copy that you take from rank.memory.alloc().")
+        assert said.endswith(", which is read-only; work on a copy that you take from rank.memory.alloc().")
 
 
 @EVERY

@@ -90,7 +90,7 @@ WRONG = [
      "On N=2 (n=1) no rank can go on: rank 0: finished; rank 1: in all_reduce(call 0, (1,), float32) at "
      "answer.py:3 in "),
     ("mean", [("all_reduce(x)", "all_reduce(x, out=x)")],
-     "On N=2 (n=1) rank 0 changed its argument x, which is only lent"),
+     "On N=2 (n=1) rank 0 changed its argument x, which is read-only"),
     ("mean", [("rank.all_reduce(x)", "rank.all_gather(x).sum(keepdims=True)")],
      "it calls all_gather, but this puzzle is to be solved with exchange, all_reduce"),
     ("broadcast", NAIVE_BROADCAST,

@@ -98,7 +98,7 @@ WRONG = [
     ("average", [("rank.all_reduce(total, out=total)", "pass"), ("scale * rank.size", "scale")],
      "averaged its own gradients alone: "),
     ("average", [("total = rank.memory.alloc(n, np.float32, \"gradient\")", "total = gradients[0]")],
-     "rank 0 changed its argument gradients, which is only lent"),
+     "rank 0 changed its argument gradients, which is read-only"),
     ("average", [("rank.memory.alloc(n, np.float32, \"gradient\")", "np.empty(n, np.float32)")],
      "its ledger does not know"),
     ("average", EACH_MICRO_BATCH, "which is the same sum added or rounded in another order"),

@@ -139,7 +139,7 @@ KEYED_BY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProcessJob:
     """This process' place in its job, the address of rank 0's notes, and a key that strangers do not know.
 
     Without ZEROSIM_JOB_KEY the key is made of the job's own variables: it keeps stray connections out, and not somebody
@@ -153,7 +153,7 @@ class Job:
     key: bytes
 
 
-def job_of(variables: Mapping[str, str]) -> Job | None:
+def job_of(variables: Mapping[str, str]) -> ProcessJob | None:
     """The job that these variables describe; None where they describe none.
 
     Raises BackendError for a job that is described in part, or wrongly.
@@ -172,7 +172,7 @@ def job_of(variables: Mapping[str, str]) -> Job | None:
         raise BackendError("TCP", f"MASTER_PORT={port} must be a port whose next one is a port too, from 1 to 65534")
     said = "\0".join(f"{name}={variables.get(name, '')}" for name in KEYED_BY)
     key = hashlib.sha256(said.encode()).digest()
-    return Job(rank, ranks, local, (variables["MASTER_ADDR"], port + PORT_OFFSET), key)
+    return ProcessJob(rank, ranks, local, (variables["MASTER_ADDR"], port + PORT_OFFSET), key)
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

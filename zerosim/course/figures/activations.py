@@ -1,7 +1,7 @@
-"""What a transformer keeps of its forward pass: by tensor, by recomputation policy, and over the sequence's length.
+"""Memory that a transformer keeps of its forward pass: by tensor, by recomputation policy, and by sequence length.
 
 Legend: B batch, L tokens of a sequence, d channels, H heads. Tensors, bars and marks are read from ledgers of runs
-without data, lines are pencil's.
+without data, lines are estimates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ SQUARE = "probabilities"  # the one tensor that grows with the square of the len
 class Activations:
     """Bytes of each tensor of one block; a micro-batch under each policy; (L,) bytes at the peak by policy.
 
-    ``lines`` are pencil's at ``lengths``, ``marks`` the ledger's at ``marked``, some of them.
+    ``lines`` are estimates at ``lengths``, ``marks`` measurements at ``marked``, some of them.
     """
 
     block: str
@@ -42,7 +42,7 @@ class Activations:
 
     @property
     def arithmetic(self) -> list[float]:
-        """What each policy computes, as a share of what the first one does, less 1."""
+        """The arithmetic of each policy, as a share of what the first one does, less 1."""
         return [one.flops / self.policies[0].flops - 1 for one in self.policies]
 
 
@@ -139,7 +139,7 @@ def _lines(axes: "Axes", data: Activations, style: Style) -> None:
     from matplotlib.ticker import FuncFormatter
 
     unit, name_of_unit = scale_of(max(map(max, data.lines.values())))
-    if unit == 1e12:  # a device's memory is told in gigabytes, however much does not fit there
+    if unit == 1e12:  # a device's memory is given in gigabytes, however much does not fit there
         unit, name_of_unit = 1e9, "GB"
     for (policy, column), color, mark in zip(data.lines.items(), _colors(style), MARKS, strict=False):
         axes.plot(data.lengths, [nbytes / unit for nbytes in column], color=color, linewidth=2.0)

@@ -50,7 +50,7 @@ class ComparisonData:
 
 
 def comparison_data(found: Comparison) -> ComparisonData:
-    """What the picture shows of a comparison, and nothing else."""
+    """All that the picture shows of a comparison."""
     options = found.runs[0].options
     return ComparisonData(
         f"{options.model}, {counted(options.ranks, 'rank')} with {counted(options.micro_batches, 'micro-batch')} of "
@@ -86,7 +86,7 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
 
 
 def require_place(path: str) -> Path:
-    """Where a figure is to be written; ValueError for an ending that there is not, and for no folder to write into."""
+    """Checks the place of a figure: ValueError for an ending that there is not, and for no folder to write into."""
     place = Path(path)
     if place.suffix not in SUFFIXES:
         raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(SUFFIXES)}")
@@ -185,10 +185,10 @@ class LossScaleData:
         return found
 
 
-def loss_scale_data(dialects: Sequence[tuple[str, int]] = (("torch", 1), ("deepspeed", 2)), steps: int = 120,
+def loss_scale_data(kinds: Sequence[tuple[str, int]] = (("torch", 1), ("deepspeed", 2)), steps: int = 120,
                     ranks: int = 3, window: int = 16, initial: float = 2.0**20) -> LossScaleData:
-    """Trains in fp16 under each rule, (dialect, hysteresis); the window is short, so that much happens in few steps."""
-    rules = tuple(Dynamic(dialect, initial, window, hysteresis) for dialect, hysteresis in dialects)
+    """Trains in fp16 under each rule, (kind, hysteresis); the window is short, so that much happens in few steps."""
+    rules = tuple(Dynamic(kind, initial, window, hysteresis) for kind, hysteresis in kinds)
     return LossScaleData(rules, tuple(format_run(Policy("fp16", loss_scale=rule), steps, ranks=ranks)
                                       for rule in rules))
 
@@ -213,7 +213,7 @@ def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
 
 
 def _one_more(data: LossScaleData) -> str:
-    return "; after an overflow deepspeed takes one more" * any(rule.dialect == "deepspeed" for rule in data.rules)
+    return "; after an overflow deepspeed takes one more" * any(rule.kind == "deepspeed" for rule in data.rules)
 
 
 def _labels() -> list[str]:
@@ -241,8 +241,8 @@ def _panel(axes: "Axes", data: LossScaleData, place: int) -> None:
 
 def _heading(data: LossScaleData, place: int) -> str:
     rule, run = data.rules[place], data.runs[place]
-    patience = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
-    return f"{rule.dialect}{patience}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
+    hysteresis = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
+    return f"{rule.kind}{hysteresis}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
 
 
 def _loss_scale_description(data: LossScaleData) -> str:

@@ -1,4 +1,4 @@
-"""What one rank holds under each of ZeRO's stages: at rest and at the fullest instant of a step, read from its ledger.
+"""Memory of one rank under each of ZeRO's stages: at rest and at the fullest instant of a step, read from its ledger.
 
 Legend: N ranks, P parameters.
 """
@@ -26,7 +26,7 @@ Bytes = Mapping[str, float]  # kind -> bytes per parameter
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One stage on N ranks, in bytes per parameter of the fullest rank, by kind; ``formula`` is the pencil's word."""
+    """One stage on N ranks, in bytes per parameter of the fullest rank, by kind; ``formula`` is the closed form's."""
 
     stage: int
     ranks: int
@@ -242,7 +242,7 @@ DEVICE_GIGABYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What varies: its values as shown, and [stage][value] bytes at rest on one rank."""
+    """The thing that varies: its values as shown, and [stage][value] bytes at rest on one rank."""
 
     what: str
     fixed: str

@@ -1,4 +1,4 @@
-"""How far apart the numbers of a format are, and how large an update of a weight must be not to be lost.
+"""The gaps between a format's numbers, and how large an update of a weight must be not to be lost.
 
 Legend: w a weight. The gap is that from w to the next larger number of the format.
 """
@@ -267,7 +267,7 @@ def _arrows() -> list[tuple[Point, Point]]:
 
 
 def _mixed_precision_words(data: ObservedStep) -> list[tuple[Point, str, str]]:
-    """What stands at the arrows: where, how it is aligned there, and the words."""
+    """The words at the arrows: where, how it is aligned there, and the words."""
     (left, _), (x, _), (right, _), (loss, _) = (CENTERS[name] for name in ("master", "weights", "forward", "loss"))
     return [
         (((left + x) / 2, HIGH + 0.36), "center", f"cast, rounded once:\n{_flow(data.weights)}"),

@@ -45,7 +45,7 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class PublishedData:
-    """What agrees, by subject, and the rows that do not and have a label; ``unlabeled`` counts those that have none."""
+    """Ratios that agree, by subject, and rows that do not and have a label; ``unlabeled`` counts those without one."""
 
     agreeing: tuple[Agreeing, ...]
     differing: tuple[Differing, ...]
@@ -58,7 +58,7 @@ def published_data(subjects: Sequence[str] = SUBJECTS) -> PublishedData:
     if not found:
         raise ValueError(f"no run settles a published number about {', '.join(subjects)}; those that runs settle are "
                          f"about {', '.join(SUBJECTS)}")
-    agreeing = {subject: tuple(one.row.stated / one.ledger for one in found
+    agreeing = {subject: tuple(one.row.stated / one.measured for one in found
                                if one.row.closes and one.row.subject == subject) for subject in subjects}
     differing = [one for one in found if not one.row.closes]
     return PublishedData(tuple(Agreeing(subject, ratios) for subject, ratios in agreeing.items() if ratios),
@@ -67,7 +67,7 @@ def published_data(subjects: Sequence[str] = SUBJECTS) -> PublishedData:
 
 
 def _differing(one: Settled) -> Differing:
-    return Differing(one.row.label, one.row.brief, one.row.unit, one.row.stated, one.ledger)
+    return Differing(one.row.label, one.row.brief, one.row.unit, one.row.stated, one.measured)
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------

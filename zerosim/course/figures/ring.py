@@ -29,7 +29,7 @@ MOST_RANKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What moved in one hop. ``addends`` are the ranks whose vectors had been added in it, in the order of addition."""
+    """One hop of one chunk. ``addends`` are the ranks whose vectors had been added in it, in the order of addition."""
 
     operation: str
     step: int  # from 1 on, through both collectives
@@ -142,7 +142,7 @@ LEFT, RIGHT, TOP, BOTTOM = 1.9, 0.8, 2.2, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Where everything lies on the page, in inches from its lower left corner."""
+    """The places of everything on the page, in inches from its lower left corner."""
 
     ranks: int
     steps: int
@@ -182,7 +182,7 @@ class Sheet:
 
 
 def ring(data: RingData, style: Style = LIGHT) -> Drawing:
-    """The sheet: ranks side by side, time downwards; what has been added in a cell is told by its digits and colors."""
+    """The sheet: ranks side by side, time downwards; digits and colors show what has been added in a cell."""
     with style.in_force():
         sheet = Sheet(data.ranks, data.steps)
         figure = style.figure(sheet.width, sheet.height)
@@ -203,7 +203,7 @@ def ring(data: RingData, style: Style = LIGHT) -> Drawing:
 
 @dataclass(frozen=True, slots=True)
 class SheetPen:
-    """What every part of the sheet is drawn with."""
+    """The axes, the sheet and the style that every part is drawn with."""
 
     axes: "Axes"
     sheet: Sheet
@@ -296,7 +296,7 @@ def _lengths(data: RingData) -> str:
 
 
 def _sent_words(data: RingData) -> str:
-    """What each rank sent in all, beside the whole vector."""
+    """The bytes that each rank sent in all, beside the whole vector."""
     n, vector, (low, *_, high) = data.ranks, sum(data.chunk_nbytes), sorted(data.sent_nbytes)
     share = f"{low} bytes in all: 2 · {n - 1}/{n} of the vector's {vector}" if low == high else (
         f"{low} to {high} bytes in all; the vector has {vector}")
@@ -359,14 +359,14 @@ def _frame(data: RingData, step: int, moving: tuple[Message, ...], style: Style)
 
 @dataclass(frozen=True, slots=True)
 class FramePen:
-    """What every part of a frame is drawn with."""
+    """The axes, the style and the number of ranks that every part of a frame is drawn with."""
 
     axes: "Axes"
     style: Style
     ranks: int
 
     def center(self, rank: float) -> tuple[float, float]:
-        """Where a rank's box stands, clockwise from the top."""
+        """The middle of a rank's box, clockwise from the top."""
         angle = 2 * math.pi * rank / self.ranks
         return SIDE / 2 + RADIUS * math.sin(angle), (SIDE - FRAME_TOP) / 2 + RADIUS * math.cos(angle)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 STEP = "step"  # the span around what is drawn
-LEVERS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "No overlap": {},
     "Reductions overlap": {"overlap": True},
     "Reductions overlap, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1},
@@ -35,11 +35,11 @@ LEVERS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
 
 
 def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, compute: str,
-                levers: Mapping[str, Any]) -> Traces:
+                options: Mapping[str, Any]) -> Traces:
     """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
 
     def program(rank: Rank) -> Engine:
-        engine = Engine(rank, MLP(widths, bias=False), Adam(), stage=stage, policy=Policy(compute), **levers)
+        engine = Engine(rank, MLP(widths, bias=False), Adam(), stage=stage, policy=Policy(compute), **options)
         batch = rank.xp.zeros((rows, widths[0]), "float32"), rank.xp.zeros((rows, widths[-1]), "float32")
         with rank.trace.span(STEP):
             engine.step([batch])
@@ -89,15 +89,15 @@ class TimelineData:
 
 
 def timeline_data(widths: Sequence[int] = (256,) * 5, rows: int = 128, ranks: int = 4, stage: int = 3,
-                  machine: Machine = MACHINE, levers: Mapping[str, Mapping[str, Any]] = LEVERS) -> TimelineData:
+                  machine: Machine = MACHINE, options: Mapping[str, Mapping[str, Any]] = OPTIONS) -> TimelineData:
     """Runs a step of an MLP with Adam in each way of overlapping, and replays it.
 
-    ``levers`` has a panel for each title, with what the engine is told: {"In buckets": {"bucket_nbytes": 10_000}}.
+    ``options`` has a panel for each title, with the engine's options: {"In buckets": {"bucket_nbytes": 10_000}}.
     """
     what = (f"an MLP of {len(widths) - 1} layers of {widths[0]} in fp16 with Adam, {rows} samples per rank, "
             f"N = {ranks}, stage {stage}")
-    return timeline_of(what, {title: step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", levers=of)
-                              for title, of in levers.items()}, machine)
+    return timeline_of(what, {title: step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options=of)
+                              for title, of in options.items()}, machine)
 
 
 def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) -> TimelineData:
@@ -207,7 +207,7 @@ def _streams(axes: "Axes", replayed: Replayed, style: Style) -> None:
 
 
 def _held(axes: "Axes", replayed: Replayed, kinds: Sequence[str], style: Style) -> None:
-    """What is held, stacked by kind, from each change to the next."""
+    """Memory held, stacked by kind, from each change to the next."""
     ends = (*replayed.microseconds[1:], replayed.step_microseconds)
     shown = [at for at, (now, end) in enumerate(zip(replayed.microseconds, ends, strict=True)) if end > now]
     times = [replayed.microseconds[at] for at in shown] + [replayed.step_microseconds]
@@ -251,7 +251,7 @@ def _legend(data: TimelineData, style: Style) -> tuple[list[Any], list[str]]:
 # -- in words -----------------------------------------------------------------------------------------------------
 
 def _timeline_description(data: TimelineData) -> str:
-    """What each way of overlapping takes, waits for and holds."""
+    """The time, the waits and the memory of each way of overlapping."""
     sentences = [f"Gantt charts of rank 0's two streams, compute and communication, over one step of {data.what}, "
                  f"replayed on devices of {data.machine}; under each, the bytes held by kind."]
     for r in data.replays:
@@ -303,7 +303,7 @@ def liveness_data(stages: Sequence[int] = (1, 2), widths: Sequence[int] = (256,)
     parameters = sum(a * b for a, b in pairwise(widths))
     lives = []
     for stage in stages:
-        traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", levers={})
+        traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options={})
         lives.append(_life(stage, replayed("", replay(record(traces).inside(STEP), MACHINE)), parameters))
     return Liveness(f"an MLP of {len(widths) - 1} layers in fp16 with Adam, {parameters:,} parameters, N = {ranks}",
                     tuple(lives))

@@ -45,7 +45,7 @@ def list() -> Page:
 
 
 def statement(name: str) -> Page:
-    """What a puzzle asks for: shapes, a picture, targets. Raises ValueError for a name that there is not."""
+    """The statement of a puzzle: shapes, a picture, targets. Raises ValueError for a name that there is not."""
     puzzle = puzzle_named(name)
     return Page(f"{puzzle.title}\n\n{filled(puzzle.statement)}\n\n{filled('Targets: ' + puzzle.score + '.')}")
 

@@ -13,7 +13,18 @@ import numpy as np
 
 from zerosim.course.puzzles.checker import explained, limited
 from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence, tree_wire
-from zerosim.course.puzzles.puzzle import OPEN, PASSED, REFUSED, Answer, Hole, Measured, Refused, Score, Target, lent
+from zerosim.course.puzzles.puzzle import (
+    OPEN,
+    PASSED,
+    REFUSED,
+    Answer,
+    Hole,
+    Measured,
+    Refused,
+    Score,
+    Target,
+    held_copy,
+)
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import MLP
 from zerosim.models.units import Unit
@@ -126,11 +137,11 @@ class Reference:
 
 def engine_run(ranks: int, stage: int) -> Reference:
     """STEPS steps on N ranks under a ZeRO stage, in fp32, every layer cut by itself."""
-    told = Cluster(ranks).run(_told, stage)
-    losses = [[rank[step][0] for rank in told] for step in range(STEPS)]
+    watched = Cluster(ranks).run(_watched_steps, stage)
+    losses = [[rank[step][0] for rank in watched] for step in range(STEPS)]
     measured = Cluster(ranks)
     measured.run(_engine_measured, stage)
-    return Reference([step[1] for step in told[0]], [step[2] for step in told[0]], losses,
+    return Reference([step[1] for step in watched[0]], [step[2] for step in watched[0]], losses,
                      Target(max(measured.memory.peak_nbytes), max(measured.trace.sent_nbytes()),
                             steps_in_sequence(measured.trace)))
 
@@ -145,7 +156,7 @@ def _engine_measured(rank: Rank, stage: int) -> None:
         engine.step([batch(rank.index, step)])
 
 
-def _told(rank: Rank, stage: int) -> list[tuple[float, Arrays, Arrays]]:
+def _watched_steps(rank: Rank, stage: int) -> list[tuple[float, Arrays, Arrays]]:
     """The same steps, with a look at everything in between."""
     engine, found = _engine(rank, stage), []
     for step in range(STEPS):
@@ -400,7 +411,7 @@ def _ddp_program(rank: Rank, factory: Answer) -> Any:
     state = {name: _charged(rank, new_state(OPTIMIZER, w.size)) for name, w in module.parameters.items()}
     context, steps = UpdateContext(rank.kernels), []
     for step in range(STEPS):
-        x, target = (lent(rank, one) for one in batch(rank.index, step))
+        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
         own = _own_gradients(rank.index, step, module.parameters)
         before = {name: w.copy() for name, w in module.parameters.items()}
         loss, mean = pair(ddp.forward_backward(x, target), "forward_backward")
@@ -426,7 +437,7 @@ def _own_gradients(index: int, step: int, parameters: Arrays) -> Arrays:
 
 
 def _charged(rank: Rank, state: Arrays) -> Arrays:
-    return {name: lent(rank, slot, "optimizer_state", name) for name, slot in state.items()}
+    return {name: held_copy(rank, slot, "optimizer_state", name) for name, slot in state.items()}
 
 
 # -- the sharded optimizer --------------------------------------------------------------------------------------------
@@ -451,7 +462,7 @@ def _sharded_program(rank: Rank, factory: Answer) -> Any:
     sharded = _made(factory, "get_sharded_optimizer", ["step"], rank, module.parameters, OPTIMIZER)
     steps = []
     for step in range(STEPS):
-        gradients = {name: lent(rank, g, "gradient", name) for name, g in mean_gradients(step).items()}
+        gradients = {name: held_copy(rank, g, "gradient", name) for name, g in mean_gradients(step).items()}
         sharded.step(gradients)
         steps.append(copied(module.parameters, "the parameters", module.shapes))
         del gradients
@@ -500,7 +511,7 @@ def _fsdp_program(rank: Rank, factory: Answer, inspect: bool) -> Any:
     fsdp = _made(factory, "get_fsdp", ["step", "gathered"], rank, module, OPTIMIZER)
     steps = []
     for step in range(STEPS):
-        x, target = (lent(rank, one) for one in batch(rank.index, step))
+        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
         loss = fsdp.step(x, target)
         del x, target
         held = rank.memory.now_nbytes

@@ -79,7 +79,7 @@ def _leaves(value: Any, names: tuple[str, ...], place: str = "") -> Iterator[Lea
 
 
 def _misfit(place: str, found: Any, expected: Any) -> str | None:
-    """How a result differs in form; None where it does not."""
+    """The difference of a result in form; None where it does not."""
     name = place or "the result"
     if isinstance(expected, list | tuple):
         return f"{name} is {_kind(found)} where {len(expected)} things are expected"
@@ -106,7 +106,7 @@ def _kind(value: Any) -> str:
 
 
 def _difference(found: Any, expected: Any, bounds: Any, names: tuple[str, ...]) -> str | None:
-    """What differs, of two results; None where nothing does."""
+    """The first difference of two results; None where nothing does."""
     a, b = _aligned(found, expected, names)
     allowed = [None] * len(b) if bounds is None else [leaf for _, leaf in _leaves(bounds, ())]
     for (place, one), (_, right), bound in zip(a, b, allowed, strict=True):
@@ -227,7 +227,7 @@ class Audit:
 
 # -- A rank to which every message arrives as NaN: who is right all the same has not learnt it from messages ---------
 
-class DeafWork:
+class SilencedWork:
     """A Work whose result is poisoned when it is waited for."""
 
     def __init__(self, work: Work) -> None:
@@ -245,18 +245,18 @@ class DeafWork:
 
 def _poisoned(found: Any) -> Any:
     if isinstance(found, Work):
-        return DeafWork(found)
+        return SilencedWork(found)
     if isinstance(found, np.ndarray):
         poison(found)
     return found
 
 
-class DeafRank(Rank):
+class SilencedRank(Rank):
     """The same rank, which takes part in everything, sends what it has, and hears nothing."""
 
     @classmethod
-    def of(cls, rank: Rank) -> "DeafRank":
-        """A deaf handle of a rank."""
+    def of(cls, rank: Rank) -> "SilencedRank":
+        """A silenced handle of a rank."""
         return cls(rank._state, rank.group, rank.communicator)
 
     def exchange(self, *args: Any, **options: Any) -> Any:
@@ -366,7 +366,7 @@ def explained(where: str, error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """What an error says; nothing where saying it fails."""
+    """The text of an error; nothing where saying it fails."""
     try:
         return str(error)
     except Exception:
@@ -395,7 +395,7 @@ UNWRITTEN = "With NaN in new and in freed memory it fails, as if it read what wa
 UNSENT = "In another order of the ranks, which is as good, it fails, as if they shared something that is no message"
 # Seeds of other legal orders in which ranks run; debug mode; what a failure then means.
 OTHER_WAYS = ((0, True, UNWRITTEN), (1, False, UNSENT), (2, False, UNSENT))
-AUDIT_RANKS, DEAF_RANKS = 4, 3
+AUDIT_RANKS, SILENCED_RANKS = 4, 3
 # What the audit lets pass at rest; in between, a case says how many shards an expression may take for a moment.
 AT_REST_SHARDS = 0.5
 
@@ -454,8 +454,8 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
 
 
 def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: Audit | None = None,
-         deaf: bool = False) -> list[Any]:
-    """What each rank returned; Refused for whatever is raised on the way."""
+         silenced: bool = False) -> list[Any]:
+    """The result of each rank; Refused for whatever is raised on the way."""
     changed: list[tuple[int, str]] = []
 
     def program(rank: Rank) -> Any:
@@ -463,7 +463,7 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
             audit.enter(rank.memory)
         given = case.arguments(rank)
         before = [_bits(value) for value in given]
-        result = answer(DeafRank.of(rank) if deaf else rank, *given)
+        result = answer(SilencedRank.of(rank) if silenced else rank, *given)
         for name, value, bits in zip(puzzle.parameters, given, before, strict=True):
             if name not in puzzle.changes and _bits(value) != bits:
                 changed.append((rank.index, name))
@@ -482,13 +482,13 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
             raise Refused(explained(case.where, error)) from error
     if changed:
         rank, name = changed[0]
-        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is only lent; work on a copy "
+        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; work on a copy "
                       "that you take from rank.memory.alloc()")
     return found
 
 
 def _bits(value: Any) -> Any:
-    """What tells whether an argument was changed; no copy, which the audit would see."""
+    """A checksum that shows whether an argument was changed; no copy, which the audit would see."""
     if isinstance(value, np.ndarray):
         return value.shape, checksum(value)
     return [_bits(item) for item in value] if isinstance(value, list | tuple) else None
@@ -520,10 +520,10 @@ def _refuse_excess(case: Case, measured: Measured) -> None:
 
 def _refuse_clairvoyance(puzzle: Puzzle, answer: Answer) -> None:
     """Refuses an answer that is right although all messages arrive as NaN, in every case of three ranks."""
-    cases = [puzzle.case(DEAF_RANKS, length) for length in puzzle.sizes[DEAF_RANKS]]
+    cases = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
     for case in cases:
         try:
-            found = _run(Cluster(case.ranks), puzzle, case, answer, deaf=True)
+            found = _run(Cluster(case.ranks), puzzle, case, answer, silenced=True)
         except (Refused, Hole):
             return
         if complaint(case, found, puzzle.returns):

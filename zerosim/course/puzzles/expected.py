@@ -1,4 +1,4 @@
-"""What the right answers are, in plain NumPy on all ranks' data at once: no rank, no message, no ledger.
+"""The right answers, in plain NumPy on all ranks' data at once: no rank, no message, no ledger.
 
 Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to min(n, (c+1)·k).
 """
@@ -52,12 +52,12 @@ def chunks(vector: Array, ranks: int) -> list[Array]:
     return [vector[own].copy() for own in chunk_slices(len(vector), ranks)]
 
 
-# -- The targets of the puzzles: bytes and steps with pencil and paper, from the closed forms ------------------------
+# -- The targets of the puzzles: bytes and steps from the closed forms ------------------------
 # Legend: N ranks, n elements, cut by ⌈n/N⌉.
 
 
 class Wire(NamedTuple):
-    """What a collective sends: the bytes of the rank that sends most, of all ranks together, and the steps."""
+    """The traffic of a collective: the bytes of the rank that sends most, of all ranks together, and the steps."""
 
     most_nbytes: int
     all_nbytes: int

@@ -1,4 +1,4 @@
-"""What a puzzle is: a statement, a stub with holes, hints, and cases on which an answer is run.
+"""A puzzle: a statement, a stub with holes, hints, and cases on which an answer is run.
 
 Legend: N ranks, n elements. Every byte is that of one rank, and of the rank that has most; steps are hops one after the
 other, on the longest chain.
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a good answer holds at its fullest and sends, in bytes, and its steps: from the closed forms."""
+    """Memory at its fullest, bytes sent and steps of a good answer: from the closed forms."""
 
     peak_nbytes: int
     sent_nbytes: int
@@ -134,7 +134,7 @@ SIZES: Mapping[int, tuple[int, ...]] = {1: (5,), 2: (1, 6), 3: (2, 7), 4: (3, 8,
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one case came to, beside its target."""
+    """Measurements of one case, beside its target."""
 
     ranks: int
     title: str
@@ -174,7 +174,7 @@ class Page(str):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a check found: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
+    """The outcome of a check: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
 
     ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
     the rank that has most) beside their targets.
@@ -233,7 +233,7 @@ class Score:
 
 # -- What a case hands to a rank: fresh copies, charged to its ledger ------------------------------------------------
 
-def lent(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
+def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
     """A copy of ``x`` in the rank's memory."""
     copy = rank.memory.alloc(x.shape, x.dtype, kind, name)
     copy[...] = x
@@ -242,7 +242,7 @@ def lent(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
 
 def vector_of(vectors: Sequence[Array], kind: str = "input") -> Callable[[Rank], tuple[Array]]:
     """The arguments of a puzzle that hands each rank one vector of its own."""
-    return lambda rank: (lent(rank, vectors[rank.index], kind),)
+    return lambda rank: (held_copy(rank, vectors[rank.index], kind),)
 
 
 class Backward:
@@ -262,7 +262,7 @@ class Backward:
         self._next -= 1
         gradient = self._gradients[layer]
         self._rank.trace.compute(flops=4 * gradient.size, nbytes=3 * gradient.nbytes)
-        return lent(self._rank, gradient, "unit_gradient", f"layer {layer}")
+        return held_copy(self._rank, gradient, "unit_gradient", f"layer {layer}")
 
 
 class Scaling:

@@ -6,7 +6,7 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
 
 SCALE = 1024.0
 
@@ -27,7 +27,7 @@ altogether.
         ->  the mean gradient (n,) fp32
 
 Prescribed: a rank adds its own micro-batches in their order; the ring adds the ranks; then x / (S·N·m) in
-fp32. The gradients are only lent. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
+fp32. The gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
 """
 
 STUB = '''
@@ -43,7 +43,7 @@ def average(rank, gradients, scale):
     for gradient in gradients[1:]:
         total += gradient
     zs.puzzles.hole("add up over ranks, in place")
-    total /= zs.puzzles.hole("by how much, all told?")
+    total /= zs.puzzles.hole("by how much, in all?")
     return total
 '''
 
@@ -60,8 +60,8 @@ def case(ranks: int, length: int) -> Case:
     stacks = [np.stack([g * np.float32(SCALE) for g in data(f"average {j}", ranks, length)]) for j in range(m)]
     gradients = [np.stack([stack[rank] for stack in stacks]) for rank in range(ranks)]
     local = [ordered_sum(list(mine)) for mine in gradients]
-    total, all_told = ring_sum(local), np.float32(SCALE * ranks * m)
-    expected = total / all_told
+    total, divisor = ring_sum(local), np.float32(SCALE * ranks * m)
+    expected = total / divisor
     wire, chunk = ring_wire("all_reduce", length, ranks), -(-length // ranks)
     wrong = {
         "did not divide by N, the number of ranks": total / np.float32(SCALE * m),
@@ -70,10 +70,10 @@ def case(ranks: int, length: int) -> Case:
         "returned the sum, and divided by nothing": total,
         "divided by N twice": total / np.float32(SCALE * ranks * ranks * m),
         "divided before the sum over ranks, and so rounded every addend":
-            ring_sum([one / all_told for one in local]),
+            ring_sum([one / divisor for one in local]),
         "divided more than once, and rounded each time": total / np.float32(SCALE) / np.float32(ranks) / np.float32(m)}
     return Case(
-        ranks, f"n={length}, m={m}", lambda rank: (lent(rank, gradients[rank.index], "gradient"), SCALE),
+        ranks, f"n={length}, m={m}", lambda rank: (held_copy(rank, gradients[rank.index], "gradient"), SCALE),
         [expected] * ranks, Target(4 * ((m + 1) * length + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
         mistakes=(*(Mistake(what, [result] * ranks) for what, result in wrong.items()),
                   Mistake("averaged its own gradients alone", [one / np.float32(SCALE * m) for one in local])),

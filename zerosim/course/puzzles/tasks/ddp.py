@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -27,7 +27,7 @@ that once:
         ->  the list of their means over ranks
 
 Prescribed: the bucket is reduced by one ring (chunks of K = ceil(T/N)), then divided by N, once. The
-gradients are only lent. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
+gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
 """
 
 STUB = '''
@@ -65,7 +65,7 @@ def case(ranks: int, length: int) -> Case:
     apart = [ring_sum([mine[i].reshape(-1) for mine in lists]).reshape(lists[0][i].shape) for i in range(3)]
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        return ([lent(rank, g, "gradient") for g in lists[rank.index]],)
+        return ([held_copy(rank, g, "gradient") for g in lists[rank.index]],)
 
     wire, chunk = ring_wire("all_reduce", every, ranks), -(-every // ranks)
     return Case(

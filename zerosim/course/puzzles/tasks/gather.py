@@ -6,7 +6,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
 
 STATEMENT = """
 Rank r has chunk r of a vector, and every rank wants all of it. Each passes on to its right neighbor what it
@@ -62,7 +62,7 @@ def case(ranks: int, length: int) -> Case:
         alone.append(np.zeros_like(whole))
         alone[-1][own] = whole[own]
     return Case(
-        ranks, f"n={length}", lambda rank: (lent(rank, shards[rank.index], "parameter"), length), [whole] * ranks,
+        ranks, f"n={length}", lambda rank: (held_copy(rank, shards[rank.index], "parameter"), length), [whole] * ranks,
         Target(4 * (length + chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
         mistakes=(Mistake("put the chunks in the order of their arrival, its own first", turned),
                   Mistake("put the chunks in the wrong order, the last one first",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
@@ -59,7 +59,7 @@ def lamb(rank, weights, direction, valid, bias, bias_direction, lr):
 HINTS = (
     "A sum of squares can be added up over ranks; a norm cannot. The square root comes last.",
     "squares(weights[:valid]) leaves out the padding; total = rank.all_reduce(partial) adds up the shards.",
-    "After the all-reduce: total[0] += squares(bias), total[1] += squares(bias_direction), on every rank alike; "
+    "After the all-reduce: total[0] += squares(bias), total[1] += squares(bias_direction), the same on every rank; "
     "ratio = np.float32(np.sqrt(total[0] / total[1])).",
 )
 
@@ -88,12 +88,13 @@ class Job(NamedTuple):
     def arguments(self, rank: Rank) -> tuple[Any, ...]:
         """weights, direction, valid, bias, bias_direction, lr."""
         valid = len(chunks(self.weights, self.ranks)[rank.index])
-        return (lent(rank, self.padded(self.weights, rank.index), "master"),
-                lent(rank, self.padded(self.direction, rank.index), "gradient"), valid, lent(rank, self.bias, "master"),
-                lent(rank, self.bias_direction, "gradient"), LEARNING_RATE)
+        return (held_copy(rank, self.padded(self.weights, rank.index), "master"),
+                held_copy(rank, self.padded(self.direction, rank.index), "gradient"), valid,
+                held_copy(rank, self.bias, "master"),
+                held_copy(rank, self.bias_direction, "gradient"), LEARNING_RATE)
 
     def results(self, ratios: list[float]) -> list[Any]:
-        """What ranks return that move by these ratios."""
+        """The results of ranks that move by these ratios."""
         found = []
         for rank, ratio in enumerate(ratios):
             step = LEARNING_RATE * ratio

@@ -1,4 +1,4 @@
-"""What the puzzles about a backward pass have in common: layers, their gradients, and what each rank owns of them.
+"""The common part of the puzzles about a backward pass: layers, their gradients, and what each rank owns of them.
 
 Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 """
@@ -48,7 +48,7 @@ class Layers(NamedTuple):
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
-        """What is returned without a mean, without a sum, in the wrong order of layers, whole."""
+        """Known wrong results: without a mean, without a sum, in the wrong order of layers, whole."""
         local = [[chunks(g, self.ranks)[rank] for g in mine] for rank, mine in enumerate(self.gradients)]
         return (Mistake("returned shards of the sums, and not of the means", self.sharded(self.sums)),
                 Mistake("returned shards of its own gradients; nothing was added", local),

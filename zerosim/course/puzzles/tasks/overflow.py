@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, SCALE = 0.1, 1024.0
@@ -18,7 +18,7 @@ SIZES = {1: (6, 5), 2: (1, 6), 3: (7, 2), 4: (3, 8, 9), 5: (13, 4), 8: (5, 18)}
 
 STATEMENT = """
 Gradients of S times the loss can overflow to inf, or be NaN. Then the step must be skipped, and S halved. But
-a rank sees only its own shard of the reduced gradient, and all ranks must decide alike:
+a rank sees only its own shard of the reduced gradient, and all ranks must decide the same:
 
     rank 0  [ 1.0  2.0 ]   fine         -- skip
     rank 1  [ inf  0.5 ]   overflow!    -- skip      S -> S/2 on all three
@@ -68,8 +68,8 @@ def case(ranks: int, length: int) -> Case:
     gradients, shards = chunks(gradient, ranks), chunks(weights, ranks)
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        return (lent(rank, shards[rank.index], "master"), lent(rank, gradients[rank.index], "gradient"), LEARNING_RATE,
-                SCALE)
+        return (held_copy(rank, shards[rank.index], "master"), held_copy(rank, gradients[rank.index], "gradient"),
+                LEARNING_RATE, SCALE)
 
     def outcome(skips: list[bool], *, halve: bool = True) -> list[tuple[Array, float, bool]]:
         with np.errstate(all="ignore"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, in_sequence, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -29,7 +29,7 @@ weights lie in shards, and reduces a gradient round a ring. Three things are wro
         ->  (y, mean): the last output (n,), and this rank's chunk of the
             gradient's mean over ranks
 
-Each mistake that you repair uncovers the next one. x and the gradient are only lent. Allowed: exchange,
+Each mistake that you repair uncovers the next one. x and the gradient are read-only. Allowed: exchange,
 all_gather, reduce_scatter.
 """
 
@@ -67,7 +67,7 @@ HINTS = (
     "A list of gathered weights keeps all of them. Gather inside the loop, and let go before the next turn.",
     "The ring goes to the right: send to (index + 1) % N, receive from (index - 1) % N, begin with chunk index - 1, "
     "and count down. rank.reduce_scatter(gradient) does the same.",
-    "mean /= N changes the array that you received into; at N = 1 that is the gradient itself, which is only lent: "
+    "mean /= N changes the array that you received into; at N = 1 that is the gradient itself, which is read-only: "
     "copy it into a landing first.",
 )
 
@@ -83,8 +83,8 @@ def case(ranks: int, length: int) -> Case:
             np.multiply(w, y, out=y)
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        mine = [lent(rank, of_layer[rank.index], "parameter") for of_layer in shards]
-        return mine, Scaling(rank), lent(rank, xs[rank.index]), lent(rank, gradients[rank.index], "gradient")
+        mine = [held_copy(rank, of_layer[rank.index], "parameter") for of_layer in shards]
+        return mine, Scaling(rank), held_copy(rank, xs[rank.index]), held_copy(rank, gradients[rank.index], "gradient")
 
     total = ring_sum(gradients)
     left = [ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])

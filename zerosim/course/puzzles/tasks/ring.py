@@ -26,7 +26,7 @@ and receives one:
         ->  elements min(n, rk) to min(n, (r+1)k) of the sum; k = ceil(n/N)
 
 The last chunks may be short or empty. The order of additions is prescribed, x[c+1] + x[c+2] + ... + x[c], so
-equal means equal bits. x is only lent. Allowed: exchange.
+equal means equal bits. x is read-only. Allowed: exchange.
 """
 
 STUB = '''

@@ -7,7 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
@@ -31,7 +31,7 @@ then all show what they have updated:
         ->  (weights, momentum), updated:
             momentum = 0.9·momentum + mean;  weights = weights - lr·momentum
 
-Write into weights and momentum, and return them; the gradient is only lent. The ring's order is prescribed.
+Write into weights and momentum, and return them; the gradient is read-only. The ring's order is prescribed.
 Allowed: exchange, reduce_scatter, all_gather, all_reduce; but an all-reduce sends twice what is needed.
 """
 
@@ -75,8 +75,8 @@ def case(ranks: int, length: int) -> Case:
         return [(new, fresh[own]) for own in cut]
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        return (lent(rank, weights, "parameter"), lent(rank, gradients[rank.index], "gradient"),
-                lent(rank, momentum[cut[rank.index]], "optimizer_state"), LEARNING_RATE)
+        return (held_copy(rank, weights, "parameter"), held_copy(rank, gradients[rank.index], "gradient"),
+                held_copy(rank, momentum[cut[rank.index]], "optimizer_state"), LEARNING_RATE)
 
     right, alone, own_only = results(total / ranks), [], []
     for rank, own in enumerate(cut):

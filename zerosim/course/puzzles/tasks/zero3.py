@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, lent
+from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Scaling, Target, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -69,8 +69,8 @@ def case(ranks: int, length: int) -> Case:
     cut = [chunks(w, ranks) for w in weights]
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        shards = [lent(rank, shards[rank.index], "parameter", f"layer {layer}") for layer, shards in enumerate(cut)]
-        return shards, Scaling(rank), lent(rank, inputs[rank.index])
+        mine = [held_copy(rank, shards[rank.index], "parameter", f"layer {layer}") for layer, shards in enumerate(cut)]
+        return mine, Scaling(rank), held_copy(rank, inputs[rank.index])
 
     local = [gradients(weights, x) for x in inputs]
     sums = [ring_sum([mine[layer] for mine in local]) for layer in range(LAYERS)]
