@@ -203,7 +203,7 @@ for ranks in (1, 2, 3, 4, 5, 8):
             capacity = sum(held.values())
             small = zs.Cluster(ranks, capacity_nbytes=capacity).run(one_step, stage, rows)
             for roomy, tight in zip(engines, small, strict=True):
-                assert roomy.states.master.tobytes() == tight.states.master.tobytes()
+                assert roomy.param_group.master.tobytes() == tight.param_group.master.tobytes()
             try:
                 zs.Cluster(ranks, capacity_nbytes=capacity - 1).run(one_step, stage, rows)
             except zs.OutOfMemoryError as error:

@@ -126,7 +126,7 @@ def test_few_steps_on_the_text_are_still_one_round_of_the_small_networks_data():
 
 
 def test_the_traces_are_the_published_ones():
-    text = {(t.dialect, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in traces()}
+    text = {(t.kind, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in traces()}
     assert text == {
         ("torch", 1): "256 512 512 1024 1024 512 256 256 512 512 1024 512 512 256 128",
         ("deepspeed", 1): "256 256 512 512 1024 512 256 256 256 512 512 256 256 128 64",

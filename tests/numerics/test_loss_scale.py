@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.loss_scale import DIALECTS, Dynamic, LossScaleExhausted, Static, scaling_of
+from zerosim.numerics.loss_scale import SCALERS, Dynamic, LossScaleExhausted, Static, scaling_of
 
 PATTERN = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 1, 1]
 # The scale after each step, from 256 with a window of 2, for overflows in PATTERN.
@@ -27,17 +27,17 @@ def scales(scaler, pattern):
     return found
 
 
-@pytest.mark.parametrize(("dialect", "hysteresis"), TRACES)
-def test_each_dialect_follows_its_published_trace(dialect, hysteresis):
-    scaler = Dynamic(dialect, initial=256, window=2, hysteresis=hysteresis).start()
-    assert scales(scaler, PATTERN) == [float(x) for x in TRACES[dialect, hysteresis].split()]
+@pytest.mark.parametrize(("kind", "hysteresis"), TRACES)
+def test_each_kind_follows_its_published_trace(kind, hysteresis):
+    scaler = Dynamic(kind, initial=256, window=2, hysteresis=hysteresis).start()
+    assert scales(scaler, PATTERN) == [float(x) for x in TRACES[kind, hysteresis].split()]
 
 
 def test_the_traces_all_differ():
     assert len(set(TRACES.values())) == 4
 
 
-def told_from_the_whole_pattern(dialect, window, hysteresis, pattern):
+def computed_from_the_whole_pattern(kind, window, hysteresis, pattern):
     """log2 of the scale's growth after a pattern, from its runs of good and of bad steps, without a state machine."""
     power, spent = 0, 0  # spent: overflows since it last grew
     for overflow, run in groupby(pattern):
@@ -46,22 +46,22 @@ def told_from_the_whole_pattern(dialect, window, hysteresis, pattern):
             power -= max(0, spent + length - (hysteresis - 1)) - max(0, spent - (hysteresis - 1))
             spent += length
         else:
-            growths = max(0, length - (dialect == "deepspeed")) // window
+            growths = max(0, length - (kind == "deepspeed")) // window
             power += growths
             spent = 0 if growths else spent
     return power
 
 
-@given(st.sampled_from(DIALECTS), st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=40))
-def test_every_step_of_any_pattern_is_what_its_runs_come_to(dialect, window, hysteresis, pattern):
-    hysteresis = 1 if dialect == "torch" else hysteresis
-    rule = Dynamic(dialect, initial=2.0**60, window=window, hysteresis=hysteresis)
+@given(st.sampled_from(SCALERS), st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=40))
+def test_every_step_of_any_pattern_is_what_its_runs_come_to(kind, window, hysteresis, pattern):
+    hysteresis = 1 if kind == "torch" else hysteresis
+    rule = Dynamic(kind, initial=2.0**60, window=window, hysteresis=hysteresis)
     for step, scale in enumerate(scales(rule.start(), pattern), start=1):
-        assert np.log2(scale) - 60 == told_from_the_whole_pattern(dialect, window, hysteresis, pattern[:step])
+        assert np.log2(scale) - 60 == computed_from_the_whole_pattern(kind, window, hysteresis, pattern[:step])
 
 
-def test_the_dialects_differ_in_the_first_growth_alone_where_nothing_overflows():
-    found = {dialect: scales(Dynamic(dialect, initial=1, window=3).start(), [0] * 8) for dialect in DIALECTS}
+def test_the_kinds_differ_in_the_first_growth_alone_where_nothing_overflows():
+    found = {kind: scales(Dynamic(kind, initial=1, window=3).start(), [0] * 8) for kind in SCALERS}
     assert found["torch"] == found["deepspeed-legacy"] == [1, 1, 2, 2, 2, 4, 4, 4]
     assert found["deepspeed"] == [1, 1, 1, 2, 2, 2, 4, 4]
 
@@ -73,18 +73,18 @@ def test_hysteresis_is_refilled_by_growth_and_by_no_good_step_before_it():
 
 
 @pytest.mark.parametrize("at", range(len(PATTERN)))
-@pytest.mark.parametrize(("dialect", "hysteresis"), TRACES)
-def test_a_scaler_that_was_restored_goes_on_as_if_nothing_had_happened(dialect, hysteresis, at):
-    rule = Dynamic(dialect, initial=256, window=2, hysteresis=hysteresis)
+@pytest.mark.parametrize(("kind", "hysteresis"), TRACES)
+def test_a_scaler_that_was_restored_goes_on_as_if_nothing_had_happened(kind, hysteresis, at):
+    rule = Dynamic(kind, initial=256, window=2, hysteresis=hysteresis)
     first, second = rule.start(), rule.start()
     scales(first, PATTERN[:at])
     second.restore(first.state())
     assert scales(second, PATTERN[at:]) == scales(first, PATTERN[at:])
 
 
-@pytest.mark.parametrize("dialect", ["deepspeed", "deepspeed-legacy"])
-def test_eight_overflows_reach_the_smallest_scale_and_the_ninth_raises(dialect):
-    scaler = Dynamic(dialect, initial=2.0**8, window=2).start()
+@pytest.mark.parametrize("kind", ["deepspeed", "deepspeed-legacy"])
+def test_eight_overflows_reach_the_smallest_scale_and_the_ninth_raises(kind):
+    scaler = Dynamic(kind, initial=2.0**8, window=2).start()
     assert scales(scaler, [1] * 8)[-1] == 1
     with pytest.raises(LossScaleExhausted, match=r"overflowed at the smallest loss scale, 1: .* or compute in bf16"):
         scaler.update(True)
@@ -120,9 +120,9 @@ def test_torchs_scale_is_an_fp32_number_and_so_comes_to_0_from_which_nothing_gro
     assert scales(Dynamic(initial=0.1, factor=3).start(), [1]) == [float(np.float32(float(np.float32(0.1)) / 3))]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_other(dialect):
-    scaler = Dynamic(dialect, initial=2.0**125, window=1).start()
+@pytest.mark.parametrize("kind", SCALERS)
+def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_other(kind):
+    scaler = Dynamic(kind, initial=2.0**125, window=1).start()
     assert scales(scaler, [0] * 6)[-1] == 2.0**127
     assert scales(scaler, [1]) == [2.0**126]
 
@@ -141,7 +141,7 @@ def test_a_number_is_a_static_scale_and_a_rule_is_itself():
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"dialect": "deepsped"}, "no dynamic loss scaler is called 'deepsped'; .*; did you mean 'deepspeed'"),
+    ({"kind": "deepsped"}, "no dynamic loss scaler is called 'deepsped'; .*; did you mean 'deepspeed'"),
     ({"initial": 0}, "initial=0 must be a positive finite number"), ({"initial": "2"}, "initial='2' must be"),
     ({"window": 0}, "window=0 must be a number of steps, 1 or more"), ({"window": 1.5}, "window=1.5 must be"),
     ({"window": True}, "window=True must be"), ({"hysteresis": 0}, "hysteresis=0 must be a number of steps, 1 or more"),
@@ -149,7 +149,7 @@ def test_a_number_is_a_static_scale_and_a_rule_is_itself():
     ({"factor": float("inf")}, "factor=inf must be"), ({"smallest": -1}, "smallest=-1 must be a positive"),
     ({"hysteresis": 2}, "'torch' shrinks on every overflow, without end, and was given hysteresis=2; take 'deepspeed'"),
     ({"smallest": 0.5}, "'torch' shrinks on every overflow, without end, and was given smallest=0.5; take 'deepspeed'"),
-    ({"dialect": "deepspeed", "initial": 2, "smallest": 4}, "initial=2 lies below smallest=4; begin at the smallest")])
+    ({"kind": "deepspeed", "initial": 2, "smallest": 4}, "initial=2 lies below smallest=4; begin at the smallest")])
 def test_settings_that_cannot_be_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         Dynamic(**settings)

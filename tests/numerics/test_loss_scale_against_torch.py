@@ -1,4 +1,4 @@
-"""The dialect `torch` beside PyTorch's own GradScaler, where PyTorch is installed."""
+"""The kind `torch` beside PyTorch's own GradScaler, where PyTorch is installed."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def ours(pattern, initial, window, factor):
 
 @given(st.lists(st.booleans(), max_size=30), st.sampled_from([1.0, 256.0, 2.0**16, 2.0**126, 2.0**-145]),
        st.integers(1, 4), st.sampled_from([2.0, 4.0]))
-def test_the_dialect_torch_is_gradscaler_at_both_ends_of_fp32_too(pattern, initial, window, factor):
+def test_the_kind_torch_is_gradscaler_at_both_ends_of_fp32_too(pattern, initial, window, factor):
     if initial < 2.0**-126:  # no scale to begin with; the way there is
         pattern, initial = [True] * 145 + pattern, 1.0
     assert ours(pattern, initial, window, factor) == of_gradscaler(pattern, initial, window, factor)

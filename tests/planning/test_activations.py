@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerosim.course.published.activations import block_nbytes
 from zerosim.planning.activations import (
     EXAMPLE,
     INSIDE_NAMES,
@@ -17,7 +18,6 @@ from zerosim.planning.activations import (
     logits_nbytes,
     parse,
     peak_nbytes,
-    published_nbytes,
     snapshots,
     tensors,
 )
@@ -84,8 +84,8 @@ def test_the_probabilities_are_the_largest_tensor_of_a_block() -> None:
 
 def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_bytes() -> None:
     s, b, h, a = 2048, 4, 4096, 32
-    assert published_nbytes(EXAMPLE, "korthikanti-2022") == s * b * h * (34 + 5 * a * s // h)
-    assert published_nbytes(EXAMPLE, "recomputed-outputs") == 2 * kept(EXAMPLE).elements
+    assert block_nbytes(EXAMPLE, "korthikanti-2022") == s * b * h * (34 + 5 * a * s // h)
+    assert block_nbytes(EXAMPLE, "recomputed-outputs") == 2 * kept(EXAMPLE).elements
 
 
 # -- the closed forms -------------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ def test_no_blocks_keep_nothing_that_could_be_asked_for() -> None:
 
 def test_an_unknown_count_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("no published count 'x'; there are recomputed-outputs, korthi")):
-        published_nbytes(EXAMPLE, "x")
+        block_nbytes(EXAMPLE, "x")
 
 
 def test_the_count_in_bytes_of_16_bit_is_refused_for_other_bytes() -> None:
     with pytest.raises(ValueError, match=r"is in bytes of 16-bit training, and the block has elements of 4 bytes"):
-        published_nbytes(Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022")
+        block_nbytes(Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022")
 
 
 # -- the walk through every moment, of any block ----------------------------------------------------------------------

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.course.published.activations import ends_nbytes, layer_nbytes, megatron_nbytes, peak_nbytes, tensors_nbytes
+from zerosim.course.published.activations import (
+    block_nbytes,
+    ends_nbytes,
+    layer_nbytes,
+    megatron_nbytes,
+    peak_nbytes,
+    tensors_nbytes,
+)
 from zerosim.planning import activations
 from zerosim.planning.activations import INSIDE_NAMES, Block
 from zerosim.planning.shapes import PRESETS
@@ -22,7 +29,8 @@ def blocks(draw: st.DrawFn) -> Block:
 
 @given(blocks())
 def test_the_tensors_of_the_literatures_count_add_up_to_it(block: Block) -> None:
-    assert sum(tensors_nbytes(block).values()) == activations.published_nbytes(block, "korthikanti-2022")
+    formula = 34 * block.stream + 5 * block.square
+    assert sum(tensors_nbytes(block).values()) == block_nbytes(block, "korthikanti-2022") == formula
 
 
 @given(blocks(), st.integers(1, 12), st.sampled_from(POLICIES))
@@ -55,7 +63,7 @@ def test_tensor_and_sequence_parallelism_cut_what_the_table_says(block: Block, t
 
 def test_one_rank_of_tensor_parallelism_cuts_nothing() -> None:
     block = Block(2, 8, 12, 3)
-    assert layer_nbytes(block) == activations.published_nbytes(block, "korthikanti-2022")
+    assert layer_nbytes(block) == 34 * block.stream + 5 * block.square
 
 
 def test_megatrons_estimate_is_the_published_count_selective_and_the_ends() -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter, defaultdict
-from fractions import Fraction
 from math import ceil, log2
 
 import numpy as np
@@ -117,34 +116,6 @@ def test_where_ranks_fold_some_swap_while_others_are_handed_a_vector() -> None:
 def test_the_closed_forms_are_the_sums_over_the_levels(chunks: list[int], key: tuple[str, str]) -> None:
     vector = checked_vector(*key, (0, *np.cumsum(chunks).tolist()), 2)
     assert sent_of(*key, vector) == sum_of_levels(levels(*key, vector), vector.ranks)
-
-
-# Vectors that each rank sends of equal chunks, and messages: as published, for any N, or for powers of two.
-PUBLISHED = {
-    ("reduce_scatter", "ring"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("reduce_scatter", "pairwise"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("reduce_scatter", "halving"): (lambda n: Fraction(n - 1, n), log2),
-    ("all_gather", "ring"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("all_gather", "doubling"): (lambda n: Fraction(n - 1, n), log2),
-    ("all_gather", "bruck"): (lambda n: Fraction(n - 1, n), lambda n: ceil(log2(n))),
-    ("all_to_all", "pairwise"): (lambda n: Fraction(n - 1, n), lambda n: n - 1),
-    ("all_reduce", "ring"): (lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * (n - 1)),
-    ("all_reduce", "everyone"): (lambda n: n - 1, lambda n: n - 1),
-    ("all_reduce", "doubling"): (log2, log2),
-    ("all_reduce", "rabenseifner"): (lambda n: 2 * Fraction(n - 1, n), lambda n: 2 * log2(n)),
-    BARRIER: (lambda n: 0, lambda n: ceil(log2(n))),
-}
-ONLY_PUBLISHED_FOR_POWERS = {"halving", "doubling", "rabenseifner"}
-
-
-@pytest.mark.parametrize(("key", "ranks"), [(key, n) for key in PUBLISHED for n in [*range(1, 10), 16, 64]
-                                            if n in (1, 2, 4, 8, 16, 64) or key[1] not in ONLY_PUBLISHED_FOR_POWERS])
-def test_equal_chunks_send_the_published_share(key: tuple[str, str], ranks: int) -> None:
-    vectors, steps = PUBLISHED[key]
-    row = sent(*key, ceil_cut(60 * ranks, ranks), 2)
-    assert row.nbytes == (vectors(ranks) * 120 * ranks,) * ranks
-    assert row.messages == (steps(ranks),) * ranks
-    assert row.steps == steps(ranks)
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.planning import ceil_cut, sent
-from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, checked_vector, in_steps, levels
+from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO, Sent, checked_vector, in_steps, levels
 from zerosim.planning.cost import BUS_FACTORS, cost, longest_by_step, longest_messages
 from zerosim.planning.hardware import Link, Network, link
 
@@ -62,6 +62,8 @@ def test_equal_chunks_take_the_published_seconds(key: tuple[str, str], ranks: in
     assert found.transfer_seconds == pytest.approx(float(vectors * nbytes / Fraction(BETA)), rel=1e-15)
     assert found.seconds == pytest.approx(found.latency_seconds + found.transfer_seconds, rel=1e-15)
     assert (found.steps, found.nbytes) == (steps, nbytes)
+    if key[0] != "gather" and key[1] not in ("tree", "naive"):  # all ranks send as much
+        assert found.sent == Sent((int(vectors * nbytes),) * ranks, (steps,) * ranks, steps)
 
 
 @pytest.mark.parametrize("algorithm", FOLDS)
@@ -73,6 +75,8 @@ def test_ranks_that_fold_pay_two_more_steps_of_the_whole_vector(algorithm: str, 
     found = cost("all_reduce", algorithm, ceil_cut(elements, ranks), 4, ONE_KIND)
     assert found.steps == steps
     assert found.seconds == pytest.approx(steps * ALPHA + float(vectors) * 4 * elements / BETA, rel=1e-14)
+    if ranks == 2**m:
+        assert found.sent == Sent((int(vectors * 4 * elements),) * ranks, (steps,) * ranks, steps)
 
 
 def test_every_algorithm_has_a_formula_here() -> None:

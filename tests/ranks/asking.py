@@ -110,3 +110,11 @@ def same(found: Any, wanted: np.ndarray | None) -> bool:
 def bits(array: np.ndarray) -> bytes:
     """The array's bytes: equal means equal bits."""
     return np.ascontiguousarray(array).tobytes()
+
+
+def works(cluster: zs.Cluster) -> bool:
+    """True where an ordinary collective gives the ordinary result, and what it takes is given back."""
+    before = cluster.memory.now_nbytes
+    ranks = len(cluster.ranks)
+    results = cluster.run(lambda rank: rank.all_reduce(np.array([rank.index + 1])).tolist())
+    return list(results) == [[sum(range(ranks + 1))]] * ranks and cluster.memory.now_nbytes == before

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.ranks.asking import works
 from zerosim.ranks import RankStopped
 
 WORLDS = (1, 2, 3, 8)
@@ -15,14 +16,6 @@ KINDS = [{}, {"debug": True}, {"seed": 3}, {"seed": 8}]
 
 class Boom(Exception):
     """A failure of the tests' own."""
-
-
-def works(cluster: zs.Cluster) -> bool:
-    """Whether an ordinary collective gives the ordinary result, and what it takes is given back."""
-    before = cluster.memory.now_nbytes
-    ranks = len(cluster.ranks)
-    results = cluster.run(lambda rank: rank.all_reduce(np.array([rank.index + 1])).tolist())
-    return list(results) == [[sum(range(ranks + 1))]] * ranks and cluster.memory.now_nbytes == before
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

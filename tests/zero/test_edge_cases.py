@@ -6,7 +6,7 @@ import pytest
 import zerosim as zs
 from tests.twin import Twin
 from tests.zero.test_groups import assert_equal_to_the_twin
-from tests.zero.training import MODELS, batches, bits, flat_state, train
+from tests.zero.training import MODELS, batches, bits, flat_state, run, train
 from tests.zero.units import gained, odd, tied
 from zerosim.models import MLP
 from zerosim.zero import SHARDED
@@ -98,7 +98,7 @@ def test_evaluating_between_backward_and_update_leaves_no_old_weights_behind(kee
             engine.all_gather_parameters()
         return flat_state(engine)["master"], rank.memory.now_nbytes_by_kind
 
-    expected = zs.Cluster(2).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=3))
+    expected = run(model, data, optimizer=ADAM, stage=3)
     found = zs.Cluster(2).run(program)
     assert [bits(master) for master, _ in found] == [bits(b["master"]) for b in expected]
     assert all("gathered_parameter" not in held for _, held in found)
@@ -121,7 +121,7 @@ def test_gradients_of_a_step_do_not_reach_the_next():
     twin = Twin(model, SGD, 2, zs.Policy(), "per_unit", "reduce_first")
     said = [twin.step(step) for step in data]
     for stage in (2, 3):
-        found = zs.Cluster(2).run(lambda rank, s=stage: train(rank, model, data, optimizer=SGD, stage=s))
+        found = run(model, data, optimizer=SGD, stage=stage)
         assert found[0]["norms"] == [step["norm"] for step in said]
 
 
@@ -130,23 +130,22 @@ def test_clipping_is_by_the_unscaled_norm(stage):
     """A loss scale that is a power of two moves exponents alone, and the clipped step is the same to the bit."""
     model, data, found = MODELS["odd"](), batches(MODELS["odd"](), 3, 2, 2), []
     for scale in (1.0, 2.0**12):
-        found.append(zs.Cluster(3).run(lambda rank, s=scale: train(
-            rank, model, data, optimizer=ADAM, stage=stage, policy=zs.Policy(loss_scale=s), clip_norm=0.01))[0])
+        policy = zs.Policy(loss_scale=scale)
+        found.append(run(model, data, optimizer=ADAM, stage=stage, policy=policy, clip_norm=0.01)[0])
     assert found[0]["norms"] == found[1]["norms"]
     assert bits(found[0]["master"]) == bits(found[1]["master"])
 
 
 def test_a_scale_that_makes_the_scaled_loss_gradient_infinite_skips_the_step():
     model, data = MODELS["odd"](), batches(MODELS["odd"](), 2, 1, 1)
-    found = zs.Cluster(2).run(lambda rank: train(rank, model, data, stage=2,
-                                                 policy=zs.Policy("fp16", loss_scale=2.0**40)))
+    found = run(model, data, stage=2, policy=zs.Policy("fp16", loss_scale=2.0**40))
     assert [result["skipped"] for result in found] == [[True], [True]]
 
 
 def test_a_norm_counts_replicated_and_sharded_elements_once():
     """The norm of stage 0, where every rank holds everything, is that of the shards of stage 3."""
     model, data = gained(), batches(gained(), 4, 1, 1)
-    norms = {stage: zs.Cluster(4).run(lambda rank, s=stage: train(rank, model, data, stage=s))[0]["norms"]
+    norms = {stage: run(model, data, stage=stage)[0]["norms"]
              for stage in zs.STAGES}
     mean = np.mean([np.concatenate(list(Twin(model, SGD, 1, zs.Policy(), "per_unit", "local_first").gradient(
         *mine[0])[1].values())) for mine in data[0]], axis=0)
@@ -199,6 +198,6 @@ def test_gradients_can_wait_whole_while_parameters_are_sharded():
     waiting = zs.Stage(SHARDED, zs.Placement.PARTIAL, SHARDED)
     cluster = zs.Cluster(3)
     found = cluster.run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=waiting))
-    expected = zs.Cluster(3).run(lambda rank: train(rank, model, data, optimizer=ADAM, stage=1))
+    expected = run(model, data, optimizer=ADAM, stage=1)
     assert [bits(a["master"]) for a in found] == [bits(b["master"]) for b in expected]
     assert len(cluster.trace[0].collectives("reduce_scatter", "gradients")) == 2 * len(model.units)

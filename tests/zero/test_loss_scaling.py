@@ -36,9 +36,9 @@ def trained(rank, model, data, **options):
 
 @pytest.mark.parametrize(("stage", "how"), covering(
     zs.STAGES, [("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2)]))
-def test_the_engine_follows_the_trace_of_the_dialect_and_the_twin(stage, how):
-    dialect, hysteresis = how
-    rule = Dynamic(dialect, initial=256, window=2, hysteresis=hysteresis)
+def test_the_engine_follows_the_trace_of_the_kind_and_the_twin(stage, how):
+    kind, hysteresis = how
+    rule = Dynamic(kind, initial=256, window=2, hysteresis=hysteresis)
     model, ranks, policy = MODELS["odd"](), 3, zs.Policy("fp16", loss_scale=rule)
     data, scaler = patterned(model, ranks), rule.start()
     twin = Twin(model, ADAM, ranks, policy, "per_unit", "local_first")

@@ -79,6 +79,8 @@ def test_a_users_plain_class_made_on_every_rank_is_the_same_optimizer():
 
 
 DIFFERING = {
+    "optimizer": lambda index: {"optimizer": zs.optim.SGD(lr=0.1 + index)},
+    "loss_scale": lambda index: {"policy": zs.Policy(loss_scale=1.0 + index)},
     "clip_norm": lambda index: {"clip_norm": 1.0 + index}, "seed": lambda index: {"seed": index},
     "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},
     "master": lambda index: {"policy": zs.Policy("bf16", master=("fp32", "bf16")[index])},
@@ -90,7 +92,7 @@ DIFFERING = {
 @pytest.mark.parametrize("setting", DIFFERING)
 def test_ranks_whose_settings_differ_are_stopped_before_their_replicas_drift_apart(setting, stage):
     data = batches(MODEL, 2, 1, 2)
-    with pytest.raises(zs.MismatchError):
+    with pytest.raises(zs.MismatchError, match=r"micro-batch \d, loss scale"):
         run(lambda rank: train(rank, MODEL, data, stage=stage, **DIFFERING[setting](rank.index)))
 
 

@@ -134,20 +134,20 @@ MACHINES = (("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy
 class ScalerTrace:
     """The scale after each step of PATTERN."""
 
-    dialect: str
+    kind: str
     hysteresis: int
     scales: tuple[float, ...]
 
 
 def traces() -> Iterator[ScalerTrace]:
     """Each of MACHINES, from INITIAL on."""
-    for dialect, hysteresis in MACHINES:
-        scaler = Dynamic(dialect, INITIAL, WINDOW, hysteresis).start()
+    for kind, hysteresis in MACHINES:
+        scaler = Dynamic(kind, INITIAL, WINDOW, hysteresis).start()
         scales = []
         for overflow in PATTERN:
             scaler.update(overflow)
             scales.append(scaler.scale)
-        yield ScalerTrace(dialect, hysteresis, tuple(scales))
+        yield ScalerTrace(kind, hysteresis, tuple(scales))
 
 
 # -- What goes wrong in mixed precision, and what helps, each of it run ----------------------------------------------

@@ -113,7 +113,7 @@ def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
 def scaler_traces(found: Precision) -> Iterator[Part]:
     """The scale after each step by each of the machines in use."""
     yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
-    names = [f">{trace.dialect}" + (f" ({trace.hysteresis})" if trace.dialect != "torch" else "")
+    names = [f">{trace.kind}" + (f" ({trace.hysteresis})" if trace.kind != "torch" else "")
              for trace in found.traces]
     rows = ((str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
             for step, overflow in enumerate(found.pattern, start=1))

@@ -25,7 +25,7 @@ import numpy as np
 from zerosim.numerics.checks import did_you_mean, is_count, is_number
 from zerosim.numerics.formats import FORMATS
 
-DIALECTS = ("torch", "deepspeed", "deepspeed-legacy")
+SCALERS = ("torch", "deepspeed", "deepspeed-legacy")
 LARGEST = FORMATS["fp32"].largest  # S meets gradients in fp32
 
 
@@ -112,14 +112,14 @@ class StaticScaler:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as a dialect does.
+    """A scale that grows by ``factor`` after ``window`` good steps and shrinks by it on overflow, as its ``kind`` does.
 
-    ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale: DeepSpeed's dialects come
+    ``hysteresis`` (DeepSpeed's) is how many overflows it takes; ``smallest`` the least scale: DeepSpeed's kinds come
     down to it without a word, and raise LossScaleExhausted at the next overflow. ``torch`` goes on shrinking, and takes
     neither.
     """
 
-    dialect: str = "torch"
+    kind: str = "torch"
     initial: float = 2.0**16
     window: int = 2000
     hysteresis: int = 1
@@ -127,10 +127,10 @@ class Dynamic:
     smallest: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown dialect and for settings that it does not have or that cannot be."""
-        if self.dialect not in DIALECTS:
-            raise ValueError(f"no dynamic loss scaler is called {self.dialect!r}; choose one of {', '.join(DIALECTS)}"
-                             f"{did_you_mean(self.dialect, DIALECTS)}")
+        """Raises ValueError for an unknown kind and for settings that it does not have or that cannot be."""
+        if self.kind not in SCALERS:
+            raise ValueError(f"no dynamic loss scaler is called {self.kind!r}; choose one of {', '.join(SCALERS)}"
+                             f"{did_you_mean(self.kind, SCALERS)}")
         require_scale("initial", self.initial)
         require_scale("smallest", self.smallest)
         for name in ("window", "hysteresis"):
@@ -138,18 +138,18 @@ class Dynamic:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a number of steps, 1 or more")
         if not is_number(self.factor) or not 1 < self.factor <= LARGEST:
             raise ValueError(f"factor={self.factor!r} must be a number above 1; 2.0 moves the exponent alone")
-        if self.dialect != "torch":
+        if self.kind != "torch":
             if self.initial < self.smallest:
                 raise ValueError(f"initial={self.initial!r} lies below smallest={self.smallest!r}; begin at the "
                                  "smallest scale or above")
         elif self.hysteresis != 1 or self.smallest != 1:
             name = "smallest" if self.hysteresis == 1 else "hysteresis"
-            raise ValueError("the dialect 'torch' shrinks on every overflow, without end, and was given "
+            raise ValueError("the kind 'torch' shrinks on every overflow, without end, and was given "
                              f"{name}={getattr(self, name)!r}; take 'deepspeed', or leave it out")
 
     def start(self) -> LossScaler:
         """The scaler at the start of a run."""
-        return TorchScaler(self) if self.dialect == "torch" else DeepSpeedScaler(self)
+        return TorchScaler(self) if self.kind == "torch" else DeepSpeedScaler(self)
 
 
 class TorchScaler:
@@ -190,7 +190,7 @@ class DeepSpeedScaler:
             self._shrink()
             return
         self.steps_since += 1
-        steps = self.steps_since - (self.rule.dialect == "deepspeed")
+        steps = self.steps_since - (self.rule.kind == "deepspeed")
         if steps > 0 and steps % self.rule.window == 0:
             self.scale, self.overflows_left = grown(self.scale, self.rule.factor), self.rule.hysteresis
 
@@ -210,7 +210,7 @@ class DeepSpeedScaler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""
-        require_state(self.rule.dialect, state, steps_since=0, overflows_left=1)
+        require_state(self.rule.kind, state, steps_since=0, overflows_left=1)
         self.scale, self.steps_since = float(state["scale"]), int(state["steps_since"])
         self.overflows_left = int(state["overflows_left"])
 

@@ -1,6 +1,7 @@
 """Precision policies as values: in which format a step computes, reduces, accumulates and rests."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,32 +74,32 @@ class Policy:
     @property
     def compute_dtype(self) -> np.dtype[Any]:
         """The dtype of weights, activations and local gradients."""
-        return format_of(self.compute).dtype
+        return _dtype_of(self.compute)
 
     @property
     def output_dtype(self) -> np.dtype[Any]:
         """The dtype of the model's last output, which the loss reads."""
-        return format_of(self.output or self.compute).dtype
+        return _dtype_of(self.output or self.compute)
 
     @property
     def reduce_dtype(self) -> np.dtype[Any]:
         """The dtype in which gradients are handed to the ring."""
-        return format_of(self.reduce or self.compute).dtype
+        return _dtype_of(self.reduce or self.compute)
 
     @property
     def accumulate_dtype(self) -> np.dtype[Any]:
         """The dtype in which gradients rest and add up."""
-        return format_of(self.accumulate or self.compute).dtype
+        return _dtype_of(self.accumulate or self.compute)
 
     @property
     def master_dtype(self) -> np.dtype[Any]:
         """The dtype of the weights that the optimizer updates."""
-        return format_of(self.master).dtype
+        return _dtype_of(self.master)
 
     @property
     def state_dtype(self) -> np.dtype[Any]:
         """The dtype in which the optimizer's state rests."""
-        return format_of(self.state).dtype
+        return _dtype_of(self.state)
 
     @property
     def reduction(self) -> dict[str, Any]:
@@ -109,3 +110,8 @@ class Policy:
     def divisor(self, ranks: int, micro_batches: int, scale: float) -> float:
         """By what the reduced gradient is divided in fp32: S * N * k, without N where the reduction has averaged."""
         return scale * micro_batches * (ranks if self.average == AVERAGES[0] else 1)
+
+
+@cache
+def _dtype_of(name: str) -> np.dtype[Any]:
+    return format_of(name).dtype

@@ -216,45 +216,6 @@ def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> i
     return elements * (block.itemsize + copy) + block.positions * FP32_NBYTES
 
 
-def recomputed_outputs_count(block: Block) -> int:
-    """Bytes of one block without statistics, LayerNorm outputs computed again: (14·BLd + BHL²) elements."""
-    return kept(block).elements * block.itemsize
-
-
-def kept_outputs_count(block: Block) -> int:
-    """Bytes of one block in the literature's count, sbh(34 + 5as/h) in 16 bit: s = L, b = B, h = d, a = H.
-
-    It keeps the outputs of both LayerNorms (4 sbh), one byte for each element of two dropout masks (2 sbh) and of a
-    third over the probabilities, and the softmax's output beside the dropped-out one (5 as²b in all).
-    Raises ValueError where elements do not have 2 bytes or the block is not plain, for which it was made.
-    Source: Korthikanti et al. 2022, equation 1.
-    """
-    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
-    if block.itemsize != 2:
-        raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
-                         f"{block.itemsize} bytes; give it itemsize=2, or take the count 'recomputed-outputs'")
-    return 34 * block.stream + 5 * block.square
-
-
-COUNTS: Mapping[str, Callable[[Block], int]] = {
-    "recomputed-outputs": recomputed_outputs_count,
-    "korthikanti-2022": kept_outputs_count,
-}
-
-
-def published_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
-    """Bytes that one block keeps as a published formula counts them, by the formula's name in `COUNTS`.
-
-    >>> published_nbytes(EXAMPLE), published_nbytes(EXAMPLE, "korthikanti-2022")
-    (2013265920, 3825205248)
-
-    Raises ValueError for a name that is not there.
-    """
-    if count not in COUNTS:
-        raise ValueError(f"no published count {count!r}; there are {', '.join(COUNTS)}")
-    return COUNTS[count](block)
-
-
 def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
     """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
     if not block.is_plain:
@@ -313,7 +274,7 @@ BETWEEN = "between"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ActivationSnapshot:
     """Bytes held by kind while a unit makes a step: forward, again or backward."""
 
     phase: str
@@ -415,7 +376,8 @@ def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> 
 
 
 def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
-            output_itemsize: int | None = None, parts_per_unit: int = 2, between: bool = False) -> list[Snapshot]:
+              output_itemsize: int | None = None, parts_per_unit: int = 2,
+              between: bool = False) -> list[ActivationSnapshot]:
     """Every moment of one micro-batch of a GPT: the units forward, the loss, the units backward.
 
     `parts_per_unit` is 2 where a unit is a block, 1 where it is half a block, 2k where k blocks are joined;
@@ -457,7 +419,7 @@ class Walk:
     checkpoint: int = 0
     gradient: int = 0
 
-    def micro_batch(self, per_segment: int | None) -> Iterator[Snapshot]:
+    def micro_batch(self, per_segment: int | None) -> Iterator[ActivationSnapshot]:
         """Forward, loss and backward, in segments of so many units, or in none."""
         count = len(self.units)
         starts = range(0, count, per_segment or count)
@@ -487,11 +449,11 @@ class Walk:
                 yield self._snapshot("accumulated", unit, BETWEEN, 0, coming)
                 yield self._snapshot("backward", unit, BETWEEN)
 
-    def _snapshot(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> Snapshot:
+    def _snapshot(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> ActivationSnapshot:
         """The bytes that rest, and those that are being made beside them."""
         nbytes = {ACTIVATION: self.activation + activation, CHECKPOINT: self.checkpoint,
                   GRADIENT: self.gradient + gradient}
-        return Snapshot(phase, unit, step, {kind: n for kind, n in nbytes.items() if n})
+        return ActivationSnapshot(phase, unit, step, {kind: n for kind, n in nbytes.items() if n})
 
     def _drop_input(self, unit: int, *, checkpointed: bool) -> None:
         """Frees the input that a unit has read; the tokens are none of these kinds."""
@@ -502,7 +464,7 @@ class Walk:
 
     # -- one unit forward ---------------------------------------------------------------------------------------------
 
-    def _forward(self, phase: str, unit: int, *, keep: bool, input_held: bool) -> Iterator[Snapshot]:
+    def _forward(self, phase: str, unit: int, *, keep: bool, input_held: bool) -> Iterator[ActivationSnapshot]:
         """Its output rests afterwards, and what it keeps if it is to keep it, or else not even its input."""
         before, last = self.activation, unit == len(self.units) - 1
         if unit == 0:
@@ -523,7 +485,7 @@ class Walk:
 
     # -- one unit backward --------------------------------------------------------------------------------------------
 
-    def _backward(self, unit: int) -> Iterator[Snapshot]:
+    def _backward(self, unit: int) -> Iterator[ActivationSnapshot]:
         """The gradient of its input rests afterwards; that of its output is held by the caller until then."""
         if unit == 0:
             yield self._snapshot("backward", unit, "embedding", 0, self.stream if self.dropout else 0)

@@ -4,7 +4,7 @@ Legend: d channels, n blocks, H heads of d_h channels, H_kv key and value heads,
 network, V vocabulary. A unit is what ZeRO gathers at a time: the embedding, each block, the head. Shapes are (inputs,
 outputs) for the weight of a linear layer, (V, d) for an embedding.
 
-Sources of the families: Radford et al. 2019 (GPT-2), Zhang et al. 2022 (OPT), BigScience 2022 (BLOOM), Touvron et al.
+Sources of the kinds: Radford et al. 2019 (GPT-2), Zhang et al. 2022 (OPT), BigScience 2022 (BLOOM), Touvron et al.
 2023 (Llama 2), Ainslie et al. 2023 (grouped queries), Shazeer 2020 (gated feed-forward), Raffel et al. 2020 (T5).
 """
 

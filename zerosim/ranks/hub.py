@@ -376,7 +376,7 @@ class Hub:
                     while self.messages:
                         yield self.messages.popleft()
             if not all(g.dead for g in self.greenlets):
-                raise DeadlockError(self._explain_deadlock())
+                raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.transport.synchronize()
         except BaseException:
             self.transport.abort()
@@ -469,9 +469,6 @@ class Hub:
                 self._wake(me.rank, me)
 
     # -- ends -----------------------------------------------------------------------------------------------------
-
-    def _explain_deadlock(self) -> str:
-        return deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)])
 
     def _position(self, rank: int, me: Pending | None) -> RankPosition:
         if me is None:

@@ -5,6 +5,7 @@ import pytest
 
 import zerosim as zs
 from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence
+from zerosim.course.puzzles.solutions import SOLUTIONS
 
 
 def with_messages(rank, asynchronous, messages):
@@ -36,10 +37,10 @@ def test_collectives_in_sequence_send_and_take_the_sum_of_each(ranks):
 
 def test_a_forbidden_collective_is_seen_wherever_it_is_called():
     def zero1(rank, weights, gradient, momentum, lr):
-        found = zero1(rank, weights, gradient, momentum, lr)
+        found = SOLUTIONS["zero1"](rank, weights, gradient, momentum, lr)
         rank.broadcast(weights, out=weights)
         return found
 
-    assert zs.puzzles.check("zero1", zero1).passed
+    assert zs.puzzles.check("zero1", SOLUTIONS["zero1"]).passed
     said = zs.puzzles.check("zero1", zero1).sentence
     assert "it calls broadcast, but this puzzle is to be solved with exchange, all_gather, all_reduce, " in said

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol, overload
+from typing import Any, NoReturn, Protocol
 
 from zerosim.backends.processes.notes import (
     AnnouncedCalls,
@@ -355,11 +355,7 @@ class OwnResult(Results):
         super().__init__((value,))
         self._index, self._ranks = index, ranks
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if index not in (self._index, self._index - self._ranks):
             self._elsewhere(index)
         return self._values[0]

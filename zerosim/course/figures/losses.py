@@ -185,10 +185,10 @@ class LossScaleData:
         return found
 
 
-def loss_scale_data(dialects: Sequence[tuple[str, int]] = (("torch", 1), ("deepspeed", 2)), steps: int = 120,
+def loss_scale_data(kinds: Sequence[tuple[str, int]] = (("torch", 1), ("deepspeed", 2)), steps: int = 120,
                     ranks: int = 3, window: int = 16, initial: float = 2.0**20) -> LossScaleData:
-    """Trains in fp16 under each rule, (dialect, hysteresis); the window is short, so that much happens in few steps."""
-    rules = tuple(Dynamic(dialect, initial, window, hysteresis) for dialect, hysteresis in dialects)
+    """Trains in fp16 under each rule, (kind, hysteresis); the window is short, so that much happens in few steps."""
+    rules = tuple(Dynamic(kind, initial, window, hysteresis) for kind, hysteresis in kinds)
     return LossScaleData(rules, tuple(format_run(Policy("fp16", loss_scale=rule), steps, ranks=ranks)
                                       for rule in rules))
 
@@ -213,7 +213,7 @@ def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
 
 
 def _one_more(data: LossScaleData) -> str:
-    return "; after an overflow deepspeed takes one more" * any(rule.dialect == "deepspeed" for rule in data.rules)
+    return "; after an overflow deepspeed takes one more" * any(rule.kind == "deepspeed" for rule in data.rules)
 
 
 def _labels() -> list[str]:
@@ -242,7 +242,7 @@ def _panel(axes: "Axes", data: LossScaleData, place: int) -> None:
 def _heading(data: LossScaleData, place: int) -> str:
     rule, run = data.rules[place], data.runs[place]
     hysteresis = f", hysteresis {rule.hysteresis}" if rule.hysteresis > 1 else ""
-    return f"{rule.dialect}{hysteresis}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
+    return f"{rule.kind}{hysteresis}, window {rule.window}: {sum(run.skipped)} of {len(run.skipped)} steps skipped"
 
 
 def _loss_scale_description(data: LossScaleData) -> str:

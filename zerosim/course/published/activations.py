@@ -21,7 +21,7 @@ ATTENTION: Mapping[str, tuple[int, int]] = {
 FEED_FORWARD: Mapping[str, tuple[int, int]] = {
     "up input": (2, 0), "pre-GELU": (8, 0), "post-GELU": (8, 0), "feed-forward mask": (1, 0),
 }
-PARALLEL = ("none", "tensor", "tensor+sequence")
+COUNTS = ("recomputed-outputs", "korthikanti-2022")
 RECOMPUTED = ("none", "selective", "full")
 
 
@@ -33,6 +33,23 @@ def tensors_nbytes(block: Block) -> dict[str, int]:
     _check(block)
     every = {**INPUTS, **ATTENTION, **FEED_FORWARD}
     return {name: stream * block.stream + square * block.square for name, (stream, square) in every.items()}
+
+
+def block_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
+    """Bytes that one block keeps, without statistics, as a published formula counts them, by its name in `COUNTS`.
+
+    >>> block_nbytes(activations.EXAMPLE), block_nbytes(activations.EXAMPLE, "korthikanti-2022")
+    (2013265920, 3825205248)
+
+    With "recomputed-outputs" the outputs of LayerNorms are computed again: (14·BLd + BHL²) elements. The literature's
+    count keeps them (4 sbh), one byte for each element of two dropout masks (2 sbh) and of a third over the
+    probabilities, and the softmax's output beside the dropped-out one (5 as²b in all).
+    Raises ValueError for a count that there is not, and as `tensors_nbytes` does.
+    """
+    _check_count(count)
+    if count == "recomputed-outputs":
+        return activations.kept(block).elements * block.itemsize
+    return sum(tensors_nbytes(block).values())
 
 
 def peak_nbytes(block: Block, blocks: int, policy: str = "none", count: str = "korthikanti-2022") -> int:
@@ -48,8 +65,7 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none", count: str = "k
     """
     if count == "recomputed-outputs":
         return activations.peak_nbytes(block, blocks, policy).elements * block.itemsize
-    if count not in activations.COUNTS:
-        activations.published_nbytes(block, count)  # says which counts there are
+    _check_count(count)
     n, sizes = checked_count("blocks", blocks, 1), tensors_nbytes(block)
     k, inside = parse(policy)
     kept, again = INSIDE[inside](block, sizes)
@@ -154,4 +170,11 @@ def zero_infinity_nbytes(block: Block) -> int:
 
 def _check(block: Block) -> None:
     refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
-    activations.kept_outputs_count(block)  # refuses other than 16-bit elements
+    if block.itemsize != 2:
+        raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
+                         f"{block.itemsize} bytes; give it itemsize=2, or take the count 'recomputed-outputs'")
+
+
+def _check_count(count: str) -> None:
+    if count not in COUNTS:
+        raise ValueError(f"no published count {count!r}; there are {', '.join(COUNTS)}")
