@@ -140,7 +140,7 @@ def _part(cluster: Cluster, place: int, rank: int, shown: tuple[str, str | None]
 LAUNCHERS = ("mpiexec", "mpirun")
 OPEN_MPI = ("Open MPI", "OpenRTE")  # wants a flag for more processes than cores, and of root, as in a container
 ASKED_FOR = ("--oversubscribe", "--allow-run-as-root")
-SECONDS = 120.0
+SECONDS = 300.0  # a job takes a few; on a busy machine, where its processes share a core, ten times as many
 
 
 def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, *,
