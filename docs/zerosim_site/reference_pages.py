@@ -31,6 +31,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "planning": (),
     "numerics": tuple(f"zerosim.numerics.{name}" for name in (
         "formats", "rounding", "policy", "loss_scale", "random", "arrays", "units")),
+    "display": (),
     "course": (),
     "course.puzzles": (),
     "course.figures": (),
