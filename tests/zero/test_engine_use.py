@@ -142,8 +142,7 @@ def test_a_unit_may_return_gradients_of_its_own_making(stage):
 
     plain, proud = (Model([unit("a", 3, 5, "relu", first=True), unit("b", 5, 2)]) for unit in (LinearUnit, Proud))
     data = batches(plain, 3, 2, 2)
-    found, expected = (run(m, data, stage=stage, policy=zs.Policy("bf16"))
-                       for m in (proud, plain))
+    found, expected = (run(m, data, stage=stage, policy=zs.Policy("bf16")) for m in (proud, plain))
     assert bits(found[0]["master"]) == bits(expected[0]["master"])
 
 
@@ -303,8 +302,7 @@ def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(st
 
 def test_a_norm_below_the_limit_is_not_clipped():
     model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 2)
-    free, roomy = (run(model, data, stage=1, clip_norm=c)
-                   for c in (None, 1e6))
+    free, roomy = (run(model, data, stage=1, clip_norm=limit) for limit in (None, 1e6))
     assert bits(free[0]["master"]) == bits(roomy[0]["master"])
 
 

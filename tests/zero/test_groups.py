@@ -103,8 +103,8 @@ def test_a_parameter_in_fp32_is_its_own_master_and_does_change_bits():
     rest = 6 * 3 + 2 + 5 * 2 + 2  # padding to a multiple of 2 included: 20 + 12
     assert cluster.memory[0].now_nbytes_by_kind["parameter"] == 2 * rest + 4 * 6
     assert cluster.memory[0].now_nbytes_by_kind["master"] == 4 * rest
-    mixed, plain = (run(model, data, policy=policy, groups=g)[0]["master"]
-                    for g in ((zs.Group("scale.*", compute="fp32"),), ()))
+    mixed, plain = (run(model, data, policy=policy, groups=groups)[0]["master"]
+                    for groups in ((zs.Group("scale.*", compute="fp32"),), ()))
     assert bits(mixed) != bits(plain)
 
 
@@ -130,8 +130,8 @@ def test_a_tied_unit_is_gathered_at_each_use_or_kept_and_reduced_once(keep):
 def test_options_change_no_bit_of_a_tied_model():
     model = tied()
     data = batches(model, 3, 2, 2)
-    runs = [run(model, data, stage=3, policy=zs.Policy("bf16"), **o)[0]
-            for o in ({}, {"prefetch": 2, "overlap": True, "bucket_nbytes": 20}, {"keep_gathered": ()},
+    runs = [run(model, data, stage=3, policy=zs.Policy("bf16"), **options)[0]
+            for options in ({}, {"prefetch": 2, "overlap": True, "bucket_nbytes": 20}, {"keep_gathered": ()},
                       {"recompute": "block"}, {"recompute": "segment(2)"})]
     assert len({bits(run["master"]) for run in runs}) == 1
 
