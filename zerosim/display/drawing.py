@@ -1,6 +1,7 @@
-"""A Matplotlib figure that shows itself in a notebook, whatever its backend, with a text alternative.
+"""Drawings in the one style of all figures: sizes for print and projector.
 
-Only what draws imports this module, since it imports Matplotlib.
+Matplotlib's settings are in force only while something is drawn, and always on Figure objects: no figure touches
+pyplot's state, and no setting of the reader's changes a picture.
 """
 
 import html
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from matplotlib.figure import Figure
-
 from zerosim.display.colors import KIND_COLORS
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import BYTES
@@ -23,24 +22,7 @@ from zerosim.ranks.memory import RESTING_KINDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-class Picture(Figure):
-    """A figure; ``drawing``, once it is finished, has its title and its words."""
-
-    drawing: "Drawing | None" = None
-
-    def _repr_html_(self) -> str | None:
-        """The picture as Jupyter shows it: as it is now, in an ``<img>`` of its own, whose ids meet no others."""
-        if self.drawing is None:
-            return None
-        image = b64encode(self.drawing.svg().encode()).decode()
-        words = html.escape(f"{self.drawing.title}. {self.drawing.description}", quote=True)
-        return f'<img style="max-width:100%" alt="{words}" src="data:image/svg+xml;base64,{image}">'
-
-
-# -- The one style of all figures: sizes for print and projector -----------------------------------------------------
-# Matplotlib's settings are in force only while something is drawn, and always on Figure objects: no figure touches
-# pyplot's state, and no setting of the reader's changes a picture.
+    from zerosim.display.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +61,7 @@ class Style:
 
     def figure(self, width_inches: float, height_inches: float) -> "Picture":
         """An empty figure; call it, and draw, while the style is in force."""
+        from zerosim.display.picture import Picture
 
         return Picture(figsize=(width_inches, height_inches))
 
