@@ -73,6 +73,10 @@ def committed(name: str, style: Style = LIGHT) -> str:
     return (ROOT / "figures" / f"{name}{'-dark' * (style is DARK)}.svg").read_text(encoding="utf-8")
 
 
+# Their curves are losses, which BLAS adds in another order on another processor; all others are compared byte for byte.
+OF_TRAININGS = ("format-losses", "loss-scale")
+
+
 # The dark figures are the light ones in other colors, as the next test says; the ring's colors too are compared.
 @pytest.mark.parametrize(("name", "style"), [
     *((name, LIGHT) for name in FIGURES), *((name, DARK) for name in chosen(["ring", "mixed-precision"], FIGURES))])
@@ -85,7 +89,8 @@ def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever
         before = dict(mpl.rcParams)
         drawn = svg(name, style)
         assert dict(mpl.rcParams) == before, "the settings are left as they were"
-    assert seen.same_picture(expected, drawn), "it has changed: look at it, then commit what `make figures` drew"
+    same = seen.same_picture if name in OF_TRAININGS else str.__eq__
+    assert same(expected, drawn), "it has changed: look at it, then commit what `make figures` drew"
 
 
 def test_the_instrument_sees_another_shape_color_or_word_but_no_other_rounding():
