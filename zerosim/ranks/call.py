@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
-from zerosim.numerics.checks import did_you_mean, is_count
+from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.numerics.rounding import round_to
