@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 
 def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> None:
     """The call raises this error with text that these words (a pattern) match; a failure names the words."""
+    text = None
     try:
-        found = call()
+        call()
     except error as refused:
-        assert re.search(words, str(refused)), f"expected {words!r} in: {refused}"
-    else:
-        pytest.fail(f"expected {error.__name__} with {words!r}, and nothing was raised: {found!r}")
+        text = str(refused)
+    assert text is not None, f"nothing was raised where {error.__name__} was expected: {words}"
+    assert re.search(words, text), f"expected {words!r} in: {text}"
