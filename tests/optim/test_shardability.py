@@ -324,12 +324,12 @@ class Uncopied(Own):
 
 
 @pytest.mark.parametrize(("kind", "text"), [
-    (NoCut, r"NoCut says cut='rows'; write one of 'anywhere', 'tensor', 'matrix', 'layer' into its class"),
+    (NoCut, r"NoCut does not say where its state may be cut, found cut='rows'; write one of 'anywhere', 'tensor', 'matrix', 'layer' into its class"),
     (Needy, r"Needy says needs=frozenset\({'luck'}\); write a frozenset of input_factors, tensor_norm, whole_matrix"),
     (Normless, r"updates no tensor .* needs norms of whole tensors, and has no direction\(\) that says of what"),
     (Slotless, r"Slotless\.slots\(\(2,\)\) returns {'m': \(2,\)}; return a dict of names and Slot\(shape, format\)"),
     (Greedy, r"Greedy\.update changes the gradient, which others still read; work on a copy"),
-    (Functional, r"Functional\.update returns something and changes nothing; update in place: w -= "),
+    (Functional, r"Functional\.update changes nothing in 5 steps; update in place, with w -= .* what it returns is not lo"),
     (Broken, r"Broken updates no tensor of the shapes \(2,\), .*; it says RuntimeError: not today"),
     (Uncopied, r"Uncopied cannot be copied \(TypeError: mine\), and every rank has one of its own; keep numbers in")],
     ids=named)
