@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.lessons.puzzles.answers import written
+from tests.course.puzzles.answers import written
 from zerosim.course import puzzles
 from zerosim.course.puzzles import PUZZLES
 from zerosim.course.puzzles.solutions import SOLUTIONS

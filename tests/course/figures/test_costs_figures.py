@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 import zerosim as zs
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.activations import SQUARE, activations, activations_data
 from zerosim.course.figures.latency_wall import ALGORITHMS, latency_wall, latency_wall_data
 from zerosim.course.measured import FLOWING, measured_activations, measured_tensors

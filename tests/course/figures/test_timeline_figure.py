@@ -6,7 +6,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.colors import to_hex
 
 import zerosim as zs
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.timeline import (
     MACHINE,
     OPTIONS,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import zerosim as zs
 from tests.cases import covering
-from tests.lessons.browser import browser, dom_of, screenshot
+from tests.display.browser import browser, dom_of, screenshot
 from zerosim.cli import app
 from zerosim.course.figures.timeline import MACHINE
 from zerosim.display.report import machine_of, page, report_data, save_report

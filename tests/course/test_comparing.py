@@ -8,7 +8,7 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.losses import comparison, comparison_data, save_comparison
 from zerosim.course.training import OVER, Options, compare, values_of
 from zerosim.display.drawing import DARK, LIGHT

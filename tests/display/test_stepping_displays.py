@@ -12,7 +12,7 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.cases import covering
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.display import html
 from zerosim.display.objects import MOST_STEPS, values_text
 from zerosim.display.traffic_plots import BLANK, step_sheet_data

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lessons.puzzles.answers import changed, refusal, written
+from tests.course.puzzles.answers import changed, refusal, written
 from zerosim.course import puzzles
 
 EACH_MICRO_BATCH = [("        total += gradient\n    rank.all_reduce(total, out=total)",

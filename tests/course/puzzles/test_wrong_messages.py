@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lessons.puzzles.answers import changed, refusal, written
+from tests.course.puzzles.answers import changed, refusal, written
 
 NAIVE_BROADCAST = """
 def broadcast(rank, x):

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import zerosim as zs
 from tests.cases import chosen
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.display.drawing import DARK, LIGHT
 from zerosim.display.plots import PARTS, ledger_data, ledgers_data, plan_bars_data
 from zerosim.display.traffic_plots import ring_traffic_data, trace_order_data

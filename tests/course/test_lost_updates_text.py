@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.cases import chosen
-from tests.lessons.lost import lost_updates
+from tests.course.lost import lost_updates
 from zerosim import display
 from zerosim.course.lost_updates import LostUpdates
 from zerosim.course.lost_updates import LostUpdatesQuestion as Question

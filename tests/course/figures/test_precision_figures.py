@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import same_color
 
 from tests.cases import chosen
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.losses import (
     EVERYWHERE,
     IN_THE_SUM,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.lessons.puzzles.answers import refusal
+from tests.course.puzzles.answers import refusal
 from zerosim.course.puzzles import PUZZLES
 from zerosim.course.puzzles.solutions import SOLUTIONS
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.lessons.lost import lost_updates
+from tests.course.lost import lost_updates
 from zerosim import course
 from zerosim.course.lost_updates import (
     POPULAR_UPDATE,

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer
 
 import zerosim as zs
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.memory import memory, memory_data
 from zerosim.course.figures.ring import Cell, ring, ring_data
 from zerosim.course.measured import measured_step

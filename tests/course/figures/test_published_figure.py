@@ -4,7 +4,7 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.published import published, published_data
 from zerosim.course.published import published as published_rows
 from zerosim.course.published_runs import ALL_REDUCED, MEASURES, blocks, measured_quantity, settled, step

@@ -16,7 +16,7 @@ from matplotlib.container import BarContainer
 
 from tests.architecture.source import ROOT
 from tests.cases import chosen
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course import figures
 from zerosim.course.figures import FIGURES, draw
 from zerosim.course.figures.memory import memory, memory_data

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.lessons.puzzles.answers import refusal
+from tests.course.puzzles.answers import refusal
 from zerosim.course import puzzles
 from zerosim.course.puzzles import checker
 from zerosim.course.puzzles.checker import SECONDS, _Alarm, limited

@@ -11,8 +11,8 @@ from PIL import Image
 import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.cases import chosen
-from tests.lessons import seen
-from tests.lessons.browser import browser, dom_of
+from tests.display import seen
+from tests.display.browser import browser, dom_of
 from zerosim.course.figures import draw
 from zerosim.course.figures.memory import (
     OPTIMIZERS,

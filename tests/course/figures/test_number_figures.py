@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.lessons import seen
+from tests.display import seen
 from zerosim.course.figures.numbers import lost_updates, lost_updates_data, spacing, spacing_data
 from zerosim.course.lost_updates import Task, path_of, plain
 from zerosim.display.drawing import DARK, LIGHT

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.lessons.puzzles.answers import changed, refusal, written
+from tests.course.puzzles.answers import changed, refusal, written
 from zerosim.course import puzzles
 from zerosim.course.puzzles import PUZZLES, checker
 from zerosim.course.puzzles.checker import Audit
