@@ -7,6 +7,8 @@ import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-dev-shm-usage", "--hide-scrollbars")
@@ -16,6 +18,9 @@ PATIENCE_SECONDS = 600
 def browser() -> str | None:
     """The browser's program, or None where there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+needs_browser = pytest.mark.skipif(browser() is None, reason="there is no chromium here to open the page in")
 
 
 def _run(page: Path, *flags: str) -> bytes:
