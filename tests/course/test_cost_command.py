@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from zerosim.cli import app
-from zerosim.course.costs.collective import CostQuestion, collective_cost
+from zerosim.course.collective_cost import CostQuestion, collective_cost
 from zerosim.planning import ceil_cut, sent
 from zerosim.planning.collectives import ALGORITHMS
 from zerosim.planning.cost import cost

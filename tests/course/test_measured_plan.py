@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from functools import cache
 from itertools import product
 
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 import zerosim as zs
 from tests.cases import covering
 from zerosim.cli import app
-from zerosim.course.costs.plan_text import print_plan
 from zerosim.course.measured import gpt_of, measured_row
+from zerosim.course.plan_view import plan_view
+from zerosim.display.terminal import as_text
 from zerosim.planning import Transformer, model_of, model_shape
 from zerosim.planning.plan import PlanConfig, plan_config
 
@@ -193,9 +195,11 @@ def test_every_switch_changes_what_comes_out(switch):
     assert of_gpt2() != of_gpt2(*switch)
 
 
-def test_the_former_name_of_the_convention_still_works():
-    former, now = (ask("--model", "gpt2", name, "fp32", "--json").stdout for name in ("--dialect", "--convention"))
-    assert former == now
+def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():
+    former, now = (ask("--model", "gpt2", name, "fp32", "--json") for name in ("--dialect", "--convention"))
+    assert former.stdout == now.stdout
+    assert (former.stderr, now.stderr) == (
+        "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-3.1-405b"])
@@ -204,8 +208,8 @@ def test_the_former_name_of_the_convention_still_works():
     (170, ["parameters", "gradients", "optimizer", "states", "MFU"], [])])
 def test_a_wider_terminal_shows_more_columns_and_no_line_is_broken(columns, shown, hidden, model):
     out = io.StringIO()
-    print_plan(Console(file=out, width=columns), zs.plan(model, ranks=512, nodes=64, batch=4))
-    table = out.getvalue().split("\n\n")[2].splitlines()
+    Console(file=out, width=columns).print(as_text(plan_view(zs.plan(model, ranks=512, nodes=64, batch=4), columns)))
+    table = re.split(r"\n *\n", out.getvalue())[2].splitlines()
     assert set(shown) <= set(table[0].split())
     assert not set(hidden) & set(table[0].split())
     assert [line.split()[:2] for line in table[1:]] == [

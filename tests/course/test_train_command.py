@@ -46,6 +46,12 @@ def test_training_as_json_has_every_step():
     assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
 
 
+def test_a_step_that_is_saved_is_not_printed(tmp_path):
+    printed = json.loads(ask(*SHORT, "--json", "--save", str(tmp_path / "run.json")).stdout)
+    assert printed == json.loads(ask(*SHORT, "--json").stdout)
+    assert json.loads((tmp_path / "run.json").read_text())
+
+
 @cache
 def without_options(*arguments):
     """A run's JSON without its options, so that only what came out can differ."""

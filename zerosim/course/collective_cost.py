@@ -6,12 +6,13 @@ Legend: N ranks, n bytes of the whole vector, α seconds of latency for each mes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from zerosim.display.numbers import without_infinities
+from zerosim.display.plain import plain
+from zerosim.display.views import View
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (
@@ -26,6 +27,7 @@ from zerosim.planning.cost import (
 )
 from zerosim.planning.cuts import ceil_cut, checked_count
 from zerosim.planning.hardware import Network, presets, read
+from zerosim.shown import Shown
 
 LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on
 LARGEST_NBYTES = 1 << 62
@@ -66,7 +68,7 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CollectiveCost(Shown):
     """The cost, the network that it is for, the other algorithms, and the latency wall.
 
     `wall_nbytes` is the size below which latency takes more of the time than transfer. `wall_ranks` is the same wall
@@ -81,13 +83,25 @@ class Answer:
     wall_nbytes: float
     wall_ranks: float | None
 
-    @property
-    def nodes(self) -> int:
-        """The number of nodes."""
-        return self.question.nodes
+    def view(self) -> View:
+        """The answer for a terminal or a notebook."""
+        from zerosim.course.collective_cost_view import lesson
+
+        return lesson(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data; an infinite wall is the text "inf"."""
+        cost, network = self.cost, self.network
+        data: dict[str, Any] = plain({
+            "collective": cost.collective, "ranks": cost.ranks, "nodes": self.question.nodes, "nbytes": cost.nbytes,
+            "itemsize": self.question.itemsize, "link": network.inside, "between": network.between,
+            **_cost_as_json(cost), "sent_nbytes_by_rank": cost.sent.nbytes, "messages_by_rank": cost.sent.messages,
+            "latency_wall_nbytes": self.wall_nbytes, "latency_wall_ranks": self.wall_ranks,
+            "others": [_other_as_json(cost.algorithm, other) for other in self.others]})
+        return data
 
 
-def collective_cost(question: CostQuestion) -> Answer:
+def collective_cost(question: CostQuestion) -> CollectiveCost:
     """The cost of a collective, beside that of the other algorithms.
 
     Raises ValueError for names that are not known, with the nearest ones, for numbers that cannot be, and for ranks
@@ -110,7 +124,8 @@ def collective_cost(question: CostQuestion) -> Answer:
         return Other(name, cost(collective, name, cut, question.itemsize, network), first, points)
 
     others = [beside(name) for name in _algorithms(collective) if name != algorithm]
-    return Answer(question, network, asked, tuple(others), latency_wall_nbytes(own), _wall_ranks(asked, network))
+    return CollectiveCost(question, network, asked, tuple(others), latency_wall_nbytes(own),
+                          _wall_ranks(asked, network))
 
 
 def nbytes_of(text: str) -> int:
@@ -122,20 +137,6 @@ def nbytes_of(text: str) -> int:
     if not number.is_finite() or number < 0 or number >= LARGEST_NBYTES or number != number.to_integral_value():
         raise ValueError(f"a vector has a whole number of bytes, from 0 to below 2^62, and {text.strip()} is none")
     return int(number)
-
-
-def as_json(found: Answer) -> dict[str, Any]:
-    """All of it as plain data; an infinite wall is the text "inf"."""
-    network = found.network
-    plain = {
-        "collective": found.cost.collective, "ranks": found.cost.ranks, "nodes": found.nodes,
-        "nbytes": found.cost.nbytes, "itemsize": found.question.itemsize, "link": asdict(network.inside),
-        "between": None if network.between is None else asdict(network.between), **_cost_as_json(found.cost),
-        "sent_nbytes_by_rank": found.cost.sent.nbytes, "messages_by_rank": found.cost.sent.messages,
-        "latency_wall_nbytes": found.wall_nbytes, "latency_wall_ranks": found.wall_ranks,
-        "others": [_other_as_json(found.cost.algorithm, other) for other in found.others]}
-    data: dict[str, Any] = without_infinities(plain)
-    return data
 
 
 def _cost_as_json(of: Cost) -> dict[str, Any]:
