@@ -10,10 +10,10 @@ import pytest
 import zerosim as zs
 from tests.course.puzzles.answers import changed, refusal, written
 from zerosim.course import puzzles
-from zerosim.course.puzzles import PUZZLES, checker
-from zerosim.course.puzzles.checker import Audit
-from zerosim.course.puzzles.expected import steps_in_sequence
+from zerosim.course.puzzles import PUZZLES, compare
 from zerosim.course.puzzles.solutions import SOLUTIONS
+from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles.watching import Audit
 
 # -- what an answer may not do ----------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ def test_a_check_while_python_traces_already_lets_it_trace_on():
 def test_every_known_mistake_differs_from_the_right_answer_somewhere(name):
     cases = PUZZLES[name].cases()
     for number, mistake in enumerate(cases[-1].mistakes):
-        found = [checker.complaint(case, case.mistakes[number].results, PUZZLES[name].returns) for case in cases]
+        found = [compare.complaint(case, case.mistakes[number].results, PUZZLES[name].returns) for case in cases]
         assert any(found), mistake.what
 
 
@@ -220,7 +220,7 @@ def test_every_known_mistake_differs_from_the_right_answer_somewhere(name):
 def test_a_mistake_is_named_as_itself_where_it_alone_is_made(name):
     for case in PUZZLES[name].cases():
         for mistake in case.mistakes:
-            said = checker.complaint(case, mistake.results, PUZZLES[name].returns)
+            said = compare.complaint(case, mistake.results, PUZZLES[name].returns)
             assert said is None or any(said[1].startswith(other.what) for other in case.mistakes), said
 
 

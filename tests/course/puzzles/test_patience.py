@@ -9,10 +9,10 @@ import pytest
 
 from tests.course.puzzles.answers import refusal
 from zerosim.course import puzzles
-from zerosim.course.puzzles import checker
-from zerosim.course.puzzles.checker import SECONDS, _Alarm, limited
-from zerosim.course.puzzles.puzzle import Refused
+from zerosim.course.puzzles import watching as checker
+from zerosim.course.puzzles.score import Refused
 from zerosim.course.puzzles.solutions import SOLUTIONS
+from zerosim.course.puzzles.watching import SECONDS, _Alarm, limited
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence
+from zerosim.course.puzzles.expected import in_sequence, ring_wire
 from zerosim.course.puzzles.solutions import SOLUTIONS
+from zerosim.course.puzzles.steps import steps_in_sequence
 
 
 def with_messages(rank, asynchronous, messages):
