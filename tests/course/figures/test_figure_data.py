@@ -297,12 +297,12 @@ def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
 
 
 def test_a_path_ends_where_the_lesson_on_lost_updates_ends():
-    kernels, task = zs.Cluster(1).kernels, lost_updates.Task(1.0, (1e-5, 6e-4, -3e-4), 500)
+    task = lost_updates.Task(1.0, (1e-5, 6e-4, -3e-4), 500)
     for name in ("fp16", "bf16", "fp32"):
-        path = lost_updates.path_of(kernels, task, name)
+        path = lost_updates.path_of(task, name)
         assert (path.shape, path.dtype) == ((501, 3), zs.format_of(name).dtype)
         assert [float(w) for w in path[-1]] == [
-            float(np.float32(outcome.result)) for outcome in lost_updates.plain(kernels, task, name)]
+            float(np.float32(outcome.result)) for outcome in lost_updates.plain(task, name)]
 
 
 def test_small_updates_are_lost_without_a_master_and_larger_ones_go_too_far_in_fp16():
