@@ -1,0 +1,224 @@
+"""What plot() and show_ring() draw is what ledgers, traces and plans say, found another way; and it can be read."""
+
+import base64
+import re
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import zerosim as zs
+from tests.cases import chosen
+from tests.display import seen
+from tests.support import assert_refused
+from zerosim.display import drawing, plots, traffic_plots
+from zerosim.ranks import trace
+
+
+def program(rank, stage=3):
+    data = np.random.default_rng(rank.index)
+    engine = zs.Engine(rank, zs.models.MLP([12, 12, 12]), zs.optim.Adam(), stage=stage, policy=zs.Policy("fp16"))
+    engine.step([(data.normal(size=(4, 12)), data.normal(size=(4, 12)))])
+    return engine
+
+
+def run(ranks: int, stage: int = 3, **options) -> zs.Cluster:
+    cluster = zs.Cluster(ranks, **options)
+    cluster.run(program, stage)
+    return cluster
+
+
+def plotted(cluster: zs.Cluster) -> list:
+    plan = zs.plan("gpt2-xl", ranks=4, device="h100-80", link="nvlink4")
+    return [cluster.trace, cluster.trace[0], cluster.memory, cluster.memory[0], plan]
+
+
+# -- every plot ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks", chosen([1, 3, 17], [1, 2, 3, 5, 8, 17]))
+def test_every_plot_is_a_figure_with_words_and_units_that_can_be_read_and_that_jupyter_shows(ranks):
+    cluster, dark = run(ranks, capacity_nbytes=10_000), ranks == 3
+    for figure in [*(thing.plot(dark=dark) for thing in plotted(cluster)), cluster.show_ring(dark=dark)]:
+        assert isinstance(figure, Figure)
+        drawn, shown = figure.drawing, figure._repr_html_()
+        assert drawn.style is (drawing.DARK if dark else drawing.LIGHT)
+        assert drawn.description.split(".")[0][:20] in shown
+        svg = base64.b64decode(re.search(r"base64,([^\"]+)", shown)[1]).decode()
+        assert 'role="img"' in svg
+        assert drawn.svg() == svg
+        assert seen.misplaced(drawn) == []
+        assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
+        for axes in (axes for axes in figure.axes if axes.axison):
+            for label in filter(None, (axes.get_xlabel(), axes.get_ylabel())):
+                assert re.search(r"\((bytes|kB|MB|GB|events|changes|its number)\)$", label), label
+            assert axes.get_xlabel() or not any(label.get_visible() for label in axes.get_xticklabels())
+
+
+def test_what_was_changed_in_a_figure_afterwards_is_shown_too():
+    figure = run(2).memory.plot()
+    before = figure._repr_html_()
+    figure.axes[0].set_title("mine")
+    assert figure._repr_html_() != before
+
+
+# -- the ring -----------------------------------------------------------------------------------------------------
+
+def test_what_leaves_a_rank_on_the_ring_is_what_its_trace_sent():
+    for ranks in (1, 2, 3, 5, 8):
+        cluster = run(ranks)
+        data = traffic_plots.ring_traffic_data(cluster.trace, ranks)
+        left = [sum(nbytes for (source, _), nbytes in data.links.items() if source == rank) for rank in range(ranks)]
+        assert left == cluster.trace.sent_nbytes()
+        assert data.collectives == len(cluster.trace[0].collectives())
+        assert set(data.links) <= {(rank, (rank + 1) % ranks) for rank in range(ranks)}
+        assert data.around == data.links  # the link from the last rank to the first too
+
+
+def test_messages_groups_and_other_algorithms_are_on_the_ring_between_the_right_ranks():
+    def mixed(rank):
+        half = rank.split(rank.index % 2)
+        half.all_reduce(np.zeros(4, np.float32))
+        rank.all_reduce(np.zeros(5, np.float32), algorithm="naive")
+        if rank.index < 2:
+            out = np.zeros(3, np.float32)
+            rank.exchange(out + 1, 1 - rank.index, out, 1 - rank.index)
+
+    cluster = zs.Cluster(4)
+    cluster.run(mixed)
+    data = traffic_plots.ring_traffic_data(cluster.trace, 4)
+    assert data.messages == 2
+    assert data.links[2, 0] == 16 + 20  # half of its group's ring, and the whole vector to the root
+    assert data.links[1, 3] == 16
+    assert data.links[0, 1] >= 12
+    assert sum(data.links.values()) == sum(cluster.trace.sent_nbytes())
+
+
+def test_the_same_collective_many_times_is_counted_as_often_and_a_representative_stands_for_all_ranks():
+    def loop(rank):
+        for _ in range(7):
+            rank.all_reduce(np.zeros(6, np.float32))
+
+    cluster = zs.Cluster(3)
+    cluster.run(loop)
+    links = traffic_plots.ring_traffic_data(cluster.trace, 3).links
+    assert links == {(rank, (rank + 1) % 3): 7 * 4 * 8 for rank in range(3)}
+    cluster = zs.NullCluster(16, representative=0)
+    cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(32, "float32")))
+    links = traffic_plots.ring_traffic_data(cluster.trace, 16).links
+    assert len(links) == 16
+    assert set(links.values()) == set(cluster.trace.sent_nbytes())
+
+
+# -- ledgers ------------------------------------------------------------------------------------------------------
+
+def test_a_memorys_curve_begins_peaks_and_ends_as_its_trace_says():
+    for stage in zs.STAGES:
+        cluster = run(3, stage)
+        if stage == 1:  # a second run begins with what the first left
+            cluster.run(lambda rank: rank.memory.alloc(4, np.float32, "workspace"))
+        for memory in cluster.memory:
+            data = plots.ledger_data(memory)
+            first, fullest, last = ({kind: column[at] for kind, column in data.nbytes.items() if column[at]}
+                                    for at in (0, data.totals.index(max(data.totals)), -1))
+            assert first == memory.trace.held_at_start
+            assert last == memory.now_nbytes_by_kind
+            if stage != 1:
+                assert fullest == memory.peak_nbytes_by_kind
+                assert max(data.totals) == memory.peak_nbytes
+            assert len(data.totals) == 1 + sum(isinstance(row, trace.Held) for row in memory.trace.rows)
+
+
+def test_a_memorys_picture_says_in_which_phase_the_program_was():
+    data = plots.ledger_data(run(3, 3).memory[0])
+    assert [name for name, *_ in data.phases] == ["forward", "loss", "backward", "update"]
+    ends = [end for _, *both in data.phases for end in both]
+    assert ends == sorted(ends)
+    (_, begun, ended), = [phase for phase in data.phases if phase[0] == "backward"]
+    unit_gradients = data.nbytes["unit_gradient"]
+    assert max(unit_gradients[begun:ended + 1]) == max(unit_gradients) > 0
+    assert max(unit_gradients[:begun + 1]) == 0
+    assert max(data.nbytes["gathered_parameter"][:data.phases[0][1] + 1]) == 0
+
+
+def test_memories_show_now_and_the_peak_of_at_most_sixteen_ranks():
+    cluster = run(17)
+    data = plots.ledgers_data(cluster.memory)
+    assert len(data.owners) == 16
+    assert [sum(held.values()) for held in data.now] == cluster.memory.now_nbytes[:16]
+    assert [sum(held.values()) for held in data.peak] == cluster.memory.peak_nbytes[:16]
+
+
+def test_a_capacity_far_above_is_no_line_and_one_near_is():
+    far, near = (run(2, capacity_nbytes=nbytes).memory[0].plot() for nbytes in (10**9, 5_000))
+    assert [any(text.get_text() == "capacity" for text in figure.axes[0].texts) for figure in (far, near)] == [
+        False, True]
+
+
+# -- traces and plans ---------------------------------------------------------------------------------------------
+
+def test_the_order_of_a_trace_has_every_collective_once_and_sums_to_what_was_sent():
+    cluster = run(3, 2)
+    data = traffic_plots.trace_order_data(cluster.trace)
+    for place, traced in enumerate(cluster.trace):
+        purposes = [row.purpose for row in traced.collectives()]
+        assert [what for what in data.whats[place] if what in ("parameters", "gradients", "control")] == purposes
+        assert sum(data.sent_nbytes[place]) == traced.sent_nbytes()
+        for purpose, curve in data.by_purpose(place).items():
+            assert curve[-1] == traced.sent_nbytes(purpose)
+            assert curve == sorted(curve)
+
+
+def test_the_busiest_rank_is_that_which_sends_most_in_all_and_not_at_once():
+    def program(rank):
+        for _ in range(3 if rank.index == 2 else 1):
+            if rank.index == 2:
+                rank.send(np.zeros(2), 1)
+            elif rank.index == 0:
+                rank.send(np.zeros(4), 1)
+            else:
+                rank.recv(np.empty(4), 0)
+                for _ in range(3):
+                    rank.recv(np.empty(2), 2)
+
+    cluster = zs.Cluster(3)
+    cluster.run(program)
+    assert cluster.trace.sent_nbytes() == [32, 0, 48]
+    assert traffic_plots.trace_order_data(cluster.trace).busiest == 2
+
+
+def test_a_trace_alone_is_not_said_to_be_rank_0s():
+    figure = run(2).trace[1].plot()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["this rank"]
+    assert "rank 0" not in figure.drawing.description
+
+
+def test_a_plans_bars_are_its_rows_and_add_up():
+    plan = zs.plan("llama-2-7b", ranks=8, device="a100-40", link="nvlink4", stage="2,3", recompute="block,none")
+    data = plots.plan_bars_data(plan)
+    assert [sum(held.values()) for held in data.bars.values()] == [row.total_nbytes for row in plan.rows]
+    assert list(data.bars) == ["ZeRO-2 block", "ZeRO-2", "ZeRO-3 block", "ZeRO-3"]
+    figure = plan.plot()
+    axes: Axes = figure.axes[0]
+    drawn = [round(sum(bar.get_width() for bar in axes.patches if abs(bar.get_y() + 0.36 - place) < 0.01), 6)
+             for place in range(4)]
+    assert drawn == [round(row.total_nbytes / 1e9, 6) for row in plan.rows]
+    assert set(data.parts) <= set(plots.PARTS)
+    missing = [text.get_text() for text in axes.texts if "misses" in text.get_text()]
+    assert len(missing) == sum(not row.fits for row in plan.rows)
+
+
+# -- what cannot be drawn -----------------------------------------------------------------------------------------
+
+def test_what_held_did_or_ran_nothing_and_rings_of_many_ranks_are_refused_in_words():
+    idle, failed, large = zs.Cluster(2), zs.Cluster(2), zs.Cluster(33)
+    idle.run(lambda rank: None)
+    large.run(lambda rank: rank.barrier())
+    assert_refused(lambda: failed.run(lambda rank: (rank.barrier(), 1 / rank.index)), "division", ZeroDivisionError)
+    for draw, words in (
+            (idle.memory[1].plot, "rank 1 held nothing in its last run"), (idle.memory.plot, "no rank has held"),
+            (idle.trace.plot, "neither arithmetic nor messages"), (idle.trace[0].plot, "neither arithmetic"),
+            (zs.Cluster(2).show_ring, "has run nothing to its end yet, so its ring has carried nothing; call"),
+            (failed.show_ring, "has run nothing to its end yet, so its ring has carried nothing; call"),
+            (large.show_ring, r"a page holds a ring of 32 ranks, found 33; cluster\.trace\.sent_nbytes")):
+        assert_refused(draw, words)

@@ -1,0 +1,400 @@
+"""A report's numbers are the recording's; its page is whole in a real browser, and harmless whatever was recorded."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import zerosim as zs
+from tests.display.browser import dom_of, needs_browser, screenshot
+from tests.support import assert_refused
+from zerosim import cli
+from zerosim.display import report, traffic_plots
+from zerosim.planning import recording, timeline
+
+WICKED = "</script><script>document.title='struck'</script>\"'&<b>"
+
+
+def step(rank, stage, overlap=True):
+    data = np.random.default_rng(rank.index)
+    engine = zs.Engine(rank, zs.models.MLP([24, 24, 24, 24]), zs.optim.Adam(), stage=stage, policy=zs.Policy("bf16"),
+                       overlap=overlap, prefetch=1 if stage == 3 else 0)
+    for number in (1, 2):
+        with rank.trace.span(f"step {number}"):
+            engine.step([(data.normal(size=(8, 24)), data.normal(size=(8, 24)))])
+    if rank.index == 0:
+        rank.send(np.ones(3), 1)
+    elif rank.index == 1:
+        rank.recv(np.empty(3), 0)
+    return engine
+
+
+def ran(program, *given, ranks=3):
+    """A cluster that has run a program."""
+    cluster = zs.Cluster(ranks)
+    cluster.run(program, *given)
+    return cluster
+
+
+def data_of(traces, title="run"):
+    return report.report_data(recording.record(traces), report.MACHINE, title)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A cluster that has run, its recording and its page."""
+    cluster, folder = ran(step, 3), tmp_path_factory.mktemp("report")
+    path = cluster.save(folder / "run.json")
+    return cluster, path, report.save_report(path)
+
+
+# -- the numbers --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 3), (2, 5), (3, 3)])
+def test_a_reports_bytes_are_those_of_the_traces_and_the_ledgers(ranks, stage):
+    cluster = ran(step, stage, ranks=ranks)
+    found = data_of(cluster.trace)
+    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
+    for rank in found.ranks:
+        for purpose, nbytes in rank.sent_nbytes.items():
+            assert nbytes == cluster.trace[rank.rank].sent_nbytes(purpose)
+    assert [rank.peak_nbytes for rank in found.ranks] == cluster.memory.peak_nbytes
+    assert [rank.peak_nbytes_by_kind for rank in found.ranks] == cluster.memory.peak_nbytes_by_kind
+    assert found.sent_nbytes == sum(cluster.trace.sent_nbytes())
+    assert [call.sent_nbytes for call in found.calls] == [
+        sum(hop.nbytes for hop in row.hops()) for row in cluster.trace[0].collectives()]
+    assert found.message_count == 1
+
+
+def test_a_reports_times_are_those_of_the_replay(saved):
+    loaded = recording.load(saved[1])
+    replay, found = timeline.replay(loaded, report.MACHINE), report.report_data(loaded, report.MACHINE, "run")
+    assert found.step_microseconds == pytest.approx(replay.step_seconds * 1e6, rel=1e-12)
+    for rank, lane, usage in zip(found.ranks, replay.lanes, replay.usage, strict=True):
+        assert len(rank.communicated) == len(lane.parts)
+        assert sum(bar.end - bar.start for bar in rank.computed) == pytest.approx(usage.compute_seconds * 1e6)
+        assert sum(bar.end - bar.start for bar in rank.waits) == pytest.approx(usage.exposed_seconds * 1e6)
+        assert sum(bar.flops for bar in rank.computed) == sum(event.flops for event in replay.computed(rank.rank))
+        assert rank.totals == timeline.memory(replay, rank.rank).nbytes.tolist()
+
+
+def test_one_span_can_be_taken_alone(saved, tmp_path):
+    whole, one = (report.report_data(found, report.MACHINE, "") for found in (
+        recording.load(saved[1]), recording.load(saved[1]).inside("step 2")))
+    assert 0 < len(one.calls) < len(whole.calls)
+    out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
+    assert out.read_text(encoding="utf-8").count('<tr data-call="') == len(one.calls)
+
+
+def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
+    def program(rank):
+        rank.split(rank.index % 2).all_reduce(np.ones(5))
+        if rank.index == 4:
+            rank.send(np.ones(3), 1)
+        elif rank.index == 1:
+            rank.recv(np.empty(3), 4)
+
+    cluster = ran(program, ranks=5)
+    found = data_of(cluster.trace)
+    assert found.links == traffic_plots.ring_traffic_data(cluster.trace, 5).links
+    assert found.links[4, 1] == 24
+    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
+    assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
+            ] == cluster.trace.sent_nbytes()
+
+
+def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
+    held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
+    rank = report.RankReport(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, {}, 0.0, 0.0, 0.0)
+    tree = ET.fromstring(report.curve_html(rank, list(held), 10.0, 100).replace("&nbsp;", " "))
+    paths = {path.findtext("title"): [tuple(map(float, point.split(","))) for point in path.get("d")[1:-1].split()]
+             for path in tree.iter("path")}
+    assert paths["parameter"] == [(0, 200), (200, 200), (200, 100), (1000, 100), (1000, 200), (0, 200)]
+    upper = [(0, 200), (200, 200), (200, 100), (500, 100), (500, 50), (800, 50), (800, 100), (1000, 100)]
+    assert paths["gradient"] == [*upper, (1000, 100), (200, 100), (200, 200), (0, 200)]
+    assert "at most 75, first after 5.0 µs; 50 at the end" in tree.find("svg").get("aria-label")
+
+
+def test_every_bar_begins_and_ends_where_its_times_say():
+    def program(rank):
+        rank.trace.compute(flops=1_000_000)
+        rank.all_reduce(np.ones(1000))
+        rank.trace.compute(flops=3_000_000 * (1 + rank.index))
+
+    found = data_of(ran(program).trace)
+    bars = re.findall(r'data-start="([\d.]+)" data-end="([\d.]+)" style="left:([\d.]+)%;width:([\d.]+)%',
+                      report.page(found))
+    assert len(bars) == sum(len(rank.computed) + len(rank.communicated) + len(rank.waits) for rank in found.ranks)
+    for start, end, left, width in (map(float, bar) for bar in bars):
+        assert left == pytest.approx(100 * start / found.step_microseconds, abs=0.01)
+        assert left + width == pytest.approx(100 * end / found.step_microseconds, abs=0.01)
+    assert {end > start for start, end, *_ in (map(float, bar) for bar in bars)} == {True}
+
+
+def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_memory_is_open():
+    def program(rank):
+        rank.all_reduce(np.ones(5))
+        works = [rank.all_gather(np.ones(2), async_op=True), rank.reduce_scatter(np.ones(3), async_op=True)]
+        rank.broadcast(np.ones(2))
+        return [work.wait() for work in works]
+
+    found = data_of(ran(program).trace)
+    assert {call.operation: call.asynchronous for call in found.calls} == {
+        "all_reduce": False, "all_gather": True, "reduce_scatter": True, "broadcast": False}
+    shown = re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter|broadcast)[ *]*)</td>", report.page(found))
+    assert sorted(shown) == ["all_gather *", "all_reduce", "broadcast", "reduce_scatter *"]
+    cluster = ran(lambda rank: rank.memory.alloc(100 - (rank.index - 1)**2, np.float32, "workspace"))
+    assert re.findall(r"<details open><summary>rank (\d)", report.page(data_of(cluster.trace))) == ["1"]
+
+
+def test_a_run_that_takes_no_time_and_one_that_did_nothing_have_pages():
+    for program in (lambda rank: None, lambda rank: rank.memory.alloc(3, np.float32, "input")):
+        text = report.page(data_of(ran(program).trace))
+        assert "0 collectives" in text
+        assert not re.search(r"\bnan\b", text)
+
+
+def test_a_page_asks_nothing_of_anybody_else_and_names_that_look_like_markup_stay_names(saved):
+    text = saved[2].read_text(encoding="utf-8")
+    assert not re.search(r"https?:|//[a-z]|<link|<iframe|@import|src=|url\(", text)
+    assert "default-src 'none'" in text
+    text = report.page(data_of(ran(wicked).trace, WICKED))
+    assert text.count("<script>") == 1
+    assert "document.title='struck'" not in text
+
+
+def wicked(rank):
+    with rank.trace.span(WICKED):
+        rank.all_reduce(np.ones(4))
+
+
+# -- files and the command ----------------------------------------------------------------------------------------
+
+def test_a_saved_cluster_is_the_recording_of_its_last_run_and_one_rank_that_stands_for_all_is_saved_as_all(
+        saved, tmp_path):
+    cluster, path, _ = saved
+    assert recording.load(path) == recording.record(cluster.trace)
+    assert json.loads(path.read_text())["format"] == "zerosim recording"
+    cluster = zs.NullCluster(8, representative=3)
+    cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(64, "float32")))
+    loaded = recording.load(cluster.save(tmp_path / "run.json"))
+    found = report.report_data(loaded, report.MACHINE, "")
+    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes() * 8
+
+
+def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_path, monkeypatch):
+    assert_refused(lambda: zs.Cluster(2).save(tmp_path / "run.json"),
+                   "this cluster has run nothing to its end yet, and so has nothing to save; ")
+    cluster = ran(lambda rank: rank.barrier())
+    assert_refused(lambda: cluster.save(tmp_path / "missing" / "run.json"),
+                   r"asked to save a recording as '.*run.json', but its folder is not there")
+    assert list(tmp_path.iterdir()) == []
+    path = cluster.save(tmp_path / "run.json")
+    before = path.read_bytes()
+    monkeypatch.setattr(recording, "to_plain", lambda recording: 1 / 0)
+    assert_refused(lambda: cluster.save(path), "", ZeroDivisionError)
+    monkeypatch.setattr(report, "MOST_MARKS", 100)
+    assert_refused(lambda: report.save_report(saved[1], tmp_path / "page.html"),
+                   r"rows were recorded, and a page holds 100; take one stretch of the program with --span NAME: ")
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_to(saved, tmp_path):
+    run_json = tmp_path / "mine.json"
+    run_json.write_bytes(saved[1].read_bytes())
+    done = command("report", run_json)
+    assert (done.exit_code, done.output) == (0, f"{tmp_path / 'mine.html'}\n")
+    loaded = report.report_data(recording.load(run_json), report.MACHINE, "mine")
+    assert (tmp_path / "mine.html").read_text() == report.page(loaded)
+    done = command("report", run_json, "--out", tmp_path / "other.html", "--device", "h100-80", "--link", "nvlink4",
+                   "--compute", "bf16")
+    assert done.exit_code == 0
+    assert "h100-80" in (tmp_path / "other.html").read_text(encoding="utf-8")
+    found = report.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
+    assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
+    assert found.network.between.name == "infiniband-ndr"
+
+
+BAD = [
+    (None, [], "cannot be read: No such file or directory; name a file that save"),
+    (b"", [], "is no JSON"), (b"\xff\xfe\x00", [], "is no JSON"), (b"{]", [], "is no JSON"),
+    (b"[" * 100_000, [], "(is nested deeper than any|is no JSON)"),
+    (b"[1, 2]", [], "this is no recording: it lacks \"format\""), (b"{}", [], "this is no recording"),
+    (b'{"format": "zerosim recording", "version": 99}', [], "this recording is of version 99, and version 1 can be"),
+    (b'{"format": "zerosim recording", "version": 1}', [], "this recording lacks"),
+    ("good", ["--device", "h100-80"], "a machine is a device and a link, and only h100-80 was named"),
+    ("good", ["--link", "nvlink4"], "only nvlink4 was named"),
+    ("good", ["--nodes", "2"], "go with --device and --link"),
+    ("good", ["--device", "h999", "--link", "nvlink4"], "h999"),
+    ("good", ["--device", "h100-80", "--link", "nvlink4", "--compute", "int3"], "has no rate in int3"),
+    ("good", ["--device", "h100-80", "--link", "nvlink4", "--efficiency", "2"], "efficiency must be a share"),
+    ("good", ["--span", "step"], "of which a rank has 0; it must have one. Its spans are step 1"),
+    ("good", ["--out", "run.json"], "over the recording"),
+    ("good", ["--out", "missing/page.html"], "name a file that can be written"),
+    ("good", ["--out", "."], "name a file that can be written"),
+]
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content, options, words in BAD:
+        Path("run.json").unlink(missing_ok=True)
+        if content is not None:
+            Path("run.json").write_bytes(saved[1].read_bytes() if content == "good" else content)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = command("report", "run.json", *options)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), words
+        assert re.search(f"^zerosim report: .*{words}", done.stderr), (words, done.stderr)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_other_commands_save_what_the_report_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text("import numpy as np\n\ndef main(rank):\n    return rank.all_reduce(np.ones(4))[0]\n")
+    train = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--batch", "1", "--sample", "1"]
+    for asked, ranks in ((["run", "program.py:main", "--ranks", "3"], 3), (train, 2)):
+        done = command(*asked, "--save", "run.json")
+        assert done.exit_code == 0, done.output
+        assert recording.load("run.json").ranks == ranks
+        refused = command(*asked, "--save", "missing/run.json")
+        assert refused.exit_code == 2
+        assert "its folder is not there" in refused.stderr
+    assert command("report", "run.json").exit_code == 0
+    found = report.report_data(recording.load("run.json"), report.MACHINE, "").ranks[0]
+    last = json.loads(command(*train, "--json").stdout)["steps"][-1]
+    assert found.peak_nbytes_by_kind == last["peak_nbytes_by_kind"]
+    assert {purpose: nbytes for purpose, nbytes in last["sent_nbytes"].items() if nbytes} == found.sent_nbytes
+
+
+# -- the page in a browser ----------------------------------------------------------------------------------------
+
+WATCH = ("window.struck = []; window.addEventListener('error', (e) => window.struck.push(e.message)); "
+         "document.addEventListener('securitypolicyviolation', (e) => window.struck.push(e.violatedDirective));")
+TELL = "document.documentElement.dataset.errors = window.struck.join('; ');"
+
+
+@needs_browser
+def test_in_a_browser_every_lane_and_collective_is_there_and_the_tables_have_the_recordings_numbers(saved):
+    cluster, path, written = saved
+    dom = dom_of(written, first=WATCH, last=TELL)
+    (root, _), = dom.all("html")
+    assert root["data-errors"] == ""
+    assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
+    assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == ["0", "1", "2"]
+    for call in report.report_data(recording.load(path), report.MACHINE, "run").calls:
+        bars = [given for given, _ in dom.all("div", class_="bar", data_call=str(call.number))]
+        assert len(bars) == len(call.group)
+        assert min(float(bar["data-start"]) for bar in bars) == pytest.approx(call.start, abs=1e-3)
+        assert max(float(bar["data-end"]) for bar in bars) == pytest.approx(call.end, abs=1e-3)
+    assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes
+
+    def numbers(caption):
+        return [[cell.replace(",", "") for cell in row] for row in dom.rows(caption)]
+
+    sent, calls = cluster.trace.sent_nbytes(), cluster.trace[0].collectives()
+    assert [(int(row[1]), int(row[-4])) for row in numbers("Rank by rank")] == list(
+        zip(cluster.memory.peak_nbytes, sent, strict=True))
+    assert [(row[1].removesuffix(" *"), row[2], row[3], int(row[7])) for row in numbers("Every collective")] == [
+        (row.call.operation, row.call.algorithm, row.purpose, sum(hop.nbytes for hop in row.hops())) for row in calls]
+    assert [sum(map(int, row[1:])) for row in numbers("Bytes from rank")] == sent
+    for kind, *nbytes in numbers("Held at each rank"):
+        if kind != "all":
+            assert list(map(int, nbytes)) == [
+                held.get(kind.replace(" ", "_"), 0) for held in cluster.memory.peak_nbytes_by_kind]
+
+
+KEYS = """
+const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+const seen = [];
+const here = () => { const bar = document.activeElement;
+  seen.push([bar.parentElement.getAttribute("aria-label"), bar.dataset.start, bar.tabIndex].join("|")); };
+document.querySelector('[role=listitem][tabindex="0"]').focus(); here();
+for (const key of ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "ArrowDown", "ArrowUp", "End", "Home"]) {
+  press(key); here();
+}
+press("+"); press("+");
+const root = document.documentElement;
+root.dataset.zoom = getComputedStyle(root).getPropertyValue("--zoom");
+press("0");
+root.dataset.back = getComputedStyle(root).getPropertyValue("--zoom");
+root.dataset.seen = seen.join("\\n");
+root.dataset.said = document.getElementById("said").textContent;
+root.dataset.tabs = document.querySelectorAll('[role=listitem][tabindex="0"]').length;
+"""
+
+
+@needs_browser
+def test_in_a_browser_the_arrow_keys_walk_from_bar_to_bar_and_plus_zooms(saved):
+    (root, _), = dom_of(saved[2], first=WATCH, last=KEYS + TELL).all("html")
+    assert root["data-errors"] == ""
+    seen = [line.split("|") for line in root["data-seen"].split("\n")]
+    lanes = [lane for lane, _, _ in seen]
+    starts = [float(start) for _, start, _ in seen]
+    assert {tab for *_, tab in seen} == {"0"}
+    assert lanes == [*["rank 0 computes"] * 4, "rank 0 communicates", "rank 1 computes", *["rank 0 communicates"] * 3]
+    assert starts[0] < starts[1] < starts[2]
+    assert starts[3] == starts[1]
+    assert starts[-1] == min(starts)
+    assert starts[-2] == max(starts)
+    assert (root["data-zoom"], root["data-back"], root["data-tabs"]) == ("4", "1", "1")
+    assert root["data-said"].startswith("rank 0 communicates: ")
+
+
+@needs_browser
+def test_in_a_browser_a_chosen_collective_is_marked_on_all_ranks_and_in_the_table(saved):
+    last = ("document.querySelector('.communication .bar[data-call=\"2\"]').click(); "
+            "document.documentElement.dataset.same = document.querySelectorAll('.same').length;")
+    (root, _), = dom_of(saved[2], last=last).all("html")
+    assert root["data-same"] == "4"  # three ranks, and a row
+
+
+@needs_browser
+def test_in_a_browser_wicked_names_run_nothing(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(report.page(data_of(ran(wicked).trace, WICKED)), encoding="utf-8")
+    dom = dom_of(path, first=WATCH, last=TELL)
+    (root, _), = dom.all("html")
+    assert root["data-errors"] == ""
+    assert dom.all("title")[0][1] == f"zerosim: {WICKED}"
+    assert dom.rows("Every collective")[0][4] == WICKED
+
+
+INK = """
+const ratio = (a, b) => { const lum = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((v) => Number(v) / 255)
+  .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const [low, high] = [lum(a), lum(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
+const page = getComputedStyle(document.body).backgroundColor;
+const worst = Math.min(...[...document.querySelectorAll("h1,p,td,th,dt,dd,summary,button,.axis span,.scale span")]
+  .map((one) => ratio(getComputedStyle(one).color, page)));
+document.documentElement.dataset.page = page;
+document.documentElement.dataset.worst = worst;
+document.documentElement.dataset.wide = document.documentElement.scrollWidth - innerWidth;
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(("dark", "color", "width"), [(1, "rgb(255, 255, 255)", 360), (0, "rgb(22, 24, 29)", 1280)])
+def test_in_a_browser_all_text_is_read_in_light_and_in_dark_and_no_page_is_wider_than_its_window(
+        saved, dark, color, width):
+    flags = (f"--blink-settings=preferredColorScheme={dark}", f"--window-size={width},900")
+    (root, _), = dom_of(saved[2], last=INK, flags=flags).all("html")
+    assert root["data-page"] == color
+    assert float(root["data-worst"]) >= 4.5
+    assert int(root["data-wide"]) <= 0
+
+
+@needs_browser
+def test_in_a_browser_the_page_shows_something(saved, tmp_path):
+    picture = Image.open(screenshot(saved[2], tmp_path / "page.png", 1000, 1400)).convert("RGB")
+    colors = {color for _, color in picture.getcolors(1_000_000)}
+    assert {(0, 114, 178), (213, 94, 0), (0, 158, 115)} <= colors  # what sends parameters, gradients; what computes

@@ -1,0 +1,75 @@
+"""What is written is a whole file; a link, a pipe or a device stays what it is."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.support import assert_refused
+from zerosim.display import report
+from zerosim.numerics import files
+from zerosim.planning import recording
+
+
+@pytest.fixture
+def cluster() -> zs.Cluster:
+    """Three ranks that have added up three numbers."""
+    cluster = zs.Cluster(3)
+    cluster.run(lambda rank: rank.all_reduce(np.arange(3.0) + rank.index))
+    return cluster
+
+
+WRITERS = {"a run": lambda cluster, path: cluster.save(path),
+           "a page": lambda cluster, path: report.save_report(cluster.save(path.with_name("recorded.json")), path),
+           "a recording": lambda cluster, path: recording.save(recording.record(cluster.trace), path),
+           "bytes": lambda cluster, path: files.write_whole(path, b"word")}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_pipe_is_written_into_and_stays_a_pipe(writer, cluster, tmp_path):
+    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+    os.mkfifo(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    WRITERS[writer](cluster, pipe)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    reader.join(timeout=600)
+    assert found == [WRITERS[writer](cluster, plain).read_bytes()]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_the_file_to_which_it_points_is_written(writer, there, cluster, tmp_path):
+    file, link = tmp_path / "folder" / "file", tmp_path / "link"
+    file.parent.mkdir()
+    if there:
+        file.write_text("before")
+    link.symlink_to(file)
+    WRITERS[writer](cluster, link)
+    assert link.is_symlink()
+    assert file.read_bytes() == WRITERS[writer](cluster, tmp_path / "plain").read_bytes()
+    assert [one.name for one in file.parent.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
+    file = files.write_whole(tmp_path / "file", b"before")
+
+    def half(path: Path, content: bytes) -> None:
+        with path.open("wb") as place:
+            place.write(content[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    assert_refused(lambda: files.write_whole(file, b"after"), "No space left", OSError)
+    assert file.read_bytes() == b"before"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path):
+    assert_refused(lambda: files.write_whole(tmp_path, b""), "", IsADirectoryError)
+    assert_refused(lambda: files.write_whole(tmp_path / "nowhere" / "run.json", b""), "", FileNotFoundError)
