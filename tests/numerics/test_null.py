@@ -17,7 +17,7 @@ from zerosim.numerics.kernels import NullKernels, NumpyKernels
 def public_methods(kernels: type) -> dict[str, list[str]]:
     """Each public method and the parameters that its callers give; the kernels themselves, or their scratch, apart."""
     found = {name: member for name, member in inspect.getmembers(kernels, callable) if not name.startswith("_")}
-    return {name: [one for one in inspect.signature(member).parameters if one not in ("self", "scratch") or
+    return {name: [one for one in inspect.signature(member).parameters if one not in ("self", "k", "scratch") or
                    name == "step_blocks"] for name, member in found.items()}
 
 
@@ -34,9 +34,13 @@ def test_what_cupys_kernels_inherit_of_numpys_goes_through_the_loops_that_they_r
     """A kernel of NumPy's that met a device's array by inheritance would fail only on a GPU."""
     inherited = {name for name in public_methods(CupyKernels)
                  if "cupy" not in getattr(CupyKernels, name).__module__}
-    assert inherited == {"maximum_rounded", "minimum_rounded", "multiply_rounded", "divide_rounded", "accumulate",
-                         "elementwise", "step_blocks"}
-    for name in ("_run", "_step", "_extremum"):
+    of_elements = {"add_rounded", "maximum_rounded", "minimum_rounded", "multiply_rounded", "divide_rounded",
+                   "sum_rounded", "accumulate", "elementwise", "step_blocks"}
+    of_rows = {"attend", "attend_gradient", "attend_tiled", "attend_tiled_gradient", "normalize_rows", "scale_rows",
+               "normalize_rows_gradient", "softmax_loss", "count_targets", "index_range", "matmul", "column_sum"}
+    of_matrices = {"trace", "symmetric_power", "eigenvectors", "orthogonal_factor", "mean_squares", "divide_by_roots"}
+    assert inherited == of_elements | of_rows | of_matrices | {"fill", "room", "room_for", "scratch"}
+    for name in ("_run", "_step", "_extremum", "_add", "_sum", "_product", "_column_sum"):
         assert "cupy" in getattr(CupyKernels, name).__module__
 
 

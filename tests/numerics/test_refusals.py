@@ -136,8 +136,8 @@ POLICIES: list[Refusal] = [
      "has 8 already; take compute='bf16' with it, or matmul=None"),
     (lambda: zs.Policy(matmul="fp16"), "matmul='fp16' is no way to multiply; choose one of None, 'fp8'"),
     (lambda: zs.Policy(average="splitt"),
-     "no averaging rule 'splitt'; choose one of cast_then_divide, sum_then_divide, divide_then_sum, split, premultiply; "
-     "did you mean 'split'?"),
+     "no averaging rule 'splitt'; choose one of cast_then_divide, sum_then_divide, divide_then_sum, split, "
+     "premultiply; did you mean 'split'?"),
     *[(partial(zs.Policy, loss_scale=scale), f"loss_scale={scale!r} {SCALE}") for scale in (
         0.0, float("inf"), float("nan"), "big", True, loss_scale.Dynamic, None)],
     *[(partial(loss_scale.Static, scale), f"loss_scale={scale!r} {SCALE}; 1.0 scales nothing") for scale in (
