@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.course.lost_updates import Task, path_of
-from zerosim.course.precision_runs import ObservedStep, Passed, observed_step
+from zerosim.course.observed_step import ObservedStep, Passed, observed_step
 from zerosim.display.colors import FORMAT_COLORS, KIND_COLORS, ink_on
 from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
 from zerosim.numerics.formats import format_of
