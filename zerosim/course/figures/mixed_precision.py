@@ -6,7 +6,7 @@ Legend: N ranks, P parameters, S loss scale. Lengths are inches on paper.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from zerosim.course.precision_runs import ObservedStep, Passed, observed_step
+from zerosim.course.observed_step import ObservedStep, Passed, observed_step
 from zerosim.display.colors import KIND_COLORS, ink_on
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
 
