@@ -24,6 +24,6 @@ def from_the_ring(rank: zs.Rank, length: int = 100_003) -> Apart:
     return found
 
 
-def told(found: Apart) -> str:
+def distances(found: Apart) -> str:
     """``bf16 at most 12 ULP, 31% of sums``, and so on."""
     return "; ".join(f"{name} at most {ulps:,} ULP, {share:.0%} of sums" for name, (ulps, share) in found.items())

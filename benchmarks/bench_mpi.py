@@ -81,7 +81,7 @@ def launch() -> int:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(launch())
-    from benchmarks.apart import from_the_ring, told
+    from benchmarks.apart import distances, from_the_ring
 
     cluster = zs.connect()
     if sys.argv[1] == str(RANKS):
@@ -91,4 +91,4 @@ if __name__ == "__main__":
     else:
         apart = cluster.run(from_the_ring)[cluster.index]
         if cluster.index == 0:
-            print(f"\nMPI's own all-reduce from the ring, {RANKS_APART} processes: {told(apart)}")
+            print(f"\nMPI's own all-reduce from the ring, {RANKS_APART} processes: {distances(apart)}")

@@ -13,7 +13,7 @@ from timing import best_seconds
 from zerosim.numerics.formats import FORMATS, Format
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
-from zerosim.optim.elementwise import adam_block
+from zerosim.optim import Adam
 
 COUNT = 1 << 22  # elements: too many for most caches, as a model's are
 ADDENDS = 8
@@ -93,7 +93,7 @@ def adam_table(kernels: NumpyKernels, g: np.ndarray) -> Table:
     target = kernels.empty(COUNT, np.float32)
 
     def step() -> None:
-        kernels.step_blocks(adam_block(**HYPER, step=10), w, m, v, g, scratch=2)
+        kernels.step_blocks(Adam(**HYPER).block(step=10), w, m, v, g, scratch=2)
 
     def naive() -> object:
         m_new = 0.9 * m + (1 - 0.9) * g

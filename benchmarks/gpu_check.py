@@ -107,7 +107,7 @@ def _driver() -> str:
 def part(name: str, run: Callable[[], Any], missing: str = "", *, judge: Callable[[Any], str] = lambda found: "",
          remark: Callable[[Any], str] = lambda found: "") -> Part:
     """Runs a part unless something that it needs is missing; ``judge`` says what is wrong with what it found, and
-    ``remark`` what is worth to be told of it."""
+    ``remark`` what is worth saying of it."""
     if missing:
         return Part(name, LEFT_OUT, missing)
     print(f"== {name}", flush=True)
@@ -145,16 +145,16 @@ def kernels() -> dict[str, Any]:
     return all_kernels()
 
 
-def kernels_told(found: dict[str, Any]) -> str:
+def kernels_summary(found: dict[str, Any]) -> str:
     """The copy's bandwidth, and what is slower than it should be beside it."""
     slow = [f"{row['name']} {row['share_of_copy']:.0%}" for row in found["kernels"] if not row["is_fast_enough"]]
     said = f"below {found['smallest_share']:.0%} of it: {', '.join(slow)}" if slow else "all fast enough beside it"
     return f"the copy moves {found['copy']['bytes_per_second'] / 1e9:.0f} GB/s; {said}"
 
 
-def collectives_told(found: dict[str, Any]) -> str:
+def collectives_summary(found: dict[str, Any]) -> str:
     """The best bus bandwidth of each algorithm's all-reduce, and how far NCCL's own sums are from the ring's."""
-    from benchmarks.apart import told as told_apart
+    from benchmarks.apart import distances as native_distances
 
     best: dict[str, float] = {}
     for row in found["rows"]:
@@ -163,10 +163,10 @@ def collectives_told(found: dict[str, Any]) -> str:
             best[row["algorithm"]] = max(rate, best.get(row["algorithm"], 0.0))
     rates = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in best.items())
     return (f"all_reduce, bus bandwidth: {rates}; native from the ring: "
-            f"{told_apart(found['native_is_ulps_and_share_from_the_ring'])}")
+            f"{native_distances(found['native_is_ulps_and_share_from_the_ring'])}")
 
 
-def training_told(found: dict[str, Any]) -> str:
+def training_summary(found: dict[str, Any]) -> str:
     """Seconds, Python's share, and the ratio to PyTorch's."""
     beside = (f"{found['torch']['ratio']:.2f} times PyTorch's" if found["torch"]
               else f"nothing beside it: {found['no_torch_because']}")
@@ -243,12 +243,12 @@ def check(machine: Machine) -> list[Part]:
         f"NCCL {machine.nccl} does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30")
     return [
         part("the suite's GPU part", suite, no_gpu, judge=judged_suite, remark=lambda found: found["said"]),
-        part("kernels beside the card's copy", kernels, no_gpu, remark=kernels_told),
+        part("kernels beside the card's copy", kernels, no_gpu, remark=kernels_summary),
         part(f"collectives over {cards} GPUs, in one process", lambda: collectives(cards), many, judge=judged_bits,
-             remark=collectives_told),
+             remark=collectives_summary),
         part("two ranks on one card, in one process", shared_in_one_process, one or old, judge=judged_bits),
         part("two ranks on one card, as processes", shared_by_processes, one, judge=judged_bits),
-        part("a training step beside PyTorch's", training, no_gpu, remark=training_told)]
+        part("a training step beside PyTorch's", training, no_gpu, remark=training_summary)]
 
 
 def _at_least(version: str, wanted: tuple[int, int]) -> bool:

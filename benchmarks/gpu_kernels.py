@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.numerics.formats import FORMATS
-from zerosim.optim.elementwise import adam_block
+from zerosim.optim import AdamW
 
 ELEMENTS = 1 << 27  # 512 MiB of float32: no cache holds it
 SMALLEST_SHARE = 0.85  # of the copy's bandwidth
@@ -59,7 +59,7 @@ def adam_step(copy_bytes_per_second: float, elements: int = ELEMENTS) -> dict[st
     kernels = CupyKernels()
     w, m, v = (cupy.zeros(elements, np.float32) for _ in range(3))
     g = cupy.full(elements, 1e-3, np.float32)
-    block = adam_block(lr=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, step=3, weight_decay=0.01)
+    block = AdamW(lr=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01).block(step=3)
     return measured("adam_step", 28 * elements, lambda: kernels.step_blocks(block, w, m, v, g, scratch=2),
                     copy_bytes_per_second)
 

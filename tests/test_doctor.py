@@ -212,7 +212,7 @@ def test_gpus_are_those_that_the_driver_lists(fake_program, text, gpus, said):
 
 def printed(found: doctor.Doctor) -> str:
     console = Console(file=StringIO(), width=80)
-    doctor.print_doctor(console, found)
+    console.print(found)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -1,41 +1,47 @@
-"""zerosim: ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop."""
+"""zerosim: ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop.
+
+A name is loaded when it is first asked for: `import zerosim` alone costs little more than NumPy and ml_dtypes, and a
+program that plans loads no engine. (Lazy loading as in Scientific Python's SPEC 1.)
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zerosim import models, optim, planning, zero
-from zerosim.connect import connect
-from zerosim.numerics.formats import FORMATS, Format, format_of
-from zerosim.numerics.policy import Policy
-from zerosim.numerics.rounding import round_to, spacing
-from zerosim.planning.plan import plan
-from zerosim.ranks import (
-                           AsymmetryError,
-                           BackendError,
-                           Cluster,
-                           DeadlockError,
-                           Hop,
-                           Memory,
-                           MismatchError,
-                           NullCluster,
-                           OutOfMemoryError,
-                           PendingWorkError,
-                           Rank,
-                           RankStopped,
-                           RankUseError,
-                           RemoteError,
-                           Results,
-                           Run,
-                           Trace,
-                           Work,
-                           step_through,
-)
-from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
+import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
+
+from zerosim.connect import connect  # not lazily: the function hides the module of its name
 
 if TYPE_CHECKING:
+    from zerosim import models, numerics, optim, planning, ranks, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import puzzles
+    from zerosim.numerics.formats import FORMATS, Format, format_of
+    from zerosim.numerics.policy import Policy
+    from zerosim.numerics.rounding import round_to, spacing
+    from zerosim.planning.plan import plan
+    from zerosim.ranks import (
+        AsymmetryError,
+        BackendError,
+        Cluster,
+        DeadlockError,
+        Hop,
+        Memory,
+        MismatchError,
+        NullCluster,
+        OutOfMemoryError,
+        PendingWorkError,
+        Rank,
+        RankStopped,
+        RankUseError,
+        RemoteError,
+        Results,
+        Run,
+        Trace,
+        Work,
+        step_through,
+    )
+    from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
 
 __version__ = "0.1.0"
 
@@ -74,10 +80,12 @@ __all__ = [
     "format_of",
     "layout_of",
     "models",
+    "numerics",
     "optim",
     "plan",
     "planning",
     "puzzles",
+    "ranks",
     "redistribute",
     "round_to",
     "spacing",
@@ -85,17 +93,25 @@ __all__ = [
     "zero",
 ]
 
-
-# Loaded when they are first asked for: most programs never do, and nothing here depends on them.
-_LAZY = {"CuPyCluster": "zerosim.backends.cupy.cluster", "NCCLCluster": "zerosim.backends.nccl.cluster",
-         "puzzles": "zerosim.course.puzzles"}
+_MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
+            "puzzles": "course.puzzles"}
+_HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
+          "Policy": "numerics.policy", "round_to": "numerics.rounding", "spacing": "numerics.rounding",
+          "plan": "planning.plan", "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    """A public name from its home, or from the floor that offers it; it is kept, as if it had been imported here."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LAZY[name])
-    return module if name == "puzzles" else getattr(module, name)
+    if name in _MODULES:
+        value = import_module(f"zerosim.{_MODULES[name]}")
+    else:
+        homes = [_HOMES[name]] if name in _HOMES else ["ranks", "zero"]
+        value = next(getattr(module, name) for module in (import_module(f"zerosim.{home}") for home in homes)
+                     if hasattr(module, name))
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerosim.backends import TIMEOUT_SECONDS
-from zerosim.ranks.errors import BackendError
 
 if TYPE_CHECKING:
     from zerosim.backends.processes.notes import Channel
@@ -68,6 +67,8 @@ def raised_elsewhere(error: BaseException) -> bool:
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises BackendError where a launcher has started several processes, and MPI knows this one alone: then each would
     be a world of its own, without a word."""
+    from zerosim.ranks.errors import BackendError
+
     for name in LAUNCHERS_COUNTS:
         count = variables.get(name, "").strip()
         if count.isdecimal() and int(count) > 1:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 
 from zerosim import __version__
-from zerosim.display.terminal import plain_table
+from zerosim.display.views import TextLine, View, marked_table
 from zerosim.ranks import Cluster, Rank
+from zerosim.shown import Shown
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
 CUDA = "CUDA (CuPy, NCCL)"
@@ -90,7 +90,7 @@ class BackendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Doctor:
+class Doctor(Shown):
     """All that was found. ``blas_threads_in_a_run`` is what a running cluster leaves BLAS; None where that failed."""
 
     versions: tuple[Version, ...]
@@ -100,6 +100,19 @@ class Doctor:
     blas: tuple[Blas, ...]
     blas_threads_in_a_run: int | None
     backends: tuple[BackendRow, ...]
+
+    def view(self) -> View:
+        """Versions, the machine and BLAS, and the backends."""
+        rows = [(version.name, version.version or "not installed") for version in self.versions]
+        rows += [("platform", self.platform), ("interpreter", self.executable), ("cores", f"{self.cores} usable")]
+        rows += [("BLAS", blas_text(library)) for library in self.blas]
+        if self.blas_threads_in_a_run is not None:
+            rows.append(("", f"{self.blas_threads_in_a_run} while ranks run, since that number changes bits"))
+        backends = ((backend.name, "[green]yes[/]" if backend.usable else "[red]no[/]", escape(backend.reason))
+                    for backend in self.backends)
+        return View("", "", (
+            marked_table("what", "found", rows=((what, escape(text)) for what, text in rows)), TextLine(""),
+            marked_table("backend", "usable", "why, or why not", rows=backends)))
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -268,20 +281,6 @@ def complaint(text: str) -> str:
 def last_line(text: str) -> str:
     """The last line that is not empty: of a traceback, the error."""
     return first_line("\n".join(reversed(text.splitlines())))
-
-
-def print_doctor(console: Console, found: Doctor) -> None:
-    """Versions, the machine and BLAS, and the backends."""
-    rows = [(version.name, version.version or "not installed") for version in found.versions]
-    rows += [("platform", found.platform), ("interpreter", found.executable), ("cores", f"{found.cores} usable")]
-    rows += [("BLAS", blas_text(library)) for library in found.blas]
-    if found.blas_threads_in_a_run is not None:
-        rows.append(("", f"{found.blas_threads_in_a_run} while ranks run, since that number changes bits"))
-    console.print(plain_table("what", "found", rows=((what, escape(text)) for what, text in rows)))
-    console.print()
-    backends = ((backend.name, "[green]yes[/]" if backend.usable else "[red]no[/]", escape(backend.reason))
-                for backend in found.backends)  # fmt: skip
-    console.print(plain_table("backend", "usable", "why, or why not", rows=backends))
 
 
 def blas_text(library: Blas) -> str:

@@ -50,10 +50,21 @@ def test_what_is_heavy_is_imported_inside_functions_alone(heavy: str) -> None:
             and not source.path.startswith(HEAVY[heavy] or ("-",))] == []
 
 
-def test_importing_zerosim_is_silent_and_loads_no_backend_no_display_and_no_lesson() -> None:
+def test_importing_zerosim_is_silent_and_loads_no_floor() -> None:
     assert fresh("import zerosim") == ""
+    assert modules_of("import zerosim") == {"zerosim", "zerosim.backends", "zerosim.connect"}
+
+
+def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:
+    names = "import zerosim; from zerosim import *; print(*(n for n in zerosim.__all__ if globals()[n] is not "
+    assert fresh(f"{names}zerosim.__dict__[n]))") == ""
+    assert fresh("import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect"
+
+
+def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:
     above = ("zerosim.backends.", "zerosim.display", "zerosim.course", "zerosim.cli")
-    assert [name for name in modules_of("import zerosim") if name.startswith(above)] == []
+    asked = "import zerosim as zs; zs.Engine, zs.Cluster, zs.optim.Adam, zs.models.GPT, zs.plan"
+    assert [name for name in modules_of(asked) if name.startswith(above)] == []
 
 
 def test_asking_for_the_puzzles_loads_them_and_not_their_solutions() -> None:

@@ -15,7 +15,7 @@ from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, _plan
 from zerosim.numerics import arrays
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.optim.elementwise import adam_block
+from zerosim.optim import AdamW
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'zerosim[gpu]'")
 MEMORY = np.zeros(4096, np.uint8)
@@ -84,7 +84,7 @@ def adams(options: tuple[str, ...]) -> str:
             texts.append(_plan(function, kinds, np.dtype(np.float32), True, 1 + scratch).text)
 
     rows = np.zeros((4, 8), np.float32)
-    Traced().step_blocks(adam_block(0.1, 0.9, 0.99, 1e-8, step=1, weight_decay=0.1), *rows, scratch=2)
+    Traced().step_blocks(AdamW(0.1, 0.9, 0.99, 1e-8, 0.1).block(1), *rows, scratch=2)
     return compiled(PRELUDE + texts[0], options)
 
 

@@ -113,14 +113,14 @@ def test_what_is_told_names_every_part_with_its_status() -> None:
 
 
 def test_numbers_that_matter_are_told_beside_the_part() -> None:
-    assert gpu_check.kernels_told(KERNELS) == "the copy moves 4000 GB/s; below 85% of it: fp32 to fp16 60%"
-    assert gpu_check.training_told(TRAINING) == "100.0 ms a step, Python's share 25%; 1.25 times PyTorch's"
+    assert gpu_check.kernels_summary(KERNELS) == "the copy moves 4000 GB/s; below 85% of it: fp32 to fp16 60%"
+    assert gpu_check.training_summary(TRAINING) == "100.0 ms a step, Python's share 25%; 1.25 times PyTorch's"
     alone = {**TRAINING, "torch": None, "no_torch_because": "PyTorch is not installed"}
-    assert gpu_check.training_told(alone).endswith("nothing beside it: PyTorch is not installed")
+    assert gpu_check.training_summary(alone).endswith("nothing beside it: PyTorch is not installed")
     rows = [{"operation": "all_reduce", "algorithm": name, "bus_bytes_per_second": rate}
             for name, rate in (("ring", 1e9), ("ring", 9e9), ("native", 2e9))]
     found = {"rows": rows, "native_is_ulps_and_share_from_the_ring": {"bf16": (1200, 0.31)}}
-    assert gpu_check.collectives_told(found) == ("all_reduce, bus bandwidth: ring 9.0 GB/s, native 2.0 GB/s; native "
+    assert gpu_check.collectives_summary(found) == ("all_reduce, bus bandwidth: ring 9.0 GB/s, native 2.0 GB/s; native "
                                                  "from the ring: bf16 at most 1,200 ULP, 31% of sums")
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from tests.architecture.source import ROOT
 from tests.backends.worlds import Processes
 from tests.cases import THOROUGH
-from tests.lessons.seen import data_of, drawn_by, same_picture
+from tests.display.seen import data_of, drawn_by, same_picture
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, printed_in
 from zerosim.course import figures
 

@@ -8,10 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim import optim
+from zerosim.numerics import kernels
 from zerosim.optim import UpdateContext, with_norms
 
-KERNELS = NumpyKernels()
+KERNELS = kernels.NumpyKernels()
+CTX = UpdateContext(KERNELS)
+ELEMENTWISE = [optim.SGD(lr=0.1), optim.Momentum(lr=0.1), optim.Momentum(lr=0.1, nesterov=True), optim.AdaGrad(),
+               optim.RMSprop(), optim.Adam(), optim.AdamW(), optim.Lion(weight_decay=0.1), optim.Adan(weight_decay=0.1)]
+NORMED = [optim.LAMB(), optim.LARS()]
+MATRIX = [optim.Muon(), optim.Muon(iteration="cubic"), optim.Shampoo(), optim.SOAP()]
+WHOLE = [*MATRIX, optim.Adafactor(), optim.KFAC()]
+EVERY = [*ELEMENTWISE, *NORMED, *WHOLE]
+
+
+def named(value):
+    """The id of a case: an optimizer's or a function's name."""
+    return type(value).__name__ if isinstance(value, optim.Optimizer) else getattr(value, "__name__", str(value))
 
 
 def tensors(shape, steps, seed=0):

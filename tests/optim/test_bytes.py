@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.optim.papers import named
 from zerosim import optim
 from zerosim.optim import bytes_per_parameter, state_nbytes
 
@@ -11,14 +12,14 @@ TABLE = [(optim.SGD(lr=0.1), 8), (optim.Momentum(lr=0.1), 12), (optim.AdaGrad(),
          (optim.LARS(), 12), (optim.Muon(), 12)]
 
 
-def named(value):
-    return type(value).__name__ if isinstance(value, optim.Optimizer) else str(value)
-
-
 @pytest.mark.parametrize(("optimizer", "nbytes"), TABLE, ids=named)
-def test_bytes_per_parameter_are_the_published_ones(optimizer, nbytes):
+def test_bytes_per_parameter_are_the_published_ones_and_those_of_the_arrays_that_slots_ask_for(optimizer, nbytes):
     assert bytes_per_parameter(optimizer) == nbytes
     assert bytes_per_parameter(optimizer, (7, 3)) == pytest.approx(nbytes, abs=1e-12)  # a quotient of doubles
+    kept = 0
+    for slot in optimizer.slots((6, 4)).values():
+        kept += np.zeros(slot.shape, {"fp32": np.float32, "bf16": np.uint16}[slot.format]).nbytes
+    assert kept == state_nbytes(optimizer, (6, 4)) == (nbytes - 8) * 24
 
 
 def test_factored_state_is_small_for_adafactor_and_large_for_soap():
@@ -40,16 +41,3 @@ def test_what_stage_1_saves_at_64_ranks_differs_by_optimizer_and_what_stage_3_sa
     whole = bytes_per_parameter(optimizer)
     assert whole / (4 + (whole - 4) / 64) == pytest.approx(saving, abs=5e-3)  # to the digits printed
     assert whole / (whole / 64) == 64
-
-
-@pytest.mark.parametrize(("optimizer", "nbytes"), TABLE, ids=named)
-def test_the_arrays_that_slots_ask_for_have_these_bytes(optimizer, nbytes):
-    kept = 0
-    for slot in optimizer.slots((6, 4)).values():
-        kept += np.zeros(slot.shape, {"fp32": np.float32, "bf16": np.uint16}[slot.format]).nbytes
-    assert kept == state_nbytes(optimizer, (6, 4)) == (nbytes - 8) * 24
-
-
-def test_a_tensor_without_elements_has_no_bytes_per_parameter():
-    with pytest.raises(ValueError, match=r"was asked for a tensor of shape \(0, 3\), which has no elements"):
-        bytes_per_parameter(optim.Adam(), (0, 3))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, busy, command, corpus_of, print_json, show
+from zerosim.cli.shell import AsJson, TextFile, answer, busy, command, corpus_of
 
 
 @command("replay")
@@ -24,15 +24,11 @@ def replay(
 ) -> None:
     """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and printed number by number."""
     from zerosim.course.worked_example import example_of, replays, replays_as_json, stages_named
+    from zerosim.course.worked_example_view import replays_view
 
     example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
     found = replays(example, stages_named(stage))
-    if as_json:
-        print_json(replays_as_json(example, found))
-        return
-    from zerosim.course.worked_example_view import replays_view
-
-    show(replays_view(example, found, hops=hops))
+    answer(as_json, lambda: replays_as_json(example, found), lambda: replays_view(example, found, hops=hops))
 
 
 @command("lost-updates")
@@ -45,15 +41,12 @@ def lost_updates(
 ) -> None:
     """Show what 16 bits lose of small updates, which cures help, and which does not."""
     from zerosim.course.lost_updates import LostUpdatesQuestion
-    from zerosim.course.lost_updates import lost_updates as answer
+    from zerosim.course.lost_updates import lost_updates as run
 
     question = LostUpdatesQuestion(format, weight, update, steps)
     with busy(f"adding {update:g} to {weight:g} {steps:,} times, in every way"):
-        found = answer(question)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        show(found.view())
+        found = run(question)
+    answer(as_json, found.as_json, found.view)
 
 
 @command("precision")
@@ -66,12 +59,9 @@ def precision(
 ) -> None:
     """Show what goes wrong in mixed precision: underflow, loss scalers, overflow in forward, weights that stall."""
     from zerosim.course.precision import PrecisionQuestion
-    from zerosim.course.precision import precision as answer
+    from zerosim.course.precision import precision as run
 
     question, corpus = PrecisionQuestion(format, model, steps), corpus_of(text)
     with busy(f"training in {format}, in every way"):
-        found = answer(question, corpus)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        show(found.view())
+        found = run(question, corpus)
+    answer(as_json, found.as_json, found.view)

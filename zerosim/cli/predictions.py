@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, command, console, print_json
+from zerosim.cli.shell import AsJson, answer, command, console
 
-if TYPE_CHECKING:
-    from zerosim.planning.plan import Plan
+
+def _former_name(convention: str | None) -> str | None:
+    """The convention, given by the option's former name, which says so on standard error."""
+    if convention is not None:
+        typer.echo("zerosim plan: DeprecationWarning: --dialect is now called --convention", err=True)
+    return convention
 
 
 # What a plan is asked.
@@ -30,7 +34,7 @@ Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, lion, muon, ...")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
                                                    "megatron-bf16, ..., or zerosim, the engine's own.")]
-FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True)]
+FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True, callback=_former_name)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
                                        "parameters beside the update: seconds for bytes.")]
@@ -57,17 +61,11 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """The cost of a collective: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.course.costs.collective import CostQuestion, collective_cost, nbytes_of
-    from zerosim.course.costs.collective import as_json as plain
+    from zerosim.course.collective_cost import CostQuestion, collective_cost, nbytes_of
 
     found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
                                          itemsize, hardware))
-    if as_json:
-        print_json(plain(found))
-        return
-    from zerosim.course.costs.collective_text import print_answer
-
-    print_answer(console(), found)
+    answer(as_json, found.as_json, found.view)
 
 
 @command("plan")
@@ -81,6 +79,8 @@ def plan(
     measure: Measure = False, dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
+    from zerosim.course.plan_view import as_json as plain
+    from zerosim.course.plan_view import plan_view
     from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
@@ -90,23 +90,10 @@ def plan(
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link,
         hardware=hardware).plan()
-    _show_plan(found, explain=explain, measure=measure, as_json=as_json)
-
-
-def _show_plan(found: Plan, *, explain: bool, measure: bool, as_json: bool) -> None:
-    from zerosim.course.costs.plan_text import as_json as plain
-    from zerosim.course.costs.plan_text import print_explanation, print_measured, print_plan
-
-    measured = []
+    measured = {}
     if measure:
         from zerosim.course.measured import measured_row
 
-        measured = [(row, measured_row(found.config, row.stage, row.recompute)) for row in found.rows]
-    if as_json:
-        print_json(plain(found, measured))
-        return
-    print_plan(console(), found)
-    if explain:
-        print_explanation(console(), found)
-    for row, lines in measured:
-        print_measured(console(), row, lines)
+        measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
+    answer(as_json, lambda: plain(found, measured),
+           lambda: plan_view(found, console().width, explain=explain, measured=measured))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import WRONG_INPUT, AsJson, busy, command, console, print_json, show
+from zerosim.cli.shell import WRONG_INPUT, AsJson, answer, busy, command, console
 
 if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
@@ -122,10 +122,8 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
         cluster.save(save)
     if cluster.ranks[0].index:
         return
-    if as_json:
-        print_json(plain(cluster.world, parts, blas_libraries(), cluster.blas_threads))
-    else:
-        show(run_view(cluster.world, parts, console().width))
+    answer(as_json, lambda: plain(cluster.world, parts, blas_libraries(), cluster.blas_threads),
+           lambda: run_view(cluster.world, parts, console().width))
 
 
 # -- The command that makes a page of a recorded run -----------------------------------------------------------------

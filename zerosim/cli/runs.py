@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, command, console, corpus_of, print_json, show
+from zerosim.cli.shell import AsJson, TextFile, answer, command, console, corpus_of
 
 # What both commands ask.
 Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
@@ -65,10 +65,7 @@ def train(
     if save is not None and found.last_step is not None:
         save_traces(found.last_step, save)
     require_learned(found)
-    if as_json:
-        print_json(plain(found))
-    else:
-        show(training_view(found, corpus.name))
+    answer(as_json, lambda: plain(found), lambda: training_view(found, corpus.name))
 
 
 @command("compare")
@@ -97,9 +94,6 @@ def compare(
         raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
     with progress_bar(console(stderr=True), steps * len(wanted(options, over, chosen))) as bar:
         found = run(options, corpus, over, chosen, bar.begin, bar.heard)
-    if as_json:
-        print_json(plain(found))
-    else:
-        show(comparison_view(found, corpus.name))
+    answer(as_json, lambda: plain(found), lambda: comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)

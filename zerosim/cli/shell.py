@@ -97,6 +97,14 @@ def show(view: View) -> None:
     console().print(as_text(view))
 
 
+def answer(as_json: bool, data: Callable[[], dict[str, Any]], view: Callable[[], View]) -> None:
+    """Prints what a command has found: its data as JSON where that was asked for, else its view."""
+    if as_json:
+        print_json(data())
+    else:
+        show(view())
+
+
 def corpus_of(text: str | None) -> Corpus:
     """The text to train on: a file, or the one that comes with the package."""
     from zerosim.models.text import read, shipped

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, busy, command, console, print_json
+from zerosim.cli.shell import AsJson, answer, busy, command
 
 LACKING = 1  # exit code
 
@@ -35,14 +35,11 @@ def doctor(
                                          )] = "",
 ) -> None:
     """Versions, BLAS and its threads, and which backends can be used here, and why not."""
-    from zerosim.doctor import examine, lacking, print_doctor, requirable
+    from zerosim.doctor import examine, lacking, requirable
 
     required = requirable([name.strip() for name in require.split(",") if name.strip()])
     found = examine()
-    if as_json:
-        print_json(found.as_json())
-    else:
-        print_doctor(console(), found)
+    answer(as_json, found.as_json, found.view)
     for backend in (missing := lacking(found, required)):
         typer.echo(f"{backend.name} is required here and cannot be used: {backend.reason}", err=True)
     if missing:

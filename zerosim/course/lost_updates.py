@@ -6,7 +6,6 @@ of a format.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zerosim.display.numbers import without_infinities
+from zerosim.display.plain import plain as plain_data
 from zerosim.display.views import View
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
@@ -582,8 +581,8 @@ class LostUpdates(Shown):
     def as_json(self) -> dict[str, Any]:
         """The same as plain data. Numbers are the shortest decimals that give back the same value; what is no finite
         number is the text "inf", "-inf" or "nan", since JSON has no such numbers."""
-        plain: dict[str, Any] = without_infinities(dataclasses.asdict(self))
-        return plain
+        data: dict[str, Any] = plain_data(self)
+        return data
 
 
 def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEEDS) -> LostUpdates:

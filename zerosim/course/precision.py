@@ -7,7 +7,6 @@ Source: Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2 and figure 3.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, LargestValue, Rested, Trial, largest_values, policies, rested, trials
-from zerosim.display.numbers import without_infinities
+from zerosim.display.plain import plain
 from zerosim.display.views import View
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
@@ -229,8 +228,8 @@ class Precision(Shown):
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data; what is no finite number is the text "inf", "-inf" or "nan"."""
-        plain: dict[str, Any] = without_infinities(dataclasses.asdict(self))
-        return plain
+        data: dict[str, Any] = plain(self)
+        return data
 
 
 def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:

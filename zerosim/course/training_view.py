@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from zerosim.course.training import COMPANION, Comparison, Options, Trained, TrainingStep, is_of_matrices
-from zerosim.display.numbers import without_infinities
+from zerosim.display.plain import plain
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table
 from zerosim.numerics.units import counted
 
@@ -112,14 +112,13 @@ def require_learned(found: Trained) -> None:
             f"{found.options.learning_rate:g}, or a format of more range than {found.options.compute}")
 
 
-def training_as_json(found: Trained) -> dict[str, object]:
+def training_as_json(found: Trained) -> dict[str, Any]:
     """All of it as plain data; what is not finite is a text."""
-    plain = asdict(found)
-    plain["options"] |= {"lr": found.options.learning_rate, "layout": found.options.layout_name}
-    plain["skipped"] = found.skipped
-    plain["held_out_bits_per_byte"] = found.held_out_loss / math.log(2)
-    plain["unigram_entropy_bits"] = found.unigram_entropy / math.log(2)
-    data: dict[str, object] = without_infinities(plain)
+    data: dict[str, Any] = plain(replace(found, last_step=None))  # that is saved, and not printed
+    data["options"] |= {"lr": found.options.learning_rate, "layout": found.options.layout_name}
+    data["skipped"] = found.skipped
+    data["held_out_bits_per_byte"] = plain(found.held_out_loss / math.log(2))
+    data["unigram_entropy_bits"] = found.unigram_entropy / math.log(2)
     return data
 
 

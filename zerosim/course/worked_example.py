@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.numbers import without_infinities
+from zerosim.display.plain import plain
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Initializer, Model, Recompute, Unit, Weights
@@ -416,7 +416,7 @@ def replays(example: Example, stages: Iterable[int]) -> dict[int, Replay]:
 
 def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, Any]:
     """All stages asked for, with the settings that they share; what is no finite number is a text."""
-    whole: dict[str, Any] = without_infinities({
+    whole: dict[str, Any] = plain({
         "ranks": example.ranks, "format": example.compute, "layout": example.layout, "recompute": example.recompute,
         "stages": {str(stage): found.as_json() for stage, found in replays.items()}})
     return whole

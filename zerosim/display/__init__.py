@@ -1,8 +1,8 @@
-"""The display of anything, by its class: HTML in a notebook, text in a terminal, figures.
+"""The display of anything, by its class: HTML in a notebook, text in a terminal, data for JSON, figures.
 
 A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
-note. It is made once and rendered by ``notebook.as_html`` or ``terminal.as_text``, so that a notebook and a terminal
-say the same. ``objects`` has the views of the library's classes, ``plots`` and ``traffic_plots`` their figures,
+note. It is made once and rendered by ``notebook.as_html``, ``terminal.as_text`` or ``plain.as_data``, so that all of
+them say the same. ``objects`` has the views of the library's classes, ``plots`` and ``traffic_plots`` their figures,
 ``report`` the page of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
 
@@ -13,7 +13,7 @@ from zerosim.display.views import View
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["View", "html", "text", "view"]
+__all__ = ["View", "data", "html", "text", "view"]
 
 
 @runtime_checkable
@@ -46,3 +46,10 @@ def text(thing: Any) -> "Group":
     from zerosim.display.terminal import as_text
 
     return as_text(view(thing))
+
+
+def data(thing: Any) -> dict[str, Any]:
+    """The thing as data that JSON can hold: what its view shows."""
+    from zerosim.display.plain import as_data
+
+    return as_data(view(thing))

@@ -1,9 +1,4 @@
-"""Numbers as texts and tables write them, and data as JSON can hold it."""
-
-from __future__ import annotations
-
-import math
-from typing import Any
+"""Numbers as texts and tables write them."""
 
 
 def short(value: float) -> str:
@@ -30,12 +25,3 @@ def percent(share: float) -> str:
 def sum_text(a: float, b: float) -> str:
     """``1 + 1e-05``, or ``1 - 0.0003``."""
     return f"{short(a)} {'-' if b < 0 else '+'} {short(abs(b))}"
-
-
-def without_infinities(value: Any) -> Any:
-    """The same dicts and lists, with the texts "inf", "-inf" and "nan" for what is no finite number."""
-    if isinstance(value, dict):
-        return {key: without_infinities(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_infinities(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

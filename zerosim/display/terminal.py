@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 import rich.rule
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -30,8 +30,10 @@ from zerosim.numerics.units import bytes_text
 
 
 def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), indented: bool = True) -> RichTable:
-    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right."""
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right. Where no
+    column has a name there is no line for them."""
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
+                      show_header=any(column.removeprefix(RIGHT) for column in columns))
     first = ("",) if indented else ()
     if indented:
         table.add_column("", width=0)
@@ -41,16 +43,6 @@ def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), 
     for row in rows:
         table.add_row(*first, *row)
     return table
-
-
-def title(console: Console, name: str, rest: str) -> None:
-    """A bold name and the rest of the sentence, brackets and line breaks of file names as they are; a free line."""
-    console.print(Text.assemble((name, "bold"), " ".join(rest.splitlines())), "", sep="\n", highlight=False)
-
-
-def note(console: Console, text: str) -> None:
-    """A line of text under the tables, indented as they are."""
-    console.print(indented(TextLine(text)))
 
 
 # -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------

@@ -7,18 +7,48 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 
 from zerosim.numerics.checks import is_count, is_finite_number, is_number
-from zerosim.numerics.formats import format_of
+from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
 State = Mapping[str, np.ndarray]
+
+
+# -- Hyperparameters ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a hyperparameter may have; ``text`` says it of ``{name}``."""
+
+    text: str
+    has: Callable[[Any], bool]
+
+
+def one_of(choices: Collection[str]) -> Range:
+    """The range of a hyperparameter that is a name."""
+    return Range(f"choose one of {', '.join(choices)}", lambda value: value in choices)
+
+
+# An optimizer annotates its fields with these, as in ``lr: AtLeastZero = 1e-3``.
+AtLeastZero = Annotated[float, Range("{name} is a finite number, 0 or more",
+                                     lambda value: is_finite_number(value) and value >= 0)]
+Positive = Annotated[float, Range("{name} is a finite number above 0: something is divided by it",
+                                  lambda value: is_finite_number(value) and value > 0)]
+DecayRate = Annotated[float, Range("{name} lies in [0, 1): at 1 the moment would never leave 0",
+                                   lambda value: is_number(value) and 0 <= value < 1)]
+Count = Annotated[int, Range("{name} is a whole number, 1 or more", lambda value: is_count(value) and value >= 1)]
+Flag = Annotated[bool, Range("{name} is True or False", lambda value: isinstance(value, bool))]
+
+
+# -- State, and the context of an update ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +104,16 @@ class UpdateContext:
         self.note(flops=8 * len(a)**3 // 3, nbytes=2 * a.nbytes)
 
 
+# -- The contract ------------------------------------------------------------------------------------------------------
+
+
+NEEDS = frozenset({"whole_matrix", "tensor_norm", "input_factors"})
+
+
+class BrokenPromise(ValueError):
+    """An update does what none may do, or not what each must."""
+
+
 class Optimizer(ABC):
     """An update rule as a frozen value: its fields are hyperparameters, and state lives with the caller.
 
@@ -102,6 +142,15 @@ class Optimizer(ABC):
                     raise TypeError(text)
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a hyperparameter that is not in the range of its annotation."""
+        for field in dataclasses.fields(cast(Any, self)):  # a dataclass calls this
+            value = getattr(self, field.name)
+            for allowed in getattr(field.type, "__metadata__", ()):
+                if isinstance(allowed, Range) and not allowed.has(value):
+                    raise ValueError(f"{type(self).__name__} was given {field.name}={value!r}; "
+                                     f"{allowed.text.format(name=field.name)}")
+
     @abstractmethod
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The state kept for a parameter, or a flat piece of one, of this shape; by name."""
@@ -121,15 +170,15 @@ class Optimizer(ABC):
         """
 
     def apply(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """``update``, and ValueError where it left another array in the place of a slot: what is not written into the
-        slot that it was handed is lost when the step is over."""
+        """``update``, and BrokenPromise where it left another array in the place of a slot: what is not written into
+        the slot that it was handed is lost when the step is over."""
         handed = dict(state)
         self.update(ctx, w, g, state, step)
         changed = [name for name in {**handed, **state} if state.get(name) is not handed.get(name)]
         if changed:
-            raise ValueError(f"{type(self).__name__}.update replaced the state {', '.join(map(repr, changed))}, and "
-                             "what it put there would be lost; declare it in slots(), and write into it: "
-                             f"state[{changed[0]!r}][...] = ...")
+            raise BrokenPromise(f"{type(self).__name__}.update replaced the state {', '.join(map(repr, changed))}, "
+                                "and what it put there would be lost; declare it in slots(), and write into it: "
+                                f"state[{changed[0]!r}][...] = ...")
 
     def __repr__(self) -> str:
         """The name and the attributes; a dataclass writes its own."""
@@ -176,7 +225,55 @@ def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...]) -> int:
     return sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
 
 
-# -- Argument checks ---------------------------------------------------------------------------------------------------
+# -- What an optimizer says of itself ----------------------------------------------------------------------------------
+
+
+def require_cut_and_needs(optimizer: Optimizer) -> None:
+    """Raises ValueError for a ``cut`` or ``needs`` that nobody understands."""
+    name, cut = type(optimizer).__name__, getattr(optimizer, "cut", None)
+    needs: Any = getattr(optimizer, "needs", None)
+    if cut not in get_args(Cut):
+        raise ValueError(f"{name} does not say where its state may be cut, found cut={cut!r}; write one of "
+                         f"{', '.join(map(repr, get_args(Cut)))} into its class, as check_shardable finds it")
+    if not isinstance(needs, frozenset | set) or not needs <= NEEDS:
+        raise ValueError(f"{name} says needs={needs!r}; write a frozenset of {', '.join(sorted(NEEDS))} into its class")
+
+
+def checked_slots(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, Slot]:
+    """The slots for a tensor of this shape; BrokenPromise for what are none."""
+    slots: Any = optimizer.slots(shape)  # a user's may return anything
+    if not isinstance(slots, dict) or not all(isinstance(slot, Slot) and slot.format in FORMATS
+                                              for slot in slots.values()):
+        raise BrokenPromise(f"{type(optimizer).__name__}.slots({shape}) returns {slots!r}; return a dict of names and "
+                            f"Slot(shape, format), with a format of {', '.join(FORMATS)}")
+    return slots
+
+
+def require_halves(optimizer: Any) -> None:
+    """Raises ValueError for an optimizer that needs norms of tensors, and does not say of what."""
+    if "tensor_norm" in optimizer.needs and not all(
+            callable(getattr(optimizer, name, None)) for name in ("advance", "direction")):
+        raise ValueError(f"{type(optimizer).__name__} needs norms of whole tensors, and has no direction() that says "
+                         "of what; write advance() and direction() as LAMB has them")
+
+
+def require_usable(optimizer: Optimizer, name: str, shape: tuple[int, ...], *, scheduled: bool) -> None:
+    """Raises ValueError for an optimizer that cannot update the parameter of this name and shape as it says, or whose
+    lr a schedule could not change."""
+    kind = type(optimizer).__name__
+    if scheduled:
+        if not hasattr(optimizer, "lr"):
+            raise ValueError(f"schedule changes lr, and {kind}, which updates {name}, has none")
+        optimizer.with_lr(optimizer.lr)  # refuses one whose lr cannot be replaced
+    odd = next((key for key, slot in checked_slots(optimizer, shape).items() if slot.shape != shape), None)
+    if odd is not None and optimizer.cut_of(shape) == "anywhere":
+        raise ValueError(f"{kind} says cut='anywhere', but its state {odd!r} for {name} {shape} is of shape "
+                         f"{optimizer.slots(shape)[odd].shape}, and cannot be cut with it; say cut='tensor'")
+    require_halves(optimizer)
+
+
+# -- What an update is handed ------------------------------------------------------------------------------------------
+
 
 def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
     """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""
@@ -222,47 +319,3 @@ def _require_step(where: str, step: int) -> None:
 
 def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(sorted(names)) or "nothing"
-
-
-def require_at_least_zero(optimizer: Optimizer, *names: str) -> None:
-    """Raises ValueError unless each of these hyperparameters is a finite number of at least 0."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not (is_finite_number(value) and value >= 0):
-            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a finite "
-                             "number, 0 or more")
-
-
-def require_decay_rate(optimizer: Optimizer, *names: str) -> None:
-    """Raises ValueError unless each of these hyperparameters is a number in [0, 1)."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not (is_number(value) and 0 <= value < 1):
-            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} lies in [0, 1): "
-                             "at 1 the moment would never leave 0")
-
-
-def require_positive(optimizer: Optimizer, *names: str) -> None:
-    """Raises ValueError unless each of these hyperparameters is a finite number above 0."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not (is_finite_number(value) and value > 0):
-            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a finite number above "
-                             "0: something is divided by it")
-
-
-def require_count(optimizer: Optimizer, *names: str) -> None:
-    """Raises ValueError unless each of these hyperparameters is a whole number of at least 1."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not is_count(value) or value < 1:
-            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is a whole number, 1 or "
-                             "more")
-
-
-def require_flag(optimizer: Optimizer, *names: str) -> None:
-    """Raises ValueError unless each of these hyperparameters is True or False."""
-    for name in names:
-        value = getattr(optimizer, name)
-        if not isinstance(value, bool):
-            raise ValueError(f"{type(optimizer).__name__} was given {name}={value!r}; {name} is True or False")

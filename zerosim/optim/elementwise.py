@@ -13,14 +13,14 @@ import numpy as np
 
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
+    AtLeastZero,
     Cut,
+    DecayRate,
+    Flag,
     Optimizer,
     Slot,
     State,
     UpdateContext,
-    require_at_least_zero,
-    require_decay_rate,
-    require_flag,
     require_update,
 )
 
@@ -57,11 +57,7 @@ class SGD(Elementwise):
     """w -= lr·g. No state."""
 
     scratch: ClassVar[int] = 1
-    lr: float
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr is finite and not negative."""
-        require_at_least_zero(self, "lr")
+    lr: AtLeastZero
 
     def block(self, step: int) -> Callable[..., None]:
         def block(w: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
@@ -69,29 +65,6 @@ class SGD(Elementwise):
             np.subtract(w, change, out=w)
 
         return block
-
-
-def adam_block(lr: float, beta1: float, beta2: float, epsilon: float, step: int,
-               weight_decay: float = 0.0) -> Callable[..., None]:
-    """The step of Adam, and of AdamW where there is weight decay, on blocks (b,) of w, m, v and g."""
-    correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
-    decay = 1.0 - lr * weight_decay
-
-    def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
-              root: np.ndarray) -> None:
-        move_average(m, g, beta1, change)
-        move_square_average(v, g, beta2, change)
-        np.divide(v, correction2, out=root)
-        np.sqrt(root, out=root)
-        np.add(root, epsilon, out=root)
-        np.divide(m, correction1, out=change)
-        np.multiply(change, lr, out=change)
-        np.divide(change, root, out=change)
-        if decay != 1.0:
-            np.multiply(w, decay, out=w)
-        np.subtract(w, change, out=w)
-
-    return block
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +76,50 @@ class Adam(Elementwise):
     """
 
     keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32"}
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    lr: AtLeastZero = 1e-3
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: AtLeastZero = 1e-8
 
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr and epsilon are finite and not negative and both betas in [0, 1)."""
-        require_at_least_zero(self, "lr", "epsilon")
-        require_decay_rate(self, "beta1", "beta2")
+    @property
+    def decay(self) -> float:
+        """The share of a weight that decay leaves in one step."""
+        return 1.0
 
     def block(self, step: int) -> Callable[..., None]:
-        return adam_block(self.lr, self.beta1, self.beta2, self.epsilon, step)
+        correction1, correction2, decay = 1.0 - self.beta1**step, 1.0 - self.beta2**step, self.decay
+
+        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
+                  root: np.ndarray) -> None:
+            move_average(m, g, self.beta1, change)
+            move_square_average(v, g, self.beta2, change)
+            np.divide(v, correction2, out=root)
+            np.sqrt(root, out=root)
+            np.add(root, self.epsilon, out=root)
+            np.divide(m, correction1, out=change)
+            np.multiply(change, self.lr, out=change)
+            np.divide(change, root, out=change)
+            if decay != 1.0:
+                np.multiply(w, decay, out=w)
+            np.subtract(w, change, out=w)
+
+        return block
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW(Elementwise):
+class AdamW(Adam):
     """Adam after w *= 1 - lr·weight_decay: the decay is decoupled, no part of g, m or v.
 
     Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2. Every weight decays, biases too; a group with
     weight_decay 0 exempts some.
     """
 
-    keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32"}
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: AtLeastZero = 0.01
 
-    def __post_init__(self) -> None:
-        """Raises ValueError as Adam does, and unless weight_decay is finite and not negative."""
-        require_at_least_zero(self, "lr", "epsilon", "weight_decay")
-        require_decay_rate(self, "beta1", "beta2")
-
-    def block(self, step: int) -> Callable[..., None]:
-        return adam_block(self.lr, self.beta1, self.beta2, self.epsilon, step, self.weight_decay)
+    @property
+    def decay(self) -> float:
+        """1 - lr·weight_decay."""
+        return 1.0 - self.lr * self.weight_decay
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +133,9 @@ class Momentum(Elementwise):
 
     keeps: ClassVar[Mapping[str, str]] = {"b": "fp32"}
     scratch: ClassVar[int] = 1
-    lr: float
-    momentum: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr is finite and not negative, momentum in [0, 1), nesterov True or False."""
-        require_at_least_zero(self, "lr")
-        require_decay_rate(self, "momentum")
-        require_flag(self, "nesterov")
+    lr: AtLeastZero
+    momentum: DecayRate = 0.9
+    nesterov: Flag = False
 
     def block(self, step: int) -> Callable[..., None]:
 
@@ -186,12 +161,8 @@ class AdaGrad(Elementwise):
     """
 
     keeps: ClassVar[Mapping[str, str]] = {"v": "fp32"}
-    lr: float = 1e-2
-    epsilon: float = 1e-10
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr and epsilon are finite and not negative."""
-        require_at_least_zero(self, "lr", "epsilon")
+    lr: AtLeastZero = 1e-2
+    epsilon: AtLeastZero = 1e-10
 
     def block(self, step: int) -> Callable[..., None]:
 
@@ -211,14 +182,9 @@ class RMSprop(Elementwise):
     """
 
     keeps: ClassVar[Mapping[str, str]] = {"v": "fp32"}
-    lr: float = 1e-2
-    alpha: float = 0.99
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr and epsilon are finite and not negative and alpha in [0, 1)."""
-        require_at_least_zero(self, "lr", "epsilon")
-        require_decay_rate(self, "alpha")
+    lr: AtLeastZero = 1e-2
+    alpha: DecayRate = 0.99
+    epsilon: AtLeastZero = 1e-8
 
     def block(self, step: int) -> Callable[..., None]:
 
@@ -237,15 +203,10 @@ class Lion(Elementwise):
     """
 
     keeps: ClassVar[Mapping[str, str]] = {"m": "fp32"}
-    lr: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr and weight_decay are finite and not negative and both betas in [0, 1)."""
-        require_at_least_zero(self, "lr", "weight_decay")
-        require_decay_rate(self, "beta1", "beta2")
+    lr: AtLeastZero = 1e-4
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.99
+    weight_decay: AtLeastZero = 0.0
 
     def block(self, step: int) -> Callable[..., None]:
         decay = 1.0 - self.lr * self.weight_decay
@@ -275,17 +236,12 @@ class Adan(Elementwise):
     """
 
     keeps: ClassVar[Mapping[str, str]] = {"m": "fp32", "v": "fp32", "n": "fp32", "before": "bf16"}
-    lr: float = 1e-3
-    beta1: float = 0.98
-    beta2: float = 0.92
-    beta3: float = 0.99
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr, epsilon, weight_decay are finite and not negative, all betas in [0, 1)."""
-        require_at_least_zero(self, "lr", "epsilon", "weight_decay")
-        require_decay_rate(self, "beta1", "beta2", "beta3")
+    lr: AtLeastZero = 1e-3
+    beta1: DecayRate = 0.98
+    beta2: DecayRate = 0.92
+    beta3: DecayRate = 0.99
+    epsilon: AtLeastZero = 1e-8
+    weight_decay: AtLeastZero = 0.0
 
     def block(self, step: int) -> Callable[..., None]:
         corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]

@@ -11,22 +11,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
+    AtLeastZero,
+    Count,
     Cut,
+    DecayRate,
+    Flag,
     Optimizer,
+    Positive,
     Slot,
     State,
     UpdateContext,
-    require_at_least_zero,
-    require_count,
-    require_decay_rate,
-    require_flag,
-    require_positive,
+    one_of,
     require_tensor,
 )
 from zerosim.optim.elementwise import AdamW
@@ -102,25 +103,16 @@ class Muon(MatrixOptimizer):
     beta2 and epsilon; embeddings and the head, matrices but no hidden layers, should be given AdamW by a Group.
     """
 
-    lr: float = 0.02
-    momentum: float = 0.95
-    nesterov: bool = True
-    iteration: str = "quintic"
-    iterations: int = 5
-    weight_decay: float = 0.0
-    vector_lr: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-10
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for numbers out of range and for an iteration that there is not."""
-        require_at_least_zero(self, "lr", "weight_decay", "vector_lr", "epsilon")
-        require_decay_rate(self, "momentum", "beta1", "beta2")
-        require_flag(self, "nesterov")
-        require_count(self, "iterations")
-        if self.iteration not in COEFFICIENTS:
-            raise ValueError(f"Muon was given iteration={self.iteration!r}; choose one of {', '.join(COEFFICIENTS)}")
+    lr: AtLeastZero = 0.02
+    momentum: DecayRate = 0.95
+    nesterov: Flag = True
+    iteration: Annotated[str, one_of(COEFFICIENTS)] = "quintic"
+    iterations: Count = 5
+    weight_decay: AtLeastZero = 0.0
+    vector_lr: AtLeastZero = 3e-4
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.95
+    epsilon: AtLeastZero = 1e-10
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The buffer b of a matrix; AdamW's m and v of anything else."""
@@ -173,16 +165,11 @@ class Adafactor(Optimizer):
 
     cut: ClassVar[Cut] = "tensor"
     needs: ClassVar[frozenset[str]] = frozenset({"whole_matrix"})
-    lr: float = 1e-2
-    decay: float = 0.8
-    threshold: float = 1.0
-    epsilon1: float = 1e-30
-    epsilon2: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless all are finite and not negative and the threshold positive."""
-        require_at_least_zero(self, "lr", "decay", "epsilon1", "epsilon2")
-        require_positive(self, "threshold")
+    lr: AtLeastZero = 1e-2
+    decay: AtLeastZero = 0.8
+    threshold: Positive = 1.0
+    epsilon1: AtLeastZero = 1e-30
+    epsilon2: AtLeastZero = 1e-3
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """A mean for each row and for each column of a matrix; one for each element of anything else."""
@@ -286,13 +273,8 @@ class Shampoo(MatrixOptimizer):
     elementwise: v += g·g; w -= lr·g/√(v + ε).
     """
 
-    lr: float = 0.1
-    epsilon: float = 1e-4
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr is finite and not negative and epsilon above 0."""
-        require_at_least_zero(self, "lr")
-        require_positive(self, "epsilon")
+    lr: AtLeastZero = 0.1
+    epsilon: Positive = 1e-4
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The two factors of a matrix; the sum of squares of anything else."""
@@ -338,18 +320,12 @@ class SOAP(MatrixOptimizer):
     that code's sorting of eigenvectors. Tensors that are no matrices take AdamW, from the first step on.
     """
 
-    lr: float = 3e-3
-    beta1: float = 0.95
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    every: int = 10
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for numbers out of range."""
-        require_at_least_zero(self, "lr", "epsilon", "weight_decay")
-        require_decay_rate(self, "beta1", "beta2")
-        require_count(self, "every")
+    lr: AtLeastZero = 3e-3
+    beta1: DecayRate = 0.95
+    beta2: DecayRate = 0.95
+    epsilon: AtLeastZero = 1e-8
+    weight_decay: AtLeastZero = 0.01
+    every: Count = 10
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """m and v; of a matrix two factors and their eigenvectors beside them."""
@@ -419,15 +395,9 @@ class KFAC(Optimizer):
 
     cut: ClassVar[Cut] = "layer"
     needs: ClassVar[frozenset[str]] = frozenset({"whole_matrix", "input_factors"})
-    lr: float = 0.1
-    damping: float = 1e-2
-    decay: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr is finite and not negative, damping above 0 and decay in [0, 1)."""
-        require_at_least_zero(self, "lr")
-        require_positive(self, "damping")
-        require_decay_rate(self, "decay")
+    lr: AtLeastZero = 0.1
+    damping: Positive = 1e-2
+    decay: DecayRate = 0.95
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The running factors of a weight (I, O); ValueError for a tensor that is no weight."""

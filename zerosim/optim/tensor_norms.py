@@ -9,19 +9,20 @@ Group.
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
 from zerosim.numerics.kernels import move_average, move_square_average
 from zerosim.optim.base import (
+    AtLeastZero,
     Cut,
+    DecayRate,
     Optimizer,
     Slot,
     State,
     UpdateContext,
-    require_at_least_zero,
-    require_decay_rate,
+    require_halves,
     require_update,
 )
 
@@ -50,16 +51,11 @@ class LAMB(TensorNormOptimizer):
     You et al. 2020 (arXiv:1904.00962), algorithm 2, with φ the identity.
     """
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr, epsilon, weight_decay are finite and not negative, both betas in [0, 1)."""
-        require_at_least_zero(self, "lr", "epsilon", "weight_decay")
-        require_decay_rate(self, "beta1", "beta2")
+    lr: AtLeastZero = 1e-3
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: AtLeastZero = 1e-6
+    weight_decay: AtLeastZero = 0.01
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The two moments, m and v."""
@@ -116,15 +112,10 @@ class LARS(TensorNormOptimizer):
     algorithm 1.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.9
-    trust: float = 1e-3
-    weight_decay: float = 5e-4
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless lr, trust, weight_decay are finite and not negative and momentum in [0, 1)."""
-        require_at_least_zero(self, "lr", "trust", "weight_decay")
-        require_decay_rate(self, "momentum")
+    lr: AtLeastZero = 0.1
+    momentum: DecayRate = 0.9
+    trust: AtLeastZero = 1e-3
+    weight_decay: AtLeastZero = 5e-4
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The buffer b."""
@@ -174,12 +165,9 @@ def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.nd
     """
     if "tensor_norm" not in optimizer.needs:
         return ctx
-    advance, towards = (getattr(optimizer, name, None) for name in ("advance", "direction"))
-    if advance is None or towards is None:
-        raise ValueError(f"{type(optimizer).__name__} needs norms of whole tensors, and has no direction() that says "
-                         "of what; write advance() and direction() as LAMB has them")
-    advance(ctx, w, g, state, step)
-    direction = ctx.empty(w.shape)
-    towards(ctx, w, g, state, step, direction)
+    require_halves(optimizer)
+    halves, direction = cast(TensorNormOptimizer, optimizer), ctx.empty(w.shape)
+    halves.advance(ctx, w, g, state, step)
+    halves.direction(ctx, w, g, state, step, direction)
     squares = [ctx.kernels.sum_of_squares(x) for x in (w, direction)]
     return replace(ctx, norms=(squares[0]**0.5, squares[1]**0.5))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,18 +25,17 @@ from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import did_you_mean, is_count, is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Cut, Optimizer, Slot
+from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero.gradients import Accumulator
-from zerosim.zero.layout import Entry, Layout
+from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import FactorObserver, Factors, Schedule, StepResult, Update
 
 FP32 = np.dtype(np.float32)
-CUTS = get_args(Cut)
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -475,18 +474,11 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy 
         raise ValueError(
             f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r}) to compute in that format"
         )
-    _check_optimizer(optimizer)
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Raises ValueError for what is no optimizer, and for one that does not say how it may be cut."""
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"optimizer must be an optimizer with its settings, found {optimizer!r}; write zs.optim.Adam(lr=...)"
         )
-    if getattr(optimizer, "cut", None) not in CUTS:
-        raise ValueError(f"{type(optimizer).__name__} does not say where its state may be cut; write cut = one of "
-                         f"{', '.join(map(repr, CUTS))} into its class, as check_shardable finds it")
+    require_cut_and_needs(optimizer)
 
 
 def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any, *,
@@ -524,8 +516,8 @@ def _check_schedule(schedule: Any) -> None:
 def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any, *, gather: bool) -> frozenset[str]:
     """The weights whose factors are to be observed.
 
-    Raises ValueError for an optimizer that would update part of a tensor that it needs whole, for one without the lr
-    that a schedule changes, and for a layer that hands over no factors.
+    Raises ValueError for an optimizer that would update part of a tensor that it needs whole, and for a layer that
+    hands over no factors.
     """
     _check_schedule(schedule)
     if all(group.frozen for group in groups):
@@ -533,41 +525,22 @@ def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any,
     factored = {name for unit in model.units for name in unit.factored}
     observed = set()
     for group in groups:
-        for entry in group.layout.entries if not group.frozen else ():
-            optimizer: Any = group.optimizers[entry.name]
-            kind = type(optimizer).__name__
-            if schedule is not None and not hasattr(optimizer, "lr"):
-                raise ValueError(f"schedule changes lr, and {kind}, which updates {entry.name}, has none")
-            if schedule is not None:
-                optimizer.with_lr(optimizer.lr)  # refuses one whose lr cannot be replaced
-            _check_slots(optimizer, entry)
+        for name, optimizer in group.optimizers.items():
+            entry, kind = group.layout.by_name[name], type(optimizer).__name__
+            require_usable(optimizer, name, entry.shape, scheduled=schedule is not None)
             if optimizer.cut_of(entry.shape) != "anywhere" and not gather and group.spans_ranks(entry):
                 raise ValueError(
-                    f"{kind} needs all of {entry.name} {entry.shape}, which the layout {group.layout.name!r} lays on "
+                    f"{kind} needs all of {name} {entry.shape}, which the layout {group.layout.name!r} lays on "
                     "several ranks; take layout='whole_matrices', or gather=True, which gathers it for each update "
                     "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
-            if "tensor_norm" in optimizer.needs and not callable(getattr(optimizer, "direction", None)):
-                raise ValueError(f"{kind} needs norms of whole tensors, and has no direction() that says of what; "
-                                 "write advance() and direction() as LAMB has them")
             if "input_factors" in optimizer.needs:
-                if entry.name not in factored:
+                if name not in factored:
                     raise ValueError(
-                        f"{kind} needs the factors of inputs and output gradients, which the layer of {entry.name} "
-                        f"does not hand over; the weights that have them are {', '.join(sorted(factored)) or 'none'}. "
+                        f"{kind} needs the factors of inputs and output gradients, which the layer of {name} does "
+                        f"not hand over; the weights that have them are {', '.join(sorted(factored)) or 'none'}. "
                         "Give the others another optimizer by a Group")
-                observed.add(entry.name)
+                observed.add(name)
     return frozenset(observed)
-
-
-def _check_slots(optimizer: Optimizer, entry: Entry) -> None:
-    """Raises ValueError for state that the engine could not keep as the optimizer means it."""
-    kind, slots = type(optimizer).__name__, cast(Any, optimizer.slots(entry.shape))  # a user's may return anything
-    if not isinstance(slots, dict) or not all(isinstance(slot, Slot) for slot in slots.values()):
-        raise ValueError(f"{kind}.slots({entry.shape}) returns {slots!r}; return a dict of names and Slot(shape)")
-    other = next((name for name, slot in slots.items() if slot.shape != entry.shape), None)
-    if other is not None and optimizer.cut_of(entry.shape) == "anywhere":
-        raise ValueError(f"{kind} says cut='anywhere', but its state {other!r} for {entry.name} {entry.shape} is of "
-                         f"shape {slots[other].shape}, and cannot be cut with it; say cut='tensor'")
 
 
 def _checked_batches(batches: Any) -> list[Batch]:

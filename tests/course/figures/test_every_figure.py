@@ -1,0 +1,333 @@
+"""Every figure keeps one contract: it is drawn from what the package does now, the same bytes each time, with words."""
+
+import io
+import itertools
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.architecture.source import ROOT
+from tests.cases import chosen
+from tests.display import seen
+from tests.display.browser import dom_of, needs_browser
+from tests.support import assert_refused
+from zerosim import cli
+from zerosim.course import figures
+from zerosim.course.figures import DARK, FIGURES, LIGHT
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVERY = pytest.mark.parametrize("name", FIGURES)
+UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
+         "(steps)", "(name)", "(no unit)", "(ratio)")
+# Their curves are losses, which BLAS adds in another order on another processor; all others are compared byte for byte.
+OF_TRAININGS = ("format-losses", "loss-scale")
+
+
+def committed(name, style=LIGHT):
+    return (ROOT / "figures" / f"{name}{'-dark' * (style is DARK)}.svg").read_text(encoding="utf-8")
+
+
+def drawing(name, style=LIGHT):
+    return FIGURES[name].draw(seen.data_of(name), style)
+
+
+def small(name, style=LIGHT):
+    return FIGURES[name].draw(FIGURES[name].small(), style)
+
+
+# The dark figures are the light ones in other colors, as the next test says; the ring's colors too are compared.
+@pytest.mark.parametrize(("name", "style"), [
+    *((name, LIGHT) for name in FIGURES), *((name, DARK) for name in chosen(["ring", "mixed-precision"], FIGURES))],
+    ids=lambda value: value if isinstance(value, str) else value.name)
+def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever_a_reader_has_set(name, style):
+    expected = committed(name, style)
+    if seen.drawn_by(expected) != mpl.__version__:
+        pytest.skip(f"{name} was drawn by Matplotlib {seen.drawn_by(expected)}, here is {mpl.__version__}, whose "
+                    "coordinates may differ in their last digits")
+    with mpl.rc_context({"font.size": 31, "svg.hashsalt": "mine", "axes.facecolor": "red", "svg.fonttype": "path"}):
+        before = dict(mpl.rcParams)
+        drawn = drawing(name, style).svg()
+        assert dict(mpl.rcParams) == before, "the settings are left as they were"
+    same = seen.same_picture if name in OF_TRAININGS else str.__eq__
+    assert same(expected, drawn), "it has changed: look at it, then commit what `make figures` drew"
+
+
+@EVERY
+def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_dark(name):
+    light, dark, drawn = committed(name, LIGHT), committed(name, DARK), drawing(name)
+    for text in (light, dark):
+        root = ET.fromstring(text)
+        title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+        assert root.get("role") == "img"
+        assert root.get("aria-labelledby").split() == [title.get("id"), description.get("id")]
+        assert (title.text, description.text) == (drawn.title, drawn.description)
+        ids = [element.get("id") for element in root.iter() if element.get("id")]
+        assert len(ids) == len(set(ids))
+    assert len(drawn.description) > 200
+    assert repr(drawn) == f"{drawn.title}. {drawn.description}"
+    assert "<dc:date>" not in light
+    assert light != dark
+    assert seen.without_colors(light) == seen.without_colors(dark)
+
+
+@EVERY
+def test_every_axis_has_a_unit_no_text_is_small_and_no_words_lie_on_others_or_leave_the_page(name):
+    """11 points on a page of at most 15 inches: as large as a footnote when the page is a slide."""
+    drawn = drawing(name)
+    assert seen.misplaced(drawn) == []
+    assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
+    assert drawn.figure.get_figwidth() <= 15
+    for axes in drawn.figure.axes:
+        if axes.axison:
+            shared = [other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
+            named = any(text.get_text() in ("compute", "communication") for text in axes.get_yticklabels())
+            numbered = any(label.get_visible() and label.get_text() for label in axes.get_xticklabels())
+            bare = not len(axes.get_yticks())  # its lines have names of their own
+            assert len(shared) == (not named and not bare)
+            for label in (*[axes.get_xlabel()] * numbered, *shared):
+                assert label.endswith(UNITS), f"no unit in {label!r}"
+        else:  # a sheet without axes counts in words: bytes in every message
+            assert all(" B" in text.get_text() for text in axes.texts if text.get_text().startswith("c0:"))
+
+
+@EVERY
+def test_other_data_make_another_picture_the_same_each_time(name):
+    for style in chosen([DARK], [LIGHT, DARK]):
+        drawn = small(name, style)
+        assert drawn.svg() == small(name, style).svg() == drawn._repr_svg_()
+        assert drawn.svg() != committed(name, style)
+
+
+OTHERS = {  # data that stretch a picture: long names, few and many panels, one rank, large and small numbers
+    "memory of one rank": lambda style: figures.memory(figures.memory_data((1,), (12, 12, 12), 2), style),
+    "memory of three worlds": lambda style: figures.memory(figures.memory_data((2, 4, 8), (12, 12, 12), 2), style),
+    "traffic of two worlds": lambda style: figures.traffic(figures.traffic_data((1, 2), (4, 4)), style),
+    "liveness of three stages": lambda style: figures.liveness(
+        figures.liveness_data((0, 2, 3), (128,) * 4, 64, 2), style),
+    "small models": lambda style: figures.memory_scaling(
+        figures.memory_scaling_data(1e4, 2, (1, 2, 4), (1e3, 1e4)), style),
+    "three formats": lambda style: figures.spacing(figures.spacing_data(("bf16", "fp16", "fp32")), style),
+    "one format": lambda style: figures.spacing(figures.spacing_data(("fp16",)), style),
+    "one update": lambda style: figures.lost_updates(figures.lost_updates_data((1e-5,), (200,), 0.1), style),
+    "an update downwards": lambda style: figures.lost_updates(
+        figures.lost_updates_data((-1e-8, 3e-4), (20, 20), 0.5), style),
+    "one rule": lambda style: figures.loss_scale(
+        figures.loss_scale_data((("deepspeed-legacy", 2),), 30, ranks=2), style),
+    "three rules": lambda style: figures.loss_scale(
+        figures.loss_scale_data((("torch", 1), ("deepspeed", 1), ("deepspeed", 2)), 20), style),
+    "data in their own unit": lambda style: figures.format_losses(figures.format_losses_data(30, 1.0), style),
+    "a timeline of one rank": lambda style: figures.timeline(
+        figures.timeline_data((16,) * 3, 4, ranks=1, stage=0), style),
+    "a timeline of eight": lambda style: figures.timeline(
+        figures.timeline_data((16,) * 3, 4, ranks=8, stage=3), style),
+    "few published numbers": lambda style: figures.published(figures.published_data(("states",)), style),
+    "a short ring": lambda style: figures.ring(figures.ring_data(2, 5), style),
+    "a long ring": lambda style: figures.ring(figures.ring_data(chosen([3], [5])[0], 14), style),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_data_keep_their_words_apart(case):
+    for style in chosen([LIGHT], [LIGHT, DARK]):
+        assert seen.misplaced(OTHERS[case](style)) == []
+
+
+# The curves and the bars of those figures that draw their numbers as they are.
+CURVES = {
+    "spacing": lambda data: data.half_gaps,
+    "lost-updates": lambda data: [path for run in data.runs for path in (run.master, *run.copies, *run.alone)],
+    "traffic": lambda data: data.sent,
+    "memory-scaling": lambda data: [np.array(column) / 1e9 for panel in data.panels[:2]
+                                    for column in panel.resting_nbytes],
+    "loss-scale": lambda data: [curve for place, run in enumerate(data.runs) for curve in (
+        run.scales, *([run.scales[step - 1] for step in steps] for steps in data.skips(place).values()))],
+    "format-losses": lambda data: [data.curve(name) for name in data.runs],
+    "latency-wall": lambda data: [curve for panel in (data.by_nbytes, data.by_ranks) for curve in (
+        *itertools.chain.from_iterable(zip(panel.lines.values(), panel.marks.values(), strict=True)), panel.latency,
+        panel.transfer)],
+}
+BARS = {
+    "memory": lambda data: [nbytes for bars in data.bars for held in (bars.resting, bars.peak)
+                            for nbytes in held.values() if nbytes],
+    "activations": lambda data: [*(np.array([*data.tensors.values()]) / 1e6), *(
+        nbytes / 1e9 for one in data.policies for nbytes in (one.kept_nbytes, one.peak_nbytes - one.kept_nbytes))],
+    "timeline": lambda data: [end - start for one in data.replays for bars in one.bars.values()
+                              for *_, start, end in bars] + [b - a for one in data.replays for a, b in one.waits],
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_curves_of_a_figure_are_its_numbers_in_their_order(name):
+    def same(one, other):
+        return np.array_equal(one, other, equal_nan=True)
+
+    drawn = [line.get_ydata() for axes in drawing(name).figure.axes for line in axes.get_lines()]
+    expected = [np.array(curve, float) for curve in CURVES[name](seen.data_of(name))]
+    found = [curve for curve in drawn if any(same(curve, one) for one in expected)]
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_the_bars_of_a_figure_are_as_long_as_its_numbers(name):
+    bars = [bar for axes in drawing(name).figure.axes for bar in axes.patches]
+    drawn = sorted(bar.get_height() if name == "memory" else bar.get_width() for bar in bars)
+    assert drawn == pytest.approx(sorted(BARS[name](seen.data_of(name))))
+
+
+# -- the instruments ----------------------------------------------------------------------------------------------
+
+def test_the_instrument_sees_another_shape_color_or_word_but_no_other_rounding():
+    found = committed("traffic")
+    number = re.search(r"M (\d+\.\d+) ", found)[0]
+    near, far = (f"M {float(number[2:]) + by:.6f} " for by in (0.001, 1.0))
+    assert seen.same_picture(found, found.replace(number, near))
+    for changed in (found.replace(number, far), found.replace("stage 3", "stage 4"),
+                    found.replace(re.search("#[0-9a-f]{6}", found)[0], "#123456"), found.replace(number, number * 2)):
+        assert changed != found
+        assert not seen.same_picture(found, changed)
+
+
+def test_the_instrument_sees_an_overlap_and_a_cut_label():
+    found = drawing("ring")
+    found.figure.axes[0].text(0.25, 0.34, "over the last line")
+    found.figure.axes[0].text(-0.3, 5, "out of the page")
+    said = seen.misplaced(found)
+    assert any("'over the last line'" in one and one.endswith("lie on each other") for one in said)
+    assert [one for one in said if one.endswith("leaves the page")] == ["'out of the page' leaves the page"]
+
+
+# -- by name ------------------------------------------------------------------------------------------------------
+
+def test_no_committed_figure_is_an_orphan():
+    expected = {f"{name}{variant}.svg" for name in FIGURES for variant in ("", "-dark")}
+    expected |= {f"{name}{rest}" for name, figure in FIGURES.items() if figure.animate
+                 for rest in (".gif", "-dark.gif", ".html")}
+    assert {path.name for path in (ROOT / "figures").iterdir()} == expected
+
+
+def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
+    program = ("import sys; from zerosim.course import figures; assert 'matplotlib' not in sys.modules; "
+               "figures.ring(figures.ring_data(2, 2)).svg(); assert 'matplotlib' in sys.modules; "
+               "assert 'matplotlib.pyplot' not in sys.modules")
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)
+
+
+def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, monkeypatch):
+    few = {name: replace(FIGURES[name], data=FIGURES[name].small) for name in chosen(["ring", "traffic"], FIGURES)}
+    monkeypatch.setattr(figures, "FIGURES", few)
+    assert figures.draw(["ring"], tmp_path / "new" / "folder") == [tmp_path / "new" / "folder" / "ring.svg"]
+    assert figures.draw(["ring"], str(tmp_path), format="png") == [tmp_path / "ring.png"]
+    assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
+    assert figures.draw(out=tmp_path) == [tmp_path / f"{name}.svg" for name in few]
+    assert (tmp_path / "ring.svg").read_text(encoding="utf-8") == small("ring").svg()
+    done = CliRunner().invoke(cli.app, ["figures", "ring", "--out", str(tmp_path), "--dark"])
+    assert (done.exit_code, done.output) == (0, f"{tmp_path / 'ring-dark.svg'}\n")
+    assert (tmp_path / "ring-dark.svg").read_text(encoding="utf-8") == small("ring", DARK).svg()
+
+
+# -- the ring, animated -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks", chosen([3], [2, 3, 4, 5]))
+def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
+    data = figures.ring_data(ranks, 2 * ranks)
+    found = figures.ring_animation(data)
+    assert len(found.frames) == 1 + 2 * 2 * (ranks - 1)
+    assert len({frame.name for frame in found.frames}) == len(found.frames)
+    for number, frame in enumerate(found.frames):
+        words = [text.get_text() for text in seen.texts(frame)]
+        moving = data.of_step((number + 1) // 2) if number % 2 else []
+        assert sorted(word for word in words if word.endswith(" B")) == sorted(
+            f"c{message.chunk}: {message.nbytes} B" for message in moving)
+        board = data.boards[number // 2]
+        assert Counter(word for word in words if word.isdigit()) == Counter(
+            str(rank) for cells in board for cell in cells if cell.needed for rank in cell.addends)
+        assert seen.misplaced(frame) == []
+        assert len(frame.description) > 60
+
+
+def test_the_gif_plays_every_frame_for_ever_the_same_each_time_in_the_colors_of_the_ranks():
+    content = figures.ring_animation(figures.ring_data(2, 2)).gif()
+    assert content == figures.ring_animation(figures.ring_data(2, 2)).gif()
+    with Image.open(io.BytesIO(content)) as image:
+        assert (image.n_frames, image.info["loop"]) == (5, 0)
+        durations = [image.seek(number) or image.info["duration"] for number in range(image.n_frames)]
+    assert durations == [1200, 1200, 1200, 1200, 3600]
+    with Image.open(ROOT / "figures/ring.gif") as image, Image.open(ROOT / "figures/ring-dark.gif") as dark:
+        assert image.n_frames == dark.n_frames == 13
+        shown = np.array([color for _, color in image.convert("RGB").getcolors(1_000_000)])
+    for color in ("#0072B2", "#E69F00", "#009E73", "#CC79A7"):
+        channels = [int(color[at:at + 2], 16) for at in (1, 3, 5)]
+        assert np.abs(shown - channels).max(axis=1).min() <= 8
+
+
+def test_the_committed_page_is_that_of_the_committed_ring():
+    text = (ROOT / "figures/ring.html").read_text(encoding="utf-8")
+    assert text.count("<img ") == 13
+    for frame in figures.ring_animation(seen.data_of("ring")).frames[:3]:
+        assert frame.description in text
+
+
+WATCH = "window.struck = []; window.addEventListener('error', (e) => window.struck.push(e.message));"
+TELL = ("for (const id of ['on', 'on', 'back', 'back', 'back']) document.getElementById(id).click(); "
+        "document.documentElement.dataset.errors = window.struck.join('; ');")
+
+
+@needs_browser
+def test_in_a_browser_the_animation_shows_one_picture_and_its_buttons_walk_round(tmp_path):
+    path = figures.ring_animation(figures.ring_data(2, 2)).save(tmp_path / "ring.html")
+    dom = dom_of(path, first=WATCH, last=TELL)
+    (root, _), = dom.all("html")
+    assert (root["data-errors"], root["data-ready"]) == ("", "5")
+    shown = [number for number, (given, _) in enumerate(dom.all("img")) if "hidden" not in given]
+    assert shown == [4]  # two on, three back
+    assert dom.all("output")[0][1] == "5 of 5"
+
+
+# -- what cannot be drawn -----------------------------------------------------------------------------------------
+
+REFUSALS = [
+    (lambda: figures.ring_data(1), "a ring of 1 ranks cannot be drawn on one sheet; ask for 2 to 5"),
+    (lambda: figures.ring_data(6), "a ring of 6 ranks cannot be drawn on one sheet; ask for 2 to 5"),
+    (lambda: figures.ring_data(4, 8, "fp8_e5m2"), "fp8_e5m2 cannot tell the sums of 4 ranks' .* ask for at most 3 ran"),
+    *((lambda given=given: figures.latency_wall_data(**given),
+       "a latency wall takes lengths of vectors and worlds of 2 ranks at least")
+      for given in ({"ranks": 1}, {"worlds": (1, 2)}, {"worlds": ()}, {"sizes": ()})),
+    (lambda: figures.format_losses_data(names=("fp31",)), "found 'fp31' and"),
+    (lambda: figures.format_losses_data(names=()), "found 0 and"),
+    (lambda: figures.format_losses_data(6, window=7), "and 7"),
+    (lambda: figures.format_losses_data(6, window=0), "means of 1 to 6 steps; found 5 and 0"),
+    (lambda: figures.published_data(("shapes",)), "no run settles a published number about shapes; those that runs se"),
+    (lambda: figures.timeline_of("nothing", {}), "a timeline was asked for of no runs"),
+    (lambda: figures.draw(["memory", "rings"], "never"),
+     "no figure is called 'rings'; the figures are activations, .*; did you mean 'ring'"),
+    (lambda: figures.draw(["ring"], "never", format="pdf"),
+     "no figure can be saved as 'pdf'; choose one of svg, png, "),
+    (lambda: figures.draw(["ring", "memory"], "never", "gif"),
+     "the figure 'memory' does not move, so there is no gif of it; those that do: ring"),
+    (lambda: figures.draw(["ring"], "file"), "asked to draw into 'file', but: .*; name a folder that can be made"),
+    (lambda: figures.draw(["ring"], "file/folder"), "asked to draw into 'file/folder', but: .*; name a folder that"),
+    (lambda: small("ring").save("ring.gif"), r"asked to save a figure as 'ring.gif'; end the name in .svg or .png"),
+    (lambda: figures.ring_animation(figures.ring_data(2, 2)).save("ring.png"),
+     r"asked to save an animation as 'ring.png'; end the name in .gif or .html"),
+]
+
+
+def test_what_cannot_be_drawn_is_refused_in_words_of_the_picture_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for call, words in REFUSALS:
+        assert_refused(call, words)
+    refused = CliRunner().invoke(cli.app, ["figures", "memry", "--out", "never"])
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("zerosim figures: no figure is called 'memry'")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,550 @@
+"""What figures draw is what runs did: each figure's data, found another way by formulas, traces, ledgers or NumPy."""
+
+import itertools
+import re
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.display import seen
+from tests.support import assert_refused
+from zerosim.course import figures, lost_updates, measured, precision_runs, published_runs
+from zerosim.course.published import published
+from zerosim.display import report
+from zerosim.planning import activations, closed_forms, hardware, recording, timeline
+from zerosim.ranks import trace
+
+# -- the ring -----------------------------------------------------------------------------------------------------
+
+RINGS = (2, 3, 4, 5)
+
+
+def test_the_rings_messages_are_the_hops_of_the_trace():
+    def program(rank, length):  # whose numbers are others than the figure's
+        return rank.all_gather(rank.reduce_scatter(np.full(length, rank.index, np.float32)), length=length)
+
+    for ranks, length in itertools.product(RINGS, (0, 1, 7, 8)):
+        found, cluster = figures.ring_data(ranks, length), zs.Cluster(ranks)
+        cluster.run(program, length)
+        traced = cluster.trace
+        hops = [(row.call.operation, offset + hop.step + 1, hop.source, hop.destination, hop.chunks, hop.nbytes)
+                for row, offset in zip(traced[0].collectives(), (0, ranks - 1), strict=True) for hop in row.hops()]
+        assert [(m.operation, m.step, m.source, m.destination, (m.chunk,), m.nbytes) for m in found.messages] == hops
+        assert list(found.sent_nbytes) == traced.sent_nbytes()
+        assert sum(found.sent_nbytes) == 2 * (ranks - 1) * 4 * length
+        assert sum(found.chunk_nbytes) == 4 * length
+
+
+def test_the_rings_additions_are_made_in_ring_order():
+    """Chunk c starts on rank c+1 and goes once round: its addends are c+1, c+2, ..., c."""
+    for ranks in RINGS:
+        found = figures.ring_data(ranks, 2 * ranks)
+        rings = [tuple((chunk + 1 + i) % ranks for i in range(ranks)) for chunk in range(ranks)]
+        for message in found.messages:
+            made = message.step if message.operation == "reduce_scatter" else ranks
+            assert message.addends == rings[message.chunk][:made]
+        start, scattered, gathered = ([[(cell.addends, cell.needed) for cell in cells] for cells in found.boards[step]]
+                                      for step in (0, ranks - 1, -1))
+        assert start == [[((rank,), True)] * ranks for rank in range(ranks)]
+        assert [[needed for _, needed in cells] for cells in scattered] == np.eye(ranks, dtype=bool).tolist()
+        assert [scattered[rank][rank][0] for rank in range(ranks)] == rings
+        assert gathered == [[(ring, True) for ring in rings]] * ranks
+
+
+def test_the_rings_sheet_shows_every_message_and_addend_once_and_its_words_tell_every_hop():
+    data = figures.ring_data(3, 8)
+    shown = [text.get_text() for text in seen.texts(figures.ring(data))]
+    assert sorted(text for text in shown if text.endswith(" B")) == sorted(
+        f"c{m.chunk}: {m.nbytes} B" for m in data.messages)
+    assert [text for text in shown if text.isdigit()] == [
+        str(rank) for board in data.boards for cells in board for cell in cells if cell.needed for rank in cell.addends]
+    description = figures.ring(figures.ring_data(4, 8)).description
+    assert "Step 2, reduce-scatter: rank 0 sends chunk 2 (8 bytes, the sum of ranks 3 + 0) to rank 1" in description
+    assert description.count(" sends chunk ") == 24
+    assert description.endswith("Every rank sends 3 + 3 messages, 48 bytes in all: 2 · 3/4 of the vector's 32.")
+    assert figures.ring(figures.ring_data(3, 7)).description.endswith("32 to 40 bytes in all; the vector has 28.")
+
+
+def test_the_ring_is_the_same_in_any_format_that_holds_its_sums():
+    addends = [m.addends for m in figures.ring_data(4, 8).messages]
+    for name in ("fp16", "bf16", "fp32"):
+        found = figures.ring_data(4, 8, name).messages
+        assert (found[0].nbytes, [m.addends for m in found]) == (2 * zs.FORMATS[name].nbytes, addends)
+
+
+# -- memory, traffic, gradients over a step -----------------------------------------------------------------------
+
+def one_step(ranks, widths, rows, *, bias=True, **options):
+    """A step of an MLP with Adam in fp16 on data that differ from rank to rank: the cluster, and the engines."""
+    def program(rank):
+        data = np.random.default_rng(rank.index)
+        model = zs.models.MLP(widths, seed=3, bias=bias)
+        engine = zs.Engine(rank, model, zs.optim.Adam(), policy=zs.Policy("fp16"), **options)
+        with rank.trace.span("step"):
+            engine.step([(data.normal(size=(rows, widths[0])), data.normal(size=(rows, widths[-1])))])
+        return engine
+
+    cluster = zs.Cluster(ranks)
+    return cluster, cluster.run(program)
+
+
+def test_the_memory_figures_data_are_what_other_runs_ledgers_say():
+    worlds = (1, 3, 4)
+    data = figures.memory_data(worlds, (12, 12, 12), rows=2)
+    assert [(bars.ranks, bars.stage) for bars in data.bars] == list(itertools.product(worlds, zs.STAGES))
+    assert data.parameter_count == 2 * 12 * 13
+    for bars in data.bars:
+        cluster, _engines = one_step(bars.ranks, (12, 12, 12), 2, stage=bars.stage)
+        for drawn, ranks in ((bars.resting, [memory.now_nbytes_by_kind for memory in cluster.memory]),
+                             (bars.peak, [memory.peak_nbytes_by_kind for memory in cluster.memory])):
+            in_bytes = {kind: held * data.parameter_count for kind, held in drawn.items()}
+            assert in_bytes == pytest.approx(max(ranks, key=lambda held: sum(held.values())), rel=1e-12)
+        assert sum(bars.resting.values()) == pytest.approx(bars.formula_value, rel=1e-12)  # 12 is a multiple of every N
+        assert sum(bars.peak.values()) > sum(bars.resting.values())
+    description = figures.memory(data).description
+    for words in ("stage 0 rests at 16 (by formula 16)", "stage 1 rests at 7 (by formula 4 + 12/N)", "On 1 rank: stage",
+                  "stage 2 rests at 5.5 (by formula 2 + 14/N)", "stage 3 rests at 4 (by formula 16/N)"):
+        assert words in description
+
+
+@pytest.mark.parametrize(("compute", "optimizer", "formulas"), [
+    ("fp16", zs.optim.Adam(), ["16", "4 + 12/N", "2 + 14/N", "16/N"]),
+    ("bf16", zs.optim.SGD(lr=0.1), ["8", "4 + 4/N", "2 + 6/N", "8/N"]),
+    ("fp32", zs.optim.Adam(), ["16", "8 + 8/N", "4 + 12/N", "16/N"])], ids=["Adam", "SGD", "fp32"])
+def test_a_measured_step_knows_its_formula(compute, optimizer, formulas):
+    found = [measured.measured_step((8, 8), optimizer, ranks=4, stage=stage, policy=zs.Policy(compute), rows=1)
+             for stage in zs.STAGES]
+    assert [step.formula for step in found] == formulas
+    for step in found:
+        assert step.formula_nbytes == Fraction(sum(step.resting_nbytes[0].values()), step.parameter_count)
+
+
+def test_a_measured_step_that_differs_from_the_closed_forms_is_no_measurement(monkeypatch):
+    right = closed_forms.resting_nbytes
+    monkeypatch.setattr(closed_forms, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
+    assert_refused(lambda: measured.measured_step((4, 4), zs.optim.Adam(), ranks=2, stage=1, policy=zs.Policy("fp16"),
+                                                  rows=1), "the ledger differs from the closed forms", AssertionError)
+
+
+SIXTEENTHS = {  # bytes per parameter at rest, replicated and shared, of Adam: ZeRO's paper, section 5
+    0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
+
+
+def test_memory_at_rest_is_zeros_formula_for_every_n_and_p_and_the_papers_in_the_committed_figure():
+    """120, 31.4, 16.6 and 1.9 GB for 7.5e9 parameters on 64 ranks. Source: Rajbhandari et al. 2020, figure 1."""
+    data = figures.memory_scaling_data(parameters=1e6, ranks=16, worlds=(1, 4, 16), sizes=(1e4, 1e6))
+    of_n, of_p, of_optimizer = data.panels
+    for panel, points in ((of_n, [(1e6, n) for n in (1, 4, 16)]), (of_p, [(size, 16) for size in (1e4, 1e6)])):
+        for stage, (replicated, shared) in SIXTEENTHS.items():
+            for (size, ranks), nbytes in zip(points, panel.resting_nbytes[stage], strict=True):
+                width = round((np.sqrt(1 + size / 2) - 1) / 2)  # 8 layers of w² + w parameters
+                padded = 8 * (-(-(width * width + width) // ranks) * ranks)
+                assert nbytes == replicated * padded + Fraction(shared * padded, ranks)
+    assert of_optimizer.names == ("SGD", "Lion", "Adam")
+    for place in range(3):  # an optimizer with so many slots
+        per_parameter = of_optimizer.resting_nbytes[0][place] / of_n.resting_nbytes[0][0]
+        assert per_parameter == pytest.approx((8 + 4 * place) / 16, rel=1e-3)
+    panel = seen.data_of("memory-scaling").panels[0]
+    assert [round(column[panel.names.index("64")] / 1e9, 1) for column in panel.resting_nbytes] == [
+        120.0, 31.4, 16.6, 1.9]
+
+
+def test_traffic_is_two_vectors_and_three_at_stage_3_for_every_n():
+    data = figures.traffic_data(worlds=(1, 2, 8, 32), widths=(64, 64, 64))
+    for stage, row in enumerate(data.sent):
+        for ranks, sent in zip(data.worlds, row, strict=True):
+            assert sent == pytest.approx((3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks, rel=1e-12)
+
+
+def test_a_run_without_data_measures_what_a_run_with_data_holds_and_sends():
+    for stage in zs.STAGES:
+        found = measured.measured_bytes((6, 7, 5), zs.optim.Adam(), ranks=4, stage=stage, policy=zs.Policy("fp16"))
+        cluster, _engines = one_step(4, (6, 7, 5), 1, stage=stage)
+        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
+        assert found.sent_nbytes == {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in found.sent_nbytes}
+
+
+def test_gradients_live_as_the_ledger_of_a_real_run_says():
+    widths, rows, ranks = (16, 16, 16), 4, 2
+    for life in figures.liveness_data((0, 1, 2, 3), widths, rows, ranks).lives:
+        cluster, _engines = one_step(ranks, widths, rows, stage=life.stage, bias=False)
+        now, totals = Counter(), []
+        rows_of_rank = cluster.trace[0].rows
+        begun = next(at for at, row in enumerate(rows_of_rank) if getattr(row, "path", ()) == ("step",))
+        for at, row in enumerate(rows_of_rank):
+            if isinstance(row, trace.Held):
+                now[row.kind] += row.nbytes
+            if at >= begun:
+                totals.append(sum(now[kind] for kind in life.held))
+        assert max(life.totals) == pytest.approx(max(totals) / (2 * 256), rel=1e-12)
+        assert life.totals[0] == totals[0] / 512
+        assert life.totals[-1] == pytest.approx(totals[-1] / 512)
+
+
+def test_stage_1_keeps_all_gradients_and_stage_2_its_share_and_one_unit():
+    one, two = seen.data_of("liveness").lives
+    assert min(one.held["gradient"]) == 2
+    assert min(two.held["gradient"]) == max(two.held["gradient"]) == 0.5
+    assert max(two.held["unit_gradient"]) == pytest.approx(2 / 8)
+    assert max(one.held["unit_gradient"]) == 0
+
+
+# -- the timeline -------------------------------------------------------------------------------------------------
+
+def replayed(cluster):
+    return timeline.replay(recording.record(cluster.trace).inside("step"), report.MACHINE)
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 3), (3, 3), (4, 1), (4, 2)])
+def test_the_timelines_data_are_what_a_replay_of_a_real_run_says(ranks, stage):
+    ways = {"No overlap": {}, "In buckets of 100 B": {"bucket_nbytes": 100}, "Overlap": {"overlap": True},
+            **({"Ahead": {"overlap": True, "prefetch": 1}} if stage == 3 else {})}
+    data = figures.timeline_data((16, 16, 16), 4, ranks=ranks, stage=stage, options=ways)
+    assert [one.title for one in data.replays] == [*ways]
+    for shown, options in zip(data.replays, ways.values(), strict=True):
+        cluster, _engines = one_step(ranks, (16, 16, 16), 4, stage=stage, bias=False, **options)
+        found = replayed(cluster)
+        usage, peak = found.usage[0], max(map(sum, zip(*shown.nbytes.values(), strict=True)))
+        assert shown.step_microseconds == pytest.approx(1e6 * found.step_seconds, rel=1e-12)
+        assert shown.exposed_microseconds == pytest.approx(1e6 * usage.exposed_seconds, rel=1e-12)
+        assert shown.communication_microseconds == pytest.approx(1e6 * usage.communication_seconds, rel=1e-12)
+        assert peak == cluster.memory[0].peak_nbytes
+        for stream, seconds in (("compute", usage.compute_seconds), ("communication", usage.communication_seconds)):
+            assert sum(end - start for *_, start, end in shown.bars[stream]) == pytest.approx(1e6 * seconds, rel=1e-9)
+        assert {what for what, *_ in shown.bars["compute"]} == {"forward", "loss", "backward", "update"}
+        assert {what for what, *_ in shown.bars["communication"]} <= {"parameters", "gradients", "control"}
+        assert sum(end - start for start, end in shown.waits) == pytest.approx(1e6 * usage.exposed_seconds, rel=1e-9)
+
+
+def test_the_timelines_words_say_what_overlap_brings_and_what_it_costs():
+    plain, overlapped, prefetched = seen.data_of("timeline").replays
+    # A gather waits behind the reduction before it: overlap without prefetch gains nothing, and holds more.
+    assert plain.step_microseconds == pytest.approx(overlapped.step_microseconds)
+    assert prefetched.step_microseconds < 0.75 * plain.step_microseconds
+    peaks = [max(map(sum, zip(*one.nbytes.values(), strict=True))) for one in (plain, overlapped, prefetched)]
+    assert sorted(peaks) == peaks
+    description = figures.timeline(seen.data_of("timeline")).description
+    assert f"No overlap: the step takes {plain.step_microseconds:.1f} µs." in description
+    assert description.endswith(f"At most {peaks[-1]:,} bytes are held.")
+
+
+def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_time_is_refused():
+    def program(rank, flops, purpose=None):
+        with rank.trace.span("step"), rank.trace.span("backward"):
+            rank.trace.compute(flops=flops)
+            if purpose:
+                rank.reduce_scatter(np.full(64, rank.index, np.float32), purpose=purpose)
+
+    def of(*given):
+        cluster = zs.Cluster(3)
+        cluster.run(program, *given)
+        return figures.timeline_of("a program", {"Mine": cluster.trace}), cluster
+
+    found, cluster = of(10**6, "gradients")
+    shown, = found.replays
+    assert shown.step_microseconds == pytest.approx(1e6 * replayed(cluster).step_seconds)
+    assert [what for what, *_ in shown.bars["communication"]] == ["gradients"]
+    assert "Mine: the step takes" in figures.timeline(found).description
+    assert "At most 0 bytes are held." in figures.timeline(of(10**6)[0]).description
+    assert_refused(lambda: of(1, "state"), "'Mine' has bars of 'state', which have no color here; put arithmetic")
+    assert_refused(lambda: of(0), "'Mine' does nothing in its step that takes time, so there is nothing to draw")
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------
+
+def test_half_a_gap_is_half_the_way_to_the_next_code():
+    data, compared = figures.spacing_data(formats=tuple(zs.FORMATS)), 0
+    for name, halves in zip(data.formats, data.half_gaps, strict=True):
+        row = zs.format_of(name)
+        for weight, half in zip(data.weights, halves, strict=True):
+            if not row.smallest_subnormal <= weight <= row.largest:
+                assert np.isnan(half)
+                continue
+            here = np.array([weight]).astype(row.dtype)
+            above = float((here.view(f"u{here.dtype.itemsize}") + 1).view(here.dtype)[0])
+            if np.isfinite(above):  # the largest number has no next one
+                assert half == (above - float(here[0])) / 2, (name, weight)
+                compared += 1
+    assert compared > 150
+
+
+def test_what_the_picture_says_of_an_update_is_what_an_addition_does():
+    for update in (1e-5, 3e-4, 0.07):
+        data = figures.spacing_data(formats=tuple(zs.FORMATS), update=update)
+        description = figures.spacing(data).description
+        for name in data.formats:
+            one = np.float32(1).astype(zs.format_of(name).dtype)
+            lost = (np.float32(1) + np.float32(update)).astype(one.dtype) == one
+            assert lost == (update < data.half_gap(name, 1.0))
+            assert f"{name}, so that {update:g} is {'lost' if lost else 'kept'}" in description
+
+
+def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
+    data = figures.lost_updates_data((1e-5, 6e-4), (300, 40))
+    for run in data.runs:
+        for name, path in zip(("fp32", *data.formats), (run.master, *run.alone), strict=True):
+            dtype = zs.format_of(name).dtype
+            delta = np.array(run.update).astype(dtype).astype(np.float32)
+            w = np.array(data.weight).astype(dtype)
+            for found in path:
+                assert found == float(w)
+                w = (w.astype(np.float32) + delta).astype(dtype)
+        for name, copy in zip(data.formats, run.copies, strict=True):
+            assert np.array_equal(copy, np.float32(run.master).astype(zs.format_of(name).dtype).astype(np.float64))
+
+
+def test_a_path_ends_where_the_lesson_on_lost_updates_ends():
+    kernels, task = zs.Cluster(1).kernels, lost_updates.Task(1.0, (1e-5, 6e-4, -3e-4), 500)
+    for name in ("fp16", "bf16", "fp32"):
+        path = lost_updates.path_of(kernels, task, name)
+        assert (path.shape, path.dtype) == ((501, 3), zs.format_of(name).dtype)
+        assert [float(w) for w in path[-1]] == [
+            float(np.float32(outcome.result)) for outcome in lost_updates.plain(kernels, task, name)]
+
+
+def test_small_updates_are_lost_without_a_master_and_larger_ones_go_too_far_in_fp16():
+    small, larger = seen.data_of("lost-updates").runs
+    assert {w for alone in small.alone for w in alone} == {1.0}
+    assert small.master[-1] == pytest.approx(1 + small.steps * small.update, rel=1e-4)
+    bf16, fp16 = larger.alone
+    assert set(bf16) == {1.0}
+    assert fp16[-1] - 1 == larger.steps * 2.0**-10 > 1.6 * (larger.master[-1] - 1)
+
+
+# -- activations and the latency wall -----------------------------------------------------------------------------
+
+SMALL = activations.Block(2, 8, 12, 3)
+
+
+def test_a_run_with_data_keeps_holds_and_computes_what_the_one_without_measures():
+    gpt = zs.models.GPT(zs.models.GPTConfig(3, SMALL.channels, SMALL.heads, SMALL.tokens, 19))
+
+    def program(rank, policy):
+        engine = zs.Engine(rank, gpt, zs.optim.SGD(lr=0.1), stage=1, policy=zs.Policy("bf16"), recompute=policy)
+        x, target = np.random.default_rng(rank.index).integers(0, 19, (2, SMALL.batch, SMALL.tokens))
+        tape = engine.forward(x, target)
+        held = rank.memory.now_nbytes_by_kind
+        engine.backward(tape)
+        return sum(held.get(kind, 0) for kind in measured.FLOWING)
+
+    for policy in ("none", "selective", "tiled", "sub_block", "block", "segment(2)", "block+tiled"):
+        found, cluster = measured.measured_activations(SMALL, 3, 19, policy), zs.Cluster(3)
+        kept_by = cluster.run(program, policy)
+        for rank, memory in enumerate(cluster.memory):
+            assert kept_by[rank] == found.kept_nbytes, policy
+            assert memory.peak_nbytes_of(measured.FLOWING) == found.peak_nbytes, policy
+            assert sum(getattr(row, "flops", 0) for row in cluster.trace[rank].rows) == found.flops, policy
+
+
+def test_a_block_with_data_leaves_the_tensors_that_the_figure_names():
+    for b, t, c, h in ((2, 8, 12, 3), (3, 5, 8, 4)):
+        found = measured.measured_tensors(activations.Block(b, t, c, h))
+        stream = 2 * b * t * c
+        assert found == {"LayerNorm 1 input": stream, "LayerNorm 1 statistics": 8 * b * t, "QKV": 3 * stream,
+                         "probabilities": 2 * b * h * t * t, "attention output": stream, "LayerNorm 2 input": stream,
+                         "LayerNorm 2 statistics": 8 * b * t, "pre-GELU": 4 * stream, "post-GELU": 4 * stream}
+        unit, ctx = zs.models.GPT(zs.models.GPTConfig(1, c, h, t, 1)).units[1], zs.models.Context.standalone(
+            zs.Policy("bf16"))
+        weights = {name: ctx.cast(unit.initial(name, 0, int(np.prod(shape))).reshape(shape))
+                   for name, shape in unit.shapes.items()}
+        x = np.random.default_rng(b).standard_normal((b, t, c)).astype(ctx.dtype)
+        (norm_1, attention, closing_1), (norm_2, gelu, closing_2) = unit.forward(ctx, weights, x)[1]
+        shapes = {"QKV": attention.qkv.shape, "probabilities": attention.p.shape,
+                  "attention output": closing_1.shape, "pre-GELU": gelu.shape, "post-GELU": closing_2.shape}
+        assert {name: 2 * int(np.prod(shape)) for name, shape in shapes.items()} == {
+            name: found[name] for name in shapes}
+        assert norm_1[0].nbytes == norm_2[0].nbytes == stream
+
+
+def test_the_published_example_stands_in_the_committed_figure_and_marks_lie_on_lines():
+    """939.5 and 1073.7 MB per block, 64.4 GB in 32 of them: the figure's model holds its logits beside that."""
+    data = seen.data_of("activations")
+    linear = sum(nbytes for name, nbytes in data.tensors.items() if not re.search("statistics|probabilities", name))
+    assert round(linear / 1e6, 1) == 939.5
+    assert round(data.tensors["probabilities"] / 1e6, 1) == 1073.7
+    of = {one.policy: (one, more) for one, more in zip(data.policies, data.arithmetic, strict=True)}
+    (none, nothing), (block, a_third) = of["none"], of["block"]
+    logits = 2 * 4 * 2048 * 32_000
+    assert none.peak_nbytes - activations.peak_nbytes(activations.EXAMPLE, 32).nbytes == pytest.approx(
+        2 * logits, rel=0.1)
+    assert block.peak_nbytes < none.peak_nbytes / 10
+    assert (nothing, a_third) == (0, pytest.approx(1 / 3, abs=1e-3))
+    assert sum(data.tensors.values()) == activations.kept(activations.EXAMPLE).nbytes
+    for policy, column in data.marks.items():
+        assert column == data.lines[policy][::3]
+        assert data.marked == data.lengths[::3]
+
+
+ALPHA, BETA = 3e-6, 20e9
+WIRE = hardware.Link("wire", BETA, ALPHA, "made up for a test", "2025-01-01")
+
+
+def milliseconds(name, ranks, nbytes):
+    """By the table of Thakur, Rabenseifner & Gropp 2005, for powers of two."""
+    rounds, share = np.log2(ranks), 2 * (ranks - 1) / ranks
+    steps, vectors = {"ring": (2 * (ranks - 1), share), "rabenseifner": (2 * rounds, share),
+                      "doubling": (rounds, rounds), "tree": (2 * rounds, 2 * rounds)}[name]
+    return 1e3 * (steps * ALPHA + vectors * nbytes / BETA)
+
+
+def test_lines_and_marks_of_the_latency_wall_are_the_published_formulas():
+    sizes, worlds, nbytes = (2**14, 2**18, 2**22, 2**26, 2**30), (2, 4, 16, 64), 2**20
+    data = figures.latency_wall_data(WIRE, 16, nbytes, sizes, worlds, most_run=16)
+    assert (data.by_nbytes.marked, data.by_ranks.marked) == (sizes[::4], worlds[:3])
+    assert set(data.by_nbytes.lines) == {"ring", "rabenseifner", "doubling", "tree"}
+    for name in data.by_nbytes.lines:
+        assert data.by_nbytes.lines[name] == pytest.approx([milliseconds(name, 16, size) for size in sizes])
+        assert data.by_ranks.lines[name] == pytest.approx([milliseconds(name, ranks, nbytes) for ranks in worlds])
+        assert data.by_nbytes.marks[name] == pytest.approx(data.by_nbytes.lines[name][::4])
+        assert data.by_ranks.marks[name] == pytest.approx(data.by_ranks.lines[name][:3])
+    assert data.by_nbytes.wall == pytest.approx(16 * ALPHA * BETA)
+    assert data.by_ranks.wall == pytest.approx(nbytes / (ALPHA * BETA))
+    for panel in (data.by_nbytes, data.by_ranks):
+        both = [a + b for a, b in zip(panel.latency, panel.transfer, strict=True)]
+        assert both == pytest.approx(panel.lines["ring"])
+        latency_rules = [a > b for a, b in zip(panel.latency, panel.transfer, strict=True)]
+        assert latency_rules == [(value < panel.wall) is (panel is data.by_nbytes) for value in panel.values]
+
+
+# -- mixed precision ----------------------------------------------------------------------------------------------
+
+def test_the_loss_scale_is_what_the_scaler_makes_of_the_skips_and_every_skip_is_marked_once_by_where_it_was():
+    data = seen.data_of("loss-scale")
+    for place, (rule, run) in enumerate(zip(data.rules, data.runs, strict=True)):
+        scaler, skips = rule.start(), data.skips(place)
+        for scale, skipped in zip(run.scales, run.skipped, strict=True):
+            assert scale == scaler.scale
+            scaler.update(skipped)
+        assert sorted(step for steps in skips.values() for step in steps) == [
+            number for number, skipped in enumerate(run.skipped, 1) if skipped]
+        for (where, steps), counts in zip(skips.items(), ({3}, {1, 2}, {0}), strict=True):  # of the ranks that overflow
+            assert steps, where
+            assert {len(run.overflowed[step - 1]) for step in steps} <= counts, where
+        assert not any(ranks for ranks, skipped in zip(run.overflowed, run.skipped, strict=True) if not skipped)
+    for words in ("torch, window 16: 11 of 120 steps skipped", "deepspeed, hysteresis 2, window 16: 14 of 120"):
+        assert words in figures.loss_scale(data).description
+
+
+def test_formats_with_a_master_and_scaling_keep_up_with_fp32_and_the_others_do_not():
+    data = seen.data_of("format-losses")
+    last = {}
+    for name, run in data.runs.items():
+        means = [np.mean(run.losses[end - data.window:end]) for end in range(data.window, len(run.losses) + 1)]
+        assert data.curve(name) == pytest.approx(means, rel=1e-12)
+        assert f"{name}: {means[0]:.3g} at first, {means[-1]:.3g} at the end" in figures.format_losses(data).description
+        last[name] = means[-1]
+    assert set(last) == set(precision_runs.POLICIES)
+    for name in ("bf16 with a master", "fp16 with a master and loss scaling"):
+        assert last[name] == pytest.approx(last["fp32"], rel=0.005)  # measured: 0.05 %
+    assert last["fp16 with a master, S = 1"] > 1.1 * last["fp32"]
+    assert last["bf16 without a master"] > 1.3 * last["fp32"]
+
+
+@pytest.mark.parametrize(("compute", "ranks"), [("fp16", 1), ("bf16", 2), ("fp16", 3), ("bf16", 5)])
+def test_a_step_passes_what_the_formulas_say(compute, ranks):
+    """4 + 2 + 2 + 8 bytes per parameter with Adam. Source: Rajbhandari et al. 2020, section 3.1; the all-reduce sends
+    2(N - 1)/N of the gradient, here cut into N equal chunks."""
+    widths, rows, passed = (30, 60, 60, 30), 7, precision_runs.Passed
+    p = 30 * 60 + 60 * 60 + 60 * 30
+    found = precision_runs.observed_step(compute, widths, rows, ranks=ranks, scale=8.0)
+    assert (found.parameter_count, found.ranks, found.scale, found.skipped) == (p, ranks, 8.0, False)
+    assert found.master == passed("fp32", 4 * p)
+    assert found.weights == found.gradient == passed(compute, 2 * p)
+    assert found.state == passed("fp32", 8 * p)
+    assert found.wide_gradient == passed("fp32", 4 * p)
+    assert found.block_nbytes == 4 * 60 * 60
+    assert found.output == found.output_gradient == passed(compute, 2 * rows * 30)
+    assert found.kept == passed(compute, 2 * rows * (30 + 60 + 60))
+    assert found.signs_nbytes == 2 * -(-rows * 60 // 8)
+    assert found.sent_nbytes == 2 * p * 2 * (ranks - 1) // ranks
+    assert found.gradient_divisor == 8 * ranks
+
+
+def test_a_large_gradient_is_widened_block_by_block_and_an_fp32_step_has_no_master_to_watch():
+    found = precision_runs.observed_step(widths=(300, 300), rows=2)
+    assert (found.wide_gradient.nbytes, found.block_nbytes) == (4 * 90_000, 4 * 65_536)
+    assert_refused(lambda: precision_runs.observed_step("fp32", (4, 4), 2),
+                   r"computes in fp32, which has one copy .*; take compute=.fp16. or .bf16.")
+
+
+def test_every_number_of_bytes_in_the_drawing_is_of_the_step_and_its_arrows_join_boxes():
+    for data in (seen.data_of("mixed-precision"), precision_runs.observed_step("bf16", (5, 6, 7), 3, ranks=4)):
+        drawing = figures.mixed_precision(data)
+        words = " ".join(text.get_text() for text in seen.texts(drawing))
+        drawn = {int(number.replace(",", "")) for number in re.findall(r"([\d,]+) B\b", words)}
+        passed = [data.master, data.weights, data.kept, data.output, data.output_gradient, data.gradient, data.state,
+                  data.wide_gradient]
+        assert drawn == {one.nbytes for one in passed} | {data.signs_nbytes, data.sent_nbytes, data.block_nbytes}
+        held = [one.nbytes / data.parameter_count for one in (data.master, data.weights, data.gradient, data.state)]
+        assert f"{' + '.join(f'{nbytes:g}' for nbytes in held)} = {sum(held):g}" in words
+        axes = drawing.figure.axes[0]
+        boxes = [patch.get_bbox() for patch in axes.patches if hasattr(patch, "get_boxstyle")]
+        arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None) is not None]
+        assert (len(boxes), len(arrows)) == (7, 9)
+        for arrow in arrows:
+            (start,), (end,) = ([place for place, box in enumerate(boxes) if box.padded(0.01).contains(*point)]
+                                for point in (arrow.xyann, arrow.xy))
+            assert start != end
+
+
+# -- published numbers --------------------------------------------------------------------------------------------
+
+# What a run has beside what is counted: statistics of LayerNorm, softmax; many ranks that are not infinitely many; and
+# a number of blocks is whole.
+BESIDE = {"linear": 2e-4, "scores": 0.02, "vectors": 1e-3, "best segment": 0.04}
+
+
+@pytest.fixture(scope="module")
+def settled():
+    """Every number that a run settles, each run made once."""
+    return list(published_runs.settled())
+
+
+def test_what_a_run_measures_is_what_the_formulas_say_and_not_what_does_not_close(settled):
+    for one in settled:
+        tolerance = max(one.row.tolerance, BESIDE.get(one.row.quantity, 0) * one.estimated)
+        assert abs(one.measured - one.estimated) <= tolerance, one.row.name
+        assert abs(one.measured - one.row.expected) <= 2 * tolerance, one.row.name
+        agrees = abs(one.measured - one.row.stated) <= max(one.row.tolerance, 1e-3 * one.measured * one.row.closes)
+        assert agrees == one.row.closes, one.row.name
+    assert Counter(one.row.closes for one in settled)[False] > 10 < len(settled) - 90
+    assert {one.row.quantity for one in settled} == published_runs.MEASURES.keys()
+    assert published_runs.measured_quantity("days", model="gpt2") is None
+    megatron = {"parameters": 8, "ranks": 1, "stage": 0, "convention": "megatron-bf16"}
+    assert published_runs.measured_quantity("states", **megatron) is None
+
+
+def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
+    data, still_open = seen.data_of("published"), [one for one in settled if not one.row.closes]
+    open_rows = {row.label: row for row in published() if row.label}
+    assert {row.label for row in data.differing} == open_rows.keys()
+    for row in data.differing:
+        assert (row.published, row.brief) == (open_rows[row.label].printed, open_rows[row.label].brief)
+        assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
+    assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
+    assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(settled)
+
+
+def test_one_matrix_without_data_holds_and_sends_what_it_does_with_data():
+    def program(rank, stage):
+        engine = zs.Engine(rank, zs.models.MLP([6, 10], bias=False), zs.optim.Adam(), stage=stage,
+                           policy=zs.Policy("bf16"))
+        x, target = rank.xp.full((1, 6), rank.index + 1.0), rank.xp.zeros((1, 10))
+        engine.step([(x, target)] * 2)
+        return engine
+
+    for stage, ranks in itertools.product((*zs.STAGES, published_runs.ALL_REDUCED), (1, 2, 3, 4)):
+        found, cluster = published_runs.step(60, ranks, stage, micro_batches=2), zs.Cluster(ranks)
+        _engines = cluster.run(program, stage)  # whose arrays live as long as they
+        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
+        assert found.sent_nbytes == sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters")))
+
+
+def test_one_block_of_probabilities_is_left_where_blocks_run_again():
+    sizes = {"batch": 2, "tokens": 8, "channels": 12, "heads": 3}
+    for policy, alive in (("none", 5), ("block", 1), ("segment(2)", 2), ("selective", 1), ("tiled", 0)):
+        found = published_runs.blocks(5, policy, **sizes)
+        assert found.probabilities_nbytes == alive * 2 * 2 * 3 * 8 * 8, policy

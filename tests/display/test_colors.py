@@ -1,0 +1,46 @@
+"""Colors tell kinds, ranks and words apart, for every kind of color vision and on every page."""
+
+import itertools
+
+import pytest
+
+from tests.display import seen
+from zerosim.display import colors, drawing
+from zerosim.ranks import memory, trace
+
+PAGES = (drawing.LIGHT, drawing.DARK)
+
+
+def test_every_kind_of_memory_and_every_rank_has_its_own_color():
+    assert set(colors.KIND_COLORS) == set(trace.KINDS)
+    assert len(set(colors.KIND_COLORS.values())) == len(trace.KINDS)
+    assert len(set(colors.RANK_COLORS)) == len(colors.RANK_COLORS) == 8
+    assert [colors.rank_color(rank) for rank in range(10)] == [*colors.RANK_COLORS, *colors.RANK_COLORS[:2]]
+
+
+@pytest.mark.parametrize("vision", seen.VISIONS)
+def test_colors_stay_apart_for_every_kind_of_color_vision(vision):
+    for palette in (tuple(colors.KIND_COLORS.values()), colors.RANK_COLORS):
+        for one, other in itertools.combinations(palette, 2):
+            assert seen.difference(one, other, vision) > 15, (one, other)
+        for color, page in itertools.product(palette, PAGES):
+            assert seen.difference(color, page.background, vision) > 15, (color, page.name)
+
+
+def test_the_instrument_sees_that_red_and_green_look_alike_to_some():
+    assert seen.difference("#C05A5A", "#7D7D3C", "full") > 30
+    assert seen.difference("#C05A5A", "#7D7D3C", "deuteranopia") < 15
+
+
+def test_words_contrast_with_what_they_stand_on():
+    """At least 4.5 to 1. Source: WCAG 2.1, success criterion 1.4.3."""
+    pairs = [(colors.ink_on(color), color) for color in colors.RANK_COLORS]
+    pairs += [(ink, page.background) for page in PAGES for ink in (page.ink, page.muted)]
+    for one, other in pairs:
+        low, high = sorted(map(colors.luminance, (one, other)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (one, other)
+
+
+def test_kinds_that_live_inside_a_step_are_hatched_and_those_at_rest_are_not():
+    for kind in trace.KINDS:
+        assert bool(drawing.look(kind, drawing.LIGHT)["hatch"]) == (kind not in memory.RESTING_KINDS)

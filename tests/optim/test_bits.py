@@ -1,0 +1,92 @@
+"""Bits of Adam's and SGD's steps: the worked example's, those of the formula on whole arrays, and what must differ."""
+
+import numpy as np
+import pytest
+
+from tests.optim.papers import CTX, updated
+from zerosim.numerics import arrays
+from zerosim.optim import SGD, Adam, AdamW
+
+F = np.float32
+WEIGHTS = np.array([2, -3, 1, 0.5], F)
+GRADIENT = np.array([-5.5, -2.75, -2.75, -5], F)  # averaged over two ranks
+
+
+def normal(count, seed=0):
+    return np.random.default_rng(seed).standard_normal(count).astype(F)
+
+
+def bits(array):
+    return array.view(np.uint32).tolist()
+
+
+def test_the_first_step_of_the_four_weights_has_its_published_bits():
+    w, state = updated(Adam(lr=0.1), WEIGHTS, [GRADIENT])
+    assert bits(state["m"]) == bits(np.array([-0.55, -0.275, -0.275, -0.5], F))
+    assert bits(state["v"]) == bits(np.array([0.030250002, 0.0075625004, 0.0075625004, 0.025], F))
+    assert bits(w) == bits(np.array([2.1, -2.9, 1.1, 0.6], F))
+
+
+@pytest.mark.parametrize(("of_beta1", "of_beta2", "correction1", "correction2", "expected"), [
+    (F(1 - 0.9), F(1 - 0.999), F(1) - F(0.9), F(1) - F(0.999), [2.0999994, -2.9000006, 1.0999993, 0.5999993]),
+    (F(1) - F(0.9), F(1) - F(0.999), F(1 - 0.9), F(1 - 0.999), [2.1000006, -2.8999994, 1.1000006, 0.6000007])],
+    ids=["corrections", "factors"])
+def test_scalars_computed_in_float32_would_give_other_weights(
+        of_beta1, of_beta2, correction1, correction2, expected):
+    m, v = of_beta1 * GRADIENT, of_beta2 * (GRADIENT * GRADIENT)
+    w = WEIGHTS - F(0.1) * ((m / correction1) / (np.sqrt(v / correction2) + F(1e-8)))
+    assert bits(w) == bits(np.array(expected, F)) != bits(updated(Adam(lr=0.1), WEIGHTS, [GRADIENT])[0])
+
+
+@pytest.mark.parametrize("length", [0, 1, arrays.BLOCK - 1, arrays.BLOCK, arrays.BLOCK + 1])
+def test_steps_in_blocks_are_the_formulas_on_whole_arrays(length):
+    """Each scalar of the formulas is a float32 made from a double."""
+    for decay in (0.0, 0.01):
+        w, state = normal(length), {"m": normal(length, 1), "v": abs(normal(length, 2))}
+        expected, m, v, optimizer = w.copy(), state["m"].copy(), state["v"].copy(), AdamW(lr=0.1, weight_decay=decay)
+        for step, g in ((1, normal(length, 3)), (2, normal(length, 4)), (7, normal(length, 5))):
+            optimizer.update(CTX, w, g, state, step)
+            m, v = F(0.9) * m + F(1 - 0.9) * g, F(0.999) * v + F(1 - 0.999) * (g * g)
+            expected = expected * F(1 - 0.1 * decay) if decay else expected
+            expected -= (F(0.1) * (m / F(1 - 0.9**step))) / (np.sqrt(v / F(1 - 0.999**step)) + F(1e-8))
+            assert [bits(w), bits(state["m"]), bits(state["v"])] == [bits(expected), bits(m), bits(v)], (decay, step)
+    w, g = normal(length), normal(length, 1)
+    assert bits(updated(SGD(lr=0.1), w, [g])[0]) == bits(w - F(0.1) * g)
+
+
+def test_the_step_number_changes_every_weight():
+    of_step = [updated(Adam(), normal(10), [normal(10, 1)], first=step)[0] for step in (1, 10)]
+    assert (of_step[0] != of_step[1]).all()
+
+
+@pytest.mark.parametrize("power", [-20, -3, 1, 16])
+def test_adam_without_epsilon_does_not_see_a_power_of_two_on_the_loss(power):
+    """It passes through products, sums and the square root (of its square) without any rounding."""
+    gradients = [normal(1000, seed) for seed in range(1, 6)]
+    plain, scaled = (updated(Adam(lr=0.1, epsilon=0.0), normal(1000), of)[0]
+                     for of in (gradients, [np.ldexp(g, power) for g in gradients]))
+    assert bits(plain) == bits(scaled)
+
+
+def test_adam_sees_the_scale_of_the_loss_through_epsilon():
+    w, g = np.zeros(1, F), np.full(1, 1e-8, F)
+    small, scaled = (updated(Adam(lr=0.1), w, [g * F(scale)])[0][0] for scale in (1, 2**20))
+    assert small == pytest.approx(-0.05, rel=1e-6), "|g| equal to epsilon halves the first step"
+    assert scaled == pytest.approx(-0.1 / (1 + 2**-20), rel=1e-6)
+
+
+def test_adam_without_epsilon_makes_a_weight_that_never_had_a_gradient_nan():
+    w, _ = updated(Adam(lr=0.1, epsilon=0.0), np.ones(2, F), [np.array([0, 1], F)])
+    assert np.isnan(w[0])
+    assert w[1] == F(0.9)
+
+
+def test_adamw_decays_the_weight_before_the_step_and_outside_the_moments_and_without_decay_is_adam():
+    w, state = updated(AdamW(lr=0.1, weight_decay=0.5), np.ones(1, F), [np.zeros(1, F)])
+    assert w[0] == F(0.95)
+    assert not state["m"].any()
+    assert not state["v"].any()
+    gradients = [normal(100, seed) for seed in (1, 2)]
+    assert bits(updated(AdamW(weight_decay=0.0), normal(100), gradients)[0]) == bits(
+        updated(Adam(), normal(100), gradients)[0])
+    assert Adam() != AdamW(weight_decay=0.0)

@@ -1,0 +1,203 @@
+"""One collective by one algorithm: what it sends, how long it takes, and beside which sizes others are faster.
+
+Legend: N ranks, n bytes of the whole vector, α seconds of latency for each message, β bytes per second one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+from zerosim.display.plain import plain
+from zerosim.display.views import View
+from zerosim.numerics.checks import did_you_mean
+from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
+from zerosim.planning.cost import (
+    BreakEven,
+    Cost,
+    break_even,
+    cost,
+    curve,
+    faster_at,
+    latency_wall_nbytes,
+    ring_wall_ranks,
+)
+from zerosim.planning.cuts import ceil_cut, checked_count
+from zerosim.planning.hardware import Network, presets, read
+from zerosim.shown import Shown
+
+LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on
+LARGEST_NBYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class CostQuestion:
+    """A collective, an algorithm, a vector of `nbytes` in elements of `itemsize`, ranks on nodes, and links by name.
+
+    `between` None is InfiniBand NDR where there are several nodes. `hardware` is the path of a file with links of one's
+    own. `algorithm` None is the first that the collective has.
+    """
+
+    nbytes: int
+    ranks: int
+    link: str
+    collective: str = "all_reduce"
+    algorithm: str | None = None
+    nodes: int = 1
+    between: str | None = None
+    itemsize: int = 1
+    hardware: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another algorithm beside the one that was asked about: its cost and where the two break even, or why not.
+
+    Whoever is faster is 0 for the one asked about, 1 for the other, None for neither; `faster_at_first` is for the
+    smallest vectors, and for all where the two never break even.
+    """
+
+    algorithm: str
+    cost: Cost | None = None
+    faster_at_first: int | None = None
+    points: tuple[BreakEven, ...] = ()
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost(Shown):
+    """The cost, the network that it is for, the other algorithms, and the latency wall.
+
+    `wall_nbytes` is the size below which latency takes more of the time than transfer. `wall_ranks` is the same wall
+    seen from the vector: the most ranks whose ring spends no more on latency; None for other algorithms, and where
+    neither of two kinds of link is the slower one for all sizes.
+    """
+
+    question: CostQuestion
+    network: Network
+    cost: Cost
+    others: tuple[Other, ...]
+    wall_nbytes: float
+    wall_ranks: float | None
+
+    def view(self) -> View:
+        """The answer for a terminal or a notebook."""
+        from zerosim.course.collective_cost_view import lesson
+
+        return lesson(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data; an infinite wall is the text "inf"."""
+        cost, network = self.cost, self.network
+        data: dict[str, Any] = plain({
+            "collective": cost.collective, "ranks": cost.ranks, "nodes": self.question.nodes, "nbytes": cost.nbytes,
+            "itemsize": self.question.itemsize, "link": network.inside, "between": network.between,
+            **_cost_as_json(cost), "sent_nbytes_by_rank": cost.sent.nbytes, "messages_by_rank": cost.sent.messages,
+            "latency_wall_nbytes": self.wall_nbytes, "latency_wall_ranks": self.wall_ranks,
+            "others": [_other_as_json(cost.algorithm, other) for other in self.others]})
+        return data
+
+
+def collective_cost(question: CostQuestion) -> CollectiveCost:
+    """The cost of a collective, beside that of the other algorithms.
+
+    Raises ValueError for names that are not known, with the nearest ones, for numbers that cannot be, and for ranks
+    that the algorithm or the nodes do not allow.
+    """
+    ranks, collective = _checked_ranks(question.ranks), question.collective
+    algorithm = _checked_algorithm(collective, question.algorithm)
+    hardware = presets() if question.hardware is None else read(question.hardware)
+    network = hardware.network(ranks, question.link, question.nodes, question.between)
+    cut = ceil_cut(_elements(question), ranks)
+    asked = cost(collective, algorithm, cut, question.itemsize, network)
+    own = curve(collective, algorithm, ranks, network)
+
+    def beside(name: str) -> Other:
+        if (collective, name) in POWERS_OF_TWO and ranks & (ranks - 1):
+            return Other(name, refused=f"needs a power of two of ranks, and {ranks} is none")
+        theirs = curve(collective, name, ranks, network)
+        points = break_even(own, theirs)
+        first = faster_at(own, theirs, min((point.nbytes / 2 for point in points), default=Fraction(1)))
+        return Other(name, cost(collective, name, cut, question.itemsize, network), first, points)
+
+    others = [beside(name) for name in _algorithms(collective) if name != algorithm]
+    return CollectiveCost(question, network, asked, tuple(others), latency_wall_nbytes(own),
+                          _wall_ranks(asked, network))
+
+
+def nbytes_of(text: str) -> int:
+    """A number of bytes as it is typed, 14e9 or 1048576; raises ValueError for what is no whole number of them."""
+    try:
+        number = Decimal(text.replace("_", "").strip())
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no number of bytes; write it in digits, as in 14e9 or 1048576") from None
+    if not number.is_finite() or number < 0 or number >= LARGEST_NBYTES or number != number.to_integral_value():
+        raise ValueError(f"a vector has a whole number of bytes, from 0 to below 2^62, and {text.strip()} is none")
+    return int(number)
+
+
+def _cost_as_json(of: Cost) -> dict[str, Any]:
+    return {"algorithm": of.algorithm, "steps": of.steps, "largest_sent_nbytes": max(of.sent.nbytes),
+            "total_sent_nbytes": sum(of.sent.nbytes), "seconds": of.seconds, "latency_seconds": of.latency_seconds,
+            "transfer_seconds": of.transfer_seconds, "algorithm_bytes_per_second": of.algorithm_bytes_per_second,
+            "bus_bytes_per_second": of.bus_bytes_per_second}
+
+
+def _other_as_json(asked: str, other: Other) -> dict[str, Any]:
+    if other.cost is None:
+        return {"algorithm": other.algorithm, "refused": other.refused}
+    names = {0: asked, 1: other.algorithm, None: None}
+    points = [{"nbytes": float(point.nbytes), "faster_below": names[point.faster_below],
+               "faster_above": names[point.faster_above]} for point in other.points]
+    return _cost_as_json(other.cost) | {"refused": None, "faster_at_first": names[other.faster_at_first],
+                                        "break_even": points}
+
+
+def _algorithms(collective: str) -> list[str]:
+    return [name for of, name in ALGORITHMS if of == collective]
+
+
+def _checked_ranks(ranks: int) -> int:
+    if checked_count("ranks", ranks, 1) > LARGEST_RANKS:
+        raise ValueError(f"{ranks} ranks were asked for; every step of every rank is looked at, so take "
+                         f"{LARGEST_RANKS} at most")
+    return ranks
+
+
+def _checked_algorithm(collective: str, algorithm: str | None) -> str:
+    collectives = dict.fromkeys(of for of, _ in ALGORITHMS)
+    if collective not in collectives:
+        raise ValueError(f"no collective is called {collective!r}; there are {', '.join(collectives)}"
+                         f"{_nearest(collective, collectives)}")
+    names = _algorithms(collective)
+    if algorithm is None:
+        return names[0]
+    if algorithm not in names:
+        raise ValueError(f"{collective} has no algorithm {algorithm!r}; there are {', '.join(names)}"
+                         f"{_nearest(algorithm, names)}")
+    return algorithm
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return did_you_mean(name.lower().replace("-", "_"), known)
+
+
+def _elements(question: CostQuestion) -> int:
+    itemsize = checked_count("itemsize", question.itemsize, 1)
+    if question.collective == "barrier" and question.nbytes:
+        raise ValueError(f"a barrier carries no bytes, and {question.nbytes} were asked for; take 0")
+    if question.nbytes % itemsize:
+        raise ValueError(f"{question.nbytes} bytes are no whole number of elements of {itemsize} bytes; "
+                         f"take {question.nbytes - question.nbytes % itemsize}, or itemsize 1")
+    return checked_count("nbytes", question.nbytes, 0) // itemsize
+
+
+def _wall_ranks(asked: Cost, network: Network) -> float | None:
+    """Over the slower kind of link, which every step of a ring crosses somewhere."""
+    inside, slow = network.inside, network.between or network.inside
+    if asked.algorithm != "ring" or slow.alpha < inside.alpha or slow.beta > inside.beta:
+        return None
+    return ring_wall_ranks(asked.nbytes, slow)

@@ -1,0 +1,97 @@
+"""A plan as the command shows it: the verdict on top, a row for each stage and policy, formulas and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+
+from zerosim.course.measured import Compared
+from zerosim.display.numbers import percent
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table
+from zerosim.numerics.units import bytes_text, counted
+from zerosim.planning.conventions import is_cut_anywhere
+from zerosim.planning.plan import Plan, Row
+from zerosim.planning.plan_table import UNITS, cells, explained, names_for, options_text, subject
+
+INDENT = 4  # columns of a terminal beside those of a table
+Measured = Mapping[Row, Sequence[Compared]]
+
+
+def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None) -> View:
+    """The plan for a terminal of so many columns; each number's formula, and what runs measure, where asked for."""
+    explanations = [_explanation(found, row) for row in found.rows] if explain else []
+    measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
+    return View(found.verdict, "", (*_rows(found, columns), *map(TextLine, _remarks(found)),
+                                    *(part for parts in [*explanations, *measurements] for part in parts)))
+
+
+def _rows(found: Plan, columns: int) -> Iterator[Part]:
+    """What it is a plan of, and the rows in gigabytes and seconds."""
+    model, rest = map(escape, subject(found.config, found.rows[0].convention))
+    yield from (TextLine(""), TextLine(f"[bold]{model}[/]{rest}", indent=0), TextLine(""))
+    names = names_for(found, columns - INDENT)
+    spare = names.index("spare") + 1
+    lines = [[*line[:spare], f"[{'green' if row.fits else 'red'}]{line[spare]}[/]", *line[spare + 1:]]
+             for row, line in zip(found.rows, cells(found, names), strict=True)]
+    yield marked_table("", *(RIGHT + name for name in names), rows=lines)
+    yield TextLine("")
+
+
+def _remarks(found: Plan) -> Iterator[str]:
+    """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
+    config = found.config
+    yield (f"{UNITS} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
+           f"bytes and seconds are those of the engine with {options_text(config)}.")
+    if not config.has_activations:
+        yield "Activations are not in the total: their sizes are not known of this model."
+    if not config.has_units:
+        yield "What is gathered or on its way is not in the total: name the largest layer, and it will be."
+    if not is_cut_anywhere(config.optimizer):
+        yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total: "
+               "--measure shows it, where the engine runs it.")
+    if config.offload and config.host_link:
+        yield (f"Masters and the optimizer's state are on the host, over {escape(config.host_link.name)}, a link for "
+               "each device. That is an estimate alone: the engine has no offload yet, so --measure runs without it.")
+    if config.has_activations:
+        batch = config.largest_batch()
+        yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
+               else "Not even one sequence fits.")
+    ranks, cheapest = config.fewest_ranks(), found.cheapest
+    yield ("No number of ranks makes it fit." if ranks is None
+           else f"Fewest ranks on which it fits, of powers of two: {ranks:,}.")
+    if cheapest is not None:
+        yield (f"Cheapest in traffic of what fits: {cheapest.title}, {bytes_text(cheapest.sent_nbytes_per_step)} per "
+               "step.")
+    if is_cut_anywhere(config.optimizer):  # of others no number of parameters says what they keep
+        largest = [f"{config.largest_model(stage) / 1e9:,.4g}" for stage in config.stages]
+        yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
+
+
+def _explanation(found: Plan, row: Row) -> tuple[Part, ...]:
+    """Every number of a row with its formula."""
+    return (TextLine(""), TextLine(f"[bold cyan]{row.title}[/]", indent=0), TextLine(""),
+            marked_table("", "", RIGHT, rows=[tuple(map(escape, line)) for line in explained(found.config, row)]))
+
+
+def _measurement(row: Row, lines: Sequence[Compared]) -> tuple[Part, ...]:
+    """The estimate beside the measurement in a run without data, and the difference by name."""
+    heading = f"[bold cyan]{row.title}[/], estimated, and measured on rank 0 of a run without data, in bytes"
+    return (TextLine(""), TextLine(heading, indent=0),
+            marked_table("", RIGHT + "estimated", RIGHT + "measured", RIGHT + "difference", rows=[
+                (line.name, f"{line.estimated_nbytes:,}", f"{line.measured_nbytes:,}",
+                 f"{line.difference_nbytes:+,}" if line.difference_nbytes else "0") for line in lines]))
+
+
+def as_json(found: Plan, measured: Measured | None = None) -> dict[str, Any]:
+    """The plan as plain data, its explanation with it, and the measurements where they were asked for."""
+    data = found.as_dict()
+    for row, line in zip(found.rows, data["rows"], strict=True):
+        line["explained"] = [{"what": what, "formula": formula, "value": value}
+                             for what, formula, value in explained(found.config, row)]
+        if measured:
+            line["measured"] = [{"what": one.name, "estimated_nbytes": one.estimated_nbytes,
+                                 "measured_nbytes": one.measured_nbytes, "difference_nbytes": one.difference_nbytes}
+                                for one in measured[row]]
+    return data
