@@ -148,7 +148,7 @@ class Prices:
     def message(self, source: int, destination: int, nbytes: int) -> Seconds:
         """Seconds of one message; 0 from a rank to itself, which leaves no device."""
         if source == destination:
-            return 0.0
+            return 0
         return self.messages(*(np.array([number]) for number in (source, destination, nbytes)))[0]
 
     def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Seconds]:

@@ -179,11 +179,12 @@ class Plan(Plotted):
             least = min(self.rows, key=lambda row: row.total_nbytes)
             return f"Nothing fits: {least.title} holds least and misses by {_gigabytes(-least.spare_nbytes)}."
         best = self.fitting[0]
-        missing = [row for row in self.rows if not row.fits and row.stage < best.stage]
+        order = {stage: place for place, stage in enumerate(sorted(self.config.stages))}
+        missing = [row for row in self.rows if not row.fits and order[row.stage] < order[best.stage]]
         text = f"{best.title} fits with {_gigabytes(best.spare_nbytes)} to spare"
         if not missing:
             return text + "."
-        near = max(missing, key=lambda row: (row.stage, row.spare_nbytes))
+        near = max(missing, key=lambda row: (order[row.stage], row.spare_nbytes))
         return f"{text}; {near.title} misses by {_gigabytes(-near.spare_nbytes)}."
 
     def as_dict(self) -> dict[str, Any]:

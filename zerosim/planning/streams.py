@@ -197,8 +197,8 @@ class Lane:
     """One rank: its points, when its program reached each and went on from each, and its parts in the order of issue.
 
     ``work`` are the nominal seconds of arithmetic before each point and in all, ``part_at`` the part that it issues or
-    waits for at each,
-    ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by code and number.
+    waits for at each, ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by
+    code and number.
     """
 
     rank: int
