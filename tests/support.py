@@ -2,7 +2,13 @@
 
 import re
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 
 def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> None:
@@ -14,3 +20,49 @@ def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] =
         text = str(refused)
     assert text is not None, f"nothing was raised where {error.__name__} was expected: {words}"
     assert re.search(words, text), f"expected {words!r} in: {text}"
+
+
+@cache
+def command_line() -> Any:
+    """All commands of ``zerosim``, made once: typer's own runner makes them for each call, longer than most take."""
+    from typer.main import get_command
+
+    from zerosim.cli import app
+
+    return get_command(app)
+
+
+def ask(*arguments: str, columns: int = 80) -> Any:
+    """The end of a command of ``zerosim``, run here: its ``exit_code``, ``stdout``, ``stderr``, and ``output`` of both.
+
+    What the command line does not catch is raised.
+    """
+    out, err, code = StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}.items():
+            patch.setenv(name, value)
+        try:
+            command_line().main(list(arguments), prog_name="zerosim")
+        except SystemExit as ended:
+            code = ended.code
+    stdout, stderr = out.getvalue(), err.getvalue()
+    return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
+
+
+def printed(thing: Any, columns: int = 80) -> str:
+    """The lines of anything that shows itself, or of a view, in a terminal of so many columns."""
+    from rich.console import Console
+
+    from zerosim import display
+    from zerosim.display.terminal import as_text
+
+    console = Console(file=StringIO(), width=columns, highlight=False)
+    console.print(as_text(thing) if isinstance(thing, display.View) else thing)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def broken_lines(text: str, columns: int = 80) -> list[str]:
+    """The lines that are wider than the terminal, and those that are nothing but the end of a broken cell."""
+    from rich.cells import cell_len
+
+    return [line for line in text.splitlines() if cell_len(line) > columns or re.fullmatch(r"\s*[^\s-]{1,3}\s*", line)]

@@ -1,6 +1,7 @@
 """This process as one rank among others that a launcher has started: the edge where a run meets its surroundings."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
-            debug: bool = False, blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> "ProcessCluster":
+            debug: bool = False, blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS,
+            patience_seconds: float | None = None) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
@@ -26,8 +28,12 @@ def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbyte
     several): then no MPI is needed, and rank 0 listens for notes at MASTER_PORT + 1. ``share_devices`` lets several
     ranks have one GPU. A rank that has waited for ``timeout_seconds`` tells the others for what, so that a
     deadlock is explained. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
-    that a launcher has started, and ValueError for an unknown one.
+    that a launcher has started, and ValueError for an unknown one. ``patience_seconds`` is the former name of
+    ``timeout_seconds``, with a DeprecationWarning.
     """
+    if patience_seconds is not None:
+        warnings.warn("patience_seconds= is now called timeout_seconds=", DeprecationWarning, stacklevel=2)
+        timeout_seconds = patience_seconds
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,

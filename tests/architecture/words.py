@@ -21,6 +21,7 @@ HOUSE_WORDS = (
 # Former public names, which still work with a DeprecationWarning; the words of a file's other lines count.
 FORMER_NAMES = {
     "zerosim/cli/predictions.py": ("--dialect", "dialect: Former", "or dialect"),
+    "zerosim/connect.py": ("patience_seconds",),
     "zerosim/planning/__init__.py": ("RENAMED = ",),
     "zerosim/planning/plan.py": ("dialect",),
     "zerosim/zero/engine.py": ("RENAMED = ",),

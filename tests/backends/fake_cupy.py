@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tests.backends import compiled_kernels
-from zerosim.numerics.blockwise import row_sums
 from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.kernels import NumpyKernels
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 POOL = {"used": 0}
@@ -154,7 +154,7 @@ class ndarray:
         """In the order of NumPy's kernels along rows, else in NumPy's."""
         x = _raw(self)
         if axis in (-1, self.ndim - 1) and x.dtype.kind == "f" and dtype is None:
-            return _new(np.asarray(row_sums(x)))
+            return _new(np.asarray(NumpyKernels().row_sums(x)))
         return _new(np.asarray(np.add.reduce(x, axis=axis, dtype=dtype)))
 
     def max(self, axis: int | None = None) -> ndarray:

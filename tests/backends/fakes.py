@@ -10,23 +10,21 @@ import numpy as np
 import pytest
 
 from tests.backends import compiled_kernels, fake_cupy
-from zerosim.backends.cupy.kernels import CupyBase
+from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.cupy.tracing import compiled
 from zerosim.numerics.arrays import to_host
-from zerosim.numerics.blockwise import row_products
+from zerosim.numerics.kernels import NumpyKernels
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """CuPy's kernels on the stand-in: their arithmetic on the CPU."""
-    from zerosim.backends.cupy.kernels import CupyKernels
-
     if compiled_kernels.COMPILER is None:
         pytest.skip(compiled_kernels.MISSING)
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
     # The order in which a library adds up a row is its own; the stand-in's is that of NumPy's kernels.
-    monkeypatch.setattr(CupyBase, "_row_products",
-                        lambda self, x, y: fake_cupy.asarray(np.asarray(row_products(to_host(x), to_host(y)))))
+    monkeypatch.setattr(CupyKernels, "row_products",
+                        lambda self, x, y: fake_cupy.asarray(NumpyKernels().row_products(to_host(x), to_host(y))))
     compiled.cache_clear()
     with np.errstate(all="ignore"):  # the tests' own arithmetic on chance bits
         yield CupyKernels()

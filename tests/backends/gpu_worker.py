@@ -12,7 +12,7 @@ from tests.backends import fake_cuda, fake_cupy, fake_links, fake_nccl, worker
 def install(count: int) -> None:
     """Puts doubles of so many GPUs in the places of CuPy and NCCL, for the rest of this process' life."""
     from zerosim.numerics.arrays import to_host
-    from zerosim.numerics.blockwise import row_products
+    from zerosim.numerics.kernels import NumpyKernels
 
     module, cuda = fake_cuda.fake_module(count)
     module.cuda.nccl = fake_nccl.fake_module(fake_nccl.World(cuda), fake_links.LinkedCommunicator, fake_links.unique_id)
@@ -20,10 +20,10 @@ def install(count: int) -> None:
     replaced.ndarray = fake_cuda.ndarray
     sys.modules.update({"cupy": module, "cupy.cuda": module.cuda, "cupy.cuda.nccl": module.cuda.nccl})
 
-    from zerosim.backends.cupy.kernels import CupyBase
+    from zerosim.backends.cupy.kernels import CupyKernels
 
-    base: Any = CupyBase  # in the order of NumPy's kernels, as in `fakes`
-    base._row_products = lambda self, x, y: fake_cupy.asarray(np.asarray(row_products(to_host(x), to_host(y))))
+    kernels: Any = CupyKernels  # in the order of NumPy's kernels, as in `fakes`
+    kernels.row_products = lambda self, x, y: fake_cupy.asarray(NumpyKernels().row_products(to_host(x), to_host(y)))
 
 
 if __name__ == "__main__":

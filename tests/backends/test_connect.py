@@ -39,6 +39,12 @@ def test_processes_of_which_mpi_knows_nothing_are_no_worlds_of_one_rank_each(mon
         zs.connect()
 
 
+def test_patience_seconds_still_says_how_long_a_rank_waits_with_a_warning() -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
+    with pytest.warns(DeprecationWarning, match="patience_seconds= is now called timeout_seconds="):
+        assert zs.connect(patience_seconds=7.5).timeout_seconds == 7.5
+
+
 def test_zerosim_run_takes_no_process_of_a_job_for_a_world_of_its_own() -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     done = CliRunner().invoke(cli.app, ["run", "train.py:program"], env=place)

@@ -42,7 +42,7 @@ def chance(name: str, count: int, seed: int = 0) -> np.ndarray:
 def both(kernels: Any, call: Callable[..., object], *arrays: np.ndarray, written: tuple[int, ...] = (-1,)) -> None:
     """Asserts that a call leaves the same bits in the written arrays, by CUDA's text and by NumPy."""
     on_host = [x.copy() for x in arrays]
-    on_device = [kernels._uploaded(x) for x in arrays]
+    on_device = [kernels.uploaded(x) for x in arrays]
     answers = call(NUMPY, *on_host), call(kernels, *on_device)
     assert answers[0] == answers[1] or answers[0] != answers[0]
     for i in written:
@@ -197,8 +197,8 @@ def test_what_is_not_finite_is_found_and_nan_is_counted(kernels: Any, name: str)
     for values in (x, clean, clean[:0]):
         both(kernels, lambda k, x: k.all_finite(x), values, written=())
         both(kernels, lambda k, x: k.count_nan(x), values, written=())
-    assert kernels.count_nan(kernels._uploaded(np.arange(5))) == 0
-    assert kernels.all_finite(kernels._uploaded(np.arange(5)))
+    assert kernels.count_nan(kernels.uploaded(np.arange(5))) == 0
+    assert kernels.all_finite(kernels.uploaded(np.arange(5)))
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -268,4 +268,4 @@ def test_many_rows_of_one_class_are_halved_as_numpy_does(kernels: Any, count: in
 def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fmt: str) -> None:
     for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), np.zeros((2, 3), np.float32),
               np.full((2, 2), 3e-42, np.float32)):
-        assert differing(to_host(kernels.quantized(kernels._uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
+        assert differing(to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0

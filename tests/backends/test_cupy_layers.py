@@ -105,15 +105,13 @@ def test_attention_is_the_same_formula(kernels: Any, name: str, batch: int, toke
 
 def test_attention_in_strips_tiles_and_groups_is_that_of_one(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short strips, so that a strip has a past; the sums over tiles are in another order: within 1e-5 of each other."""
-    import zerosim.backends.cupy.kernels as module
-
     qkv, do = normal((2, 23, 24), "fp32"), normal((2, 23, 8), "fp32", 1)
     p, o, dqkv, sums = (np.zeros(s, np.float32) for s in ((2, 2, 23, 23), (2, 23, 8), (2, 23, 24), (2, 2, 23)))
     NUMPY.attend(qkv, 2, p, o)
     NUMPY.attend_gradient(qkv, 2, p, do, dqkv)
     for name, value in (("STRIP", 5), ("TILE", 4), ("GROUP", 100)):
-        monkeypatch.setattr(module, name, value)
-    up = kernels._uploaded
+        monkeypatch.setattr(type(kernels), name, value)
+    up = kernels.uploaded
     found = [up(np.full_like(x, np.nan)) for x in (p, o, dqkv, sums, o, dqkv, dqkv)]
     kernels.attend(up(qkv), 2, found[0], found[1])
     kernels.attend_gradient(up(qkv), 2, found[0], up(do), found[2])
@@ -130,8 +128,8 @@ def test_decompositions_and_means_of_matrices_are_the_same_formula(kernels: Any)
     both(kernels, lambda k, a: k.trace(a), a, written=())
     both(kernels, lambda k, a, out: k.eigenvectors(a, out), a, np.zeros_like(a))
     both(kernels, lambda k, a, out: k.orthogonal_factor(a, out), a, np.zeros_like(a))
-    found, expected = kernels._uploaded(np.zeros_like(a)), np.zeros_like(a)
-    kernels.symmetric_power(kernels._uploaded(a), -0.25, 1e-4, found)
+    found, expected = kernels.uploaded(np.zeros_like(a)), np.zeros_like(a)
+    kernels.symmetric_power(kernels.uploaded(a), -0.25, 1e-4, found)
     NUMPY.symmetric_power(a, -0.25, 1e-4, expected)
     assert np.abs(to_host(found) - expected).max() < 1e-5
     y = normal((40, 9), "fp32")
@@ -141,5 +139,5 @@ def test_decompositions_and_means_of_matrices_are_the_same_formula(kernels: Any)
     both(kernels, lambda k, *x: k.divide_by_roots(*x), y, rows, columns, np.zeros_like(y))
     a[3, 4] = np.inf
     with pytest.raises(ValueError, match=r"symmetric_power found inf or NaN in a matrix \(12, 12\)"):
-        kernels.symmetric_power(kernels._uploaded(a), -0.25, 1e-4, found)
+        kernels.symmetric_power(kernels.uploaded(a), -0.25, 1e-4, found)
     assert differing(to_host(found), to_host(found)) == 0

@@ -17,7 +17,7 @@ __all__ = ["kernels"]
 
 
 def refused(kernels: Any, function: Any) -> str:
-    x = kernels._uploaded(np.ones(3, np.float32))
+    x = kernels.uploaded(np.ones(3, np.float32))
     with pytest.raises((ValueError, AttributeError)) as error:
         kernels.elementwise(function, x, out=x)
     return str(error.value)
@@ -47,14 +47,14 @@ def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
 
     x = np.random.default_rng(0).standard_normal(10_001).astype(np.float32)
     x[:6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40]
-    found, expected = kernels._uploaded(x * 0), x * 0
-    kernels.elementwise(function, kernels._uploaded(x), out=found)
+    found, expected = kernels.uploaded(x * 0), x * 0
+    kernels.elementwise(function, kernels.uploaded(x), out=found)
     function(x, expected)
     assert differing(to_host(found), expected) == 0
 
 
 def test_a_number_that_changes_changes_the_step(kernels: Any) -> None:
-    w, g = (kernels._uploaded(np.ones(5, np.float32)) for _ in range(2))
+    w, g = (kernels.uploaded(np.ones(5, np.float32)) for _ in range(2))
     for lr in (0.5, 0.25, 0.5):
         kernels.step_blocks(SGD(lr).block(1), w, g)
     assert to_host(w).tolist() == [-0.25] * 5

@@ -17,7 +17,7 @@ import zerosim as zs
 from tests.backends import test_cupy_arithmetic, test_cupy_cluster
 from tests.backends.test_cupy_arithmetic import DTYPES, NARROW, all_codes, chance
 from tests.backends.test_cupy_cluster import trained
-from tests.zero.test_gpt import token_batches
+from tests.zero.training import batches
 from zerosim.backends.cupy.cluster import cupy_on
 from zerosim.models import GPT
 from zerosim.numerics.arrays import to_host
@@ -64,8 +64,8 @@ def steps_apart(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def test_gelu_is_within_a_few_steps_of_numpys(kernels: Any, name: str, exact: bool) -> None:
     """16 and 8 bits: one step of the format. fp32: 1e-6 of 1 + |x|, since 1 + tanh cancels for negative x."""
     x = all_codes(name) if name in NARROW else chance("fp32", 100_000)
-    found, expected = kernels._uploaded(np.zeros_like(x)), np.zeros_like(x)
-    kernels.gelu(kernels._uploaded(x), found, exact=exact)
+    found, expected = kernels.uploaded(np.zeros_like(x)), np.zeros_like(x)
+    kernels.gelu(kernels.uploaded(x), found, exact=exact)
     NUMPY.gelu(x, expected, exact=exact)
     near = np.abs(x.astype(np.float64)) < 100
     difference = np.abs(to_host(found).astype(np.float64) - expected.astype(np.float64))[near]
@@ -84,10 +84,10 @@ def test_products_are_within_their_bound(kernels: Any, name: str, shape: tuple[i
     right, size = wide[0] @ wide[1] + wide[2], np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2])
     sums = (k + 1) * size * (2.0**-23 if name != "fp64" else 2.0**-51)
     for turned in (False, True):
-        operands = [kernels._uploaded(x.T.copy()).T if turned else kernels._uploaded(x) for x in (a, b)]
+        operands = [kernels.uploaded(x.T.copy()).T if turned else kernels.uploaded(x) for x in (a, b)]
         for out in (name, "fp64" if name == "fp64" else "fp32"):
-            found = kernels._uploaded(np.zeros((m, n), DTYPES[out]))
-            kernels.matmul(*operands, bias=kernels._uploaded(bias), out=found)
+            found = kernels.uploaded(np.zeros((m, n), DTYPES[out]))
+            kernels.matmul(*operands, bias=kernels.uploaded(bias), out=found)
             step = 2.0 ** -(52 if out == "fp64" else FORMATS[out].mantissa_bits)
             assert (np.abs(to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
 
@@ -102,22 +102,22 @@ def test_rows_attention_and_loss_are_near_numpys(kernels: Any, name: str) -> Non
     calls = [("attend", (qkv, 4, p, o)), ("attend_gradient", (qkv, 4, p, do, dqkv)),
              ("attend_tiled", (qkv, 4, sums, o)), ("attend_tiled_gradient", (qkv, 4, sums, o, do, dqkv))]  # fmt: skip
     for call, arguments in calls:
-        on_device = [kernels._uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
+        on_device = [kernels.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
         getattr(kernels, call)(*on_device)
         getattr(NUMPY, call)(*arguments)
         found, expected = to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
         assert np.abs(found - expected).max() <= (2e-5 if name == "fp32" else 2.0**-6) * np.abs(expected).max(), call
     logits, targets = rng.standard_normal((300, 600)).astype(DTYPES[name]), rng.integers(-1, 600, 300)
-    log_sums = [np.zeros(300, np.float32), kernels._uploaded(np.zeros(300, np.float32))]
+    log_sums = [np.zeros(300, np.float32), kernels.uploaded(np.zeros(300, np.float32))]
     losses = (NUMPY.softmax_loss(logits, targets, log_sums[0]),
-              kernels.softmax_loss(kernels._uploaded(logits), kernels._uploaded(targets), log_sums[1]))
+              kernels.softmax_loss(kernels.uploaded(logits), kernels.uploaded(targets), log_sums[1]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def run(kind: type, ranks: int, compute: str, stage: int, steps: int = 3) -> Any:
     model, scale = GPT("gpt-nano"), 1024.0 if compute == "fp16" else 1.0
     options = {"stage": stage, "policy": zs.Policy(compute, loss_scale=scale), "optimizer": zs.optim.SGD(lr=0.1)}
-    data = token_batches(model, ranks, 1, steps)
+    data = batches(model, ranks, 1, steps)
     return kind(ranks).run(lambda rank: trained(rank, model, data, dict(options)))
 
 
@@ -151,7 +151,7 @@ def test_the_ledger_at_rest_is_the_pools_used_bytes() -> None:
     gc.collect()
     before = pool.used_bytes()
     cluster = zs.CuPyCluster(3)
-    data = token_batches(model, 3, 1, 1)
+    data = batches(model, 3, 1, 1)
 
     def program(rank: zs.Rank) -> zs.Engine:
         engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))

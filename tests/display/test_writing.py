@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim.display.report import save_report
-from zerosim.numerics.files import write_whole
-from zerosim.planning.recording import record, save
+from tests.support import assert_refused
+from zerosim.display import report
+from zerosim.numerics import files
+from zerosim.planning import recording
 
 
 @pytest.fixture
@@ -22,13 +23,10 @@ def cluster() -> zs.Cluster:
     return cluster
 
 
-def report_of(cluster, path: Path) -> Path:
-    return save_report(cluster.save(path.with_name("recorded.json")), path)
-
-
-WRITERS = {"a run": lambda cluster, path: cluster.save(path), "a page": report_of,
-           "a recording": lambda cluster, path: save(record(cluster.trace), path),
-           "bytes": lambda cluster, path: write_whole(path, b"word")}
+WRITERS = {"a run": lambda cluster, path: cluster.save(path),
+           "a page": lambda cluster, path: report.save_report(cluster.save(path.with_name("recorded.json")), path),
+           "a recording": lambda cluster, path: recording.save(recording.record(cluster.trace), path),
+           "bytes": lambda cluster, path: files.write_whole(path, b"word")}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -59,7 +57,7 @@ def test_a_link_stays_and_the_file_to_which_it_points_is_written(writer, there, 
 
 
 def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
-    file = write_whole(tmp_path / "file", b"before")
+    file = files.write_whole(tmp_path / "file", b"before")
 
     def half(path: Path, content: bytes) -> None:
         with path.open("wb") as place:
@@ -67,14 +65,11 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(file, b"after")
+    assert_refused(lambda: files.write_whole(file, b"after"), "No space left", OSError)
     assert file.read_bytes() == b"before"
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path, b"")
-    with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "run.json", b"")
+    assert_refused(lambda: files.write_whole(tmp_path, b""), "", IsADirectoryError)
+    assert_refused(lambda: files.write_whole(tmp_path / "nowhere" / "run.json", b""), "", FileNotFoundError)

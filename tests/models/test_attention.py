@@ -145,7 +145,7 @@ def test_heads_that_are_taken_together_do_not_change_each_others_bits(keep, name
     qkv, do, heads = inputs(name, shape)
     wanted = both(name, qkv, do, heads, keep)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerosim.numerics.layer_kernels.GROUP", group)
+        patch.setattr("zerosim.numerics.kernels.NumpyKernels.GROUP", group)
         for found, expected in zip(both(name, qkv, do, heads, keep), wanted, strict=True):
             np.testing.assert_array_equal(bits_of(found), bits_of(expected))
 

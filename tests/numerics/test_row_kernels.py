@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.numerics.arrays import Scratch
-from zerosim.numerics.blockwise import EINSUM_PIECE, room_for, row_maxima, row_products, row_sums, settle, widened_view
+from zerosim.numerics.blockwise import EINSUM_PIECE
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.layer_kernels import SATURATED, SERIES, _series, complement
 
+KERNELS = NumpyKernels()
 LENGTHS = [1, 3, 100, EINSUM_PIECE - 1, EINSUM_PIECE, EINSUM_PIECE + 1, 3 * EINSUM_PIECE + 7]
 
 
@@ -24,15 +25,15 @@ def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_rows_sum_depends_on_nothing_but_the_row(length: int, dtype: type) -> None:
     x, y = normal(2, 3, length, dtype=dtype), normal(2, 3, length + 1, dtype=dtype)[..., 1:]
-    sums, products = row_sums(x), row_products(x, y)
+    sums, products = KERNELS.row_sums(x), KERNELS.row_products(x, y)
     wide = np.sum(x, axis=2, dtype=np.float64)
     # Each of n additions rounds what is of order √n.
     np.testing.assert_allclose(sums, wide, atol=np.finfo(dtype).eps * length)
     np.testing.assert_allclose(products, np.sum(x * y, axis=2, dtype=np.float64), atol=2 * np.finfo(dtype).eps * length)
     for index in np.ndindex(2, 3):
         row, other = np.concatenate([[0], x[index]]).astype(dtype)[1:], y[index].copy()  # elsewhere in memory
-        assert row_sums(row[None])[0] == sums[index]
-        assert row_products(row[None], other[None])[0] == products[index]
+        assert KERNELS.row_sums(row[None])[0] == sums[index]
+        assert KERNELS.row_products(row[None], other[None])[0] == products[index]
 
 
 def test_einsum_cuts_longer_rows_wherever_they_begin() -> None:
@@ -46,7 +47,7 @@ def test_row_maxima_are_the_maxima_and_nan_where_there_is_one(rows: int, length:
     rng = np.random.default_rng(seed)
     some = np.array([-np.inf, -1, -0.0, 0, 2, np.inf, np.nan], np.float32)
     x = rng.choice(some, (2, rows, length), p=[0.3, *[0.13] * 5, 0.05])
-    np.testing.assert_array_equal(row_maxima(x), x.max(axis=2))
+    np.testing.assert_array_equal(KERNELS.row_maxima(x), x.max(axis=2))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 4), (np.float64, 4)])
@@ -95,18 +96,18 @@ def test_the_stored_series_is_what_erfc_is_computed_from(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_are_widened_from_and_settled_into_views_of_any_strides(name: str) -> None:
-    scratch, dtype = Scratch(), FORMATS[name].dtype
+    dtype = FORMATS[name].dtype
     x = normal(5, 6, 7).astype(dtype)
     views = {"as it lies": x, "transposed": x.T, "every other": x[:, ::2], "reversed": x[::-1]}
     for what, view in views.items():
-        wide = widened_view("test", view, np.dtype(np.float32), scratch)
+        wide = KERNELS.wide("test", view, np.dtype(np.float32))
         np.testing.assert_array_equal(wide, view.astype(np.float32), what)
         target = np.zeros((*view.shape, 2), dtype)[..., 0]
-        room = room_for("room", target, np.dtype(np.float32), scratch)
+        room = KERNELS.room_for("room", target, np.dtype(np.float32))
         np.copyto(room, wide)
-        settle(room, target, scratch)
+        KERNELS.settle(room, target)
         np.testing.assert_array_equal(target.astype(np.float32), wide, what)
-    assert room_for("room", x, x.dtype, scratch) is widened_view("test", x, x.dtype, scratch) is x
+    assert KERNELS.room_for("room", x, x.dtype) is KERNELS.wide("test", x, x.dtype) is x
 
 
 def test_the_kernels_of_layers_give_the_same_bits_under_any_errstate() -> None:

@@ -4,7 +4,8 @@ Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]]. A rank's *vect
 whose own chunk is its input where chunks are gathered.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 import zerosim as zs
 
 WORLDS = (1, 2, 3, 4, 5, 8)
-MANY = 16
 # What the project promises to have; the package's own table must say the same.
 TABLE = {
     "reduce_scatter": ("ring", "pairwise", "halving"),
@@ -60,31 +60,6 @@ def ask(rank: zs.Rank, operation: str, algorithm: str, vector: np.ndarray, cut: 
     return getattr(rank, operation)(mine, algorithm=algorithm, **options)
 
 
-def expected(operation: str, vectors: list[np.ndarray], cut: tuple[int, ...], root: int = 0, *,
-             add: Any = np.add) -> list[np.ndarray | None]:
-    """What each rank receives, for exact types: any order of additions gives the same."""
-    ranks = len(vectors)
-    own = [slice(cut[r], cut[r + 1]) for r in range(ranks)]
-    total = vectors[0].copy()
-    for vector in vectors[1:]:
-        total = add(total, vector) if "reduce" in operation else total
-    gathered = np.concatenate([vector[own[r]] for r, vector in enumerate(vectors)])
-    nowhere: list[np.ndarray | None] = [None] * ranks
-    match operation:
-        case "reduce_scatter":
-            return [total[own[r]] for r in range(ranks)]
-        case "all_gather":
-            return [gathered] * ranks
-        case "all_reduce":
-            return [total] * ranks
-        case "broadcast":
-            return [vectors[root]] * ranks
-        case "reduce" | "gather":
-            nowhere[root] = total if operation == "reduce" else gathered
-            return nowhere
-    return [np.concatenate([vector[own[r]] for vector in vectors]) for r in range(ranks)]
-
-
 def ceil_cut(length: int, ranks: int) -> tuple[int, ...]:
     """The default cut, by its definition: equal chunks, the last ones short or empty."""
     chunk = (length + ranks - 1) // ranks
@@ -98,6 +73,18 @@ def cuts_of(length: int, ranks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(0 if index <= owner else length for index in range(ranks + 1))
     inner = np.sort(rng.integers(0, length + 1, ranks - 1))
     yield (0, *(int(boundary) for boundary in inner), length)
+
+
+def mixed(seed: int, count: int, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Cases in which every value of every axis occurs, as far as the count goes; the same for one seed."""
+    chance, shuffled = random.Random(seed), [list(axis) for axis in axes]
+    for axis in shuffled:
+        chance.shuffle(axis)
+    for number in range(count):
+        yield tuple(axis[number % len(axis)] for axis in shuffled)
+        for axis in shuffled:
+            if (number + 1) % len(axis) == 0:
+                chance.shuffle(axis)
 
 
 def same(found: Any, wanted: np.ndarray | None) -> bool:

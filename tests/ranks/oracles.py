@@ -1,23 +1,41 @@
-"""The orders of additions, written once more and plainly: one element-wise addition in fp32, one rounding.
+"""What a collective must give, written once more and plainly: one element-wise addition in fp32, one rounding.
 
 Legend: n elements, N ranks, x = N vectors (n,), chunk i = vector[cut[i]:cut[i + 1]].
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from tests.ranks.asking import ceil_cut
+from tests.ranks.data import FLOATS
+
 Vectors = Sequence[np.ndarray]
-F32 = np.dtype(np.float32)
+F32, F64 = FLOATS["fp32"], FLOATS["fp64"]
+
+
+@np.errstate(all="ignore")
+def rounded(operation: Callable[..., np.ndarray], a: np.ndarray, b: Any) -> np.ndarray:
+    """One operation as hardware does it: in fp32 (fp64 and integers in their own type), rounded once to a's type."""
+    if a.dtype == F64 or a.dtype.kind in "iu":
+        return operation(a, b)
+    return operation(a.astype(F32), b.astype(F32) if isinstance(b, np.ndarray) else F32.type(b)).astype(a.dtype)
 
 
 def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b as hardware does it: in fp32 (fp64 and integers in their own type), rounded once to a's type."""
-    with np.errstate(all="ignore"):
-        if a.dtype == np.float64 or a.dtype.kind in "iu":
-            return a + b
-        return (a.astype(F32) + b.astype(F32)).astype(a.dtype)
+    """a + b, rounded once."""
+    return rounded(np.add, a, b)
 
+
+@np.errstate(all="ignore")
+def cast(x: Vectors, dtype: np.dtype) -> list[np.ndarray]:
+    """All vectors in another type."""
+    return [vector.astype(dtype) for vector in x]
+
+
+# -- orders of additions ----------------------------------------------------------------------------------------------
 
 def left_to_right(vectors: Vectors) -> np.ndarray:
     """((x0 + x1) + x2) + ..."""
@@ -37,32 +55,14 @@ def by_chunk(x: Vectors, cut: Sequence[int], one: Callable[[list[np.ndarray], in
     return np.concatenate([one([v[cut[c]:cut[c + 1]] for v in x], c) for c in range(len(cut) - 1)])
 
 
-def from_the_next(chunks: list[np.ndarray], c: int) -> list[np.ndarray]:
-    """Chunk c's addends in the order c+1, ..., c."""
-    return chunks[c + 1:] + chunks[:c + 1]
-
-
 def ring(x: Vectors, cut: Sequence[int]) -> np.ndarray:
     """x[c+1] + x[c+2] + ... + x[c], rounded after each addition."""
-    return by_chunk(x, cut, lambda chunks, c: left_to_right(from_the_next(chunks, c)))
-
-
-def ring_in(wire: np.dtype, x: Vectors, cut: Sequence[int]) -> np.ndarray:
-    """The same order with all additions in another type, and one rounding at the end."""
-    with np.errstate(all="ignore"):
-        return ring([v.astype(wire) for v in x], cut).astype(x[0].dtype)
-
-
-def rank_order_in(wide: np.dtype, x: Vectors) -> np.ndarray:
-    """Rank order with all additions in another type, and one rounding at the end."""
-    with np.errstate(all="ignore"):
-        return rank_order([v.astype(wide) for v in x]).astype(x[0].dtype)
+    return by_chunk(x, cut, lambda chunks, c: left_to_right(chunks[c + 1:] + chunks[:c + 1]))
 
 
 def folded(x: Vectors) -> list[np.ndarray]:
     """2^m vectors: of the first pairs of ranks each pair is one."""
-    active = 1 << (len(x).bit_length() - 1)
-    pairs = len(x) - active
+    pairs = len(x) - (1 << (len(x).bit_length() - 1))
     return [add(x[2 * i], x[2 * i + 1]) for i in range(pairs)] + list(x[2 * pairs:])
 
 
@@ -79,15 +79,15 @@ def powers(ranks: int) -> list[int]:
     return [1 << i for i in range(ranks.bit_length() - 1)]
 
 
-def doubling(x: Vectors) -> np.ndarray:
-    """Whole vectors, partners at distance 1, 2, 4, ..."""
-    active = folded(x)
-    return butterfly(active, powers(len(active)), 0)
-
-
 def halving(x: Vectors, cut: Sequence[int]) -> np.ndarray:
     """Chunk c by partners at distance N/2, ..., 2, 1 of rank c."""
     return by_chunk(x, cut, lambda chunks, c: butterfly(chunks, powers(len(x))[::-1], c))
+
+
+def rabenseifner(x: Vectors, cut: Sequence[int]) -> np.ndarray:
+    """Halving, by a cut of its own where ranks sit out."""
+    active = folded(x)
+    return halving(active, cut if len(active) == len(x) else ceil_cut(len(x[0]), len(active)))
 
 
 def tree(x: Vectors, root: int = 0) -> np.ndarray:
@@ -103,17 +103,63 @@ def tree(x: Vectors, root: int = 0) -> np.ndarray:
     return below(0)
 
 
-def reduced(operation: str, algorithm: str, x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
-    """The whole sum (n,), in the order of the algorithm."""
-    if algorithm in ("ring", "pairwise"):
-        return ring(x, cut)
-    if algorithm == "rabenseifner":
-        active = folded(x)
-        chunk = -(-len(x[0]) // len(active))
-        own = [min(len(x[0]), i * chunk) for i in range(len(active) + 1)]
-        return halving(active, cut if len(active) == len(x) else own)
-    if algorithm == "tree":
-        return tree(x, root)
-    if algorithm in ("naive", "everyone"):
-        return rank_order(x, root)
-    return doubling(x) if algorithm == "doubling" else halving(x, cut)
+ORDERS: dict[str, Callable[[Vectors, Sequence[int], int], np.ndarray]] = {
+    "ring": lambda x, cut, root: ring(x, cut),
+    "pairwise": lambda x, cut, root: ring(x, cut),
+    "halving": lambda x, cut, root: halving(x, cut),
+    "rabenseifner": lambda x, cut, root: rabenseifner(x, cut),
+    "doubling": lambda x, cut, root: butterfly(folded(x), powers(len(folded(x))), 0),
+    "tree": lambda x, cut, root: tree(x, root),
+    "naive": lambda x, cut, root: rank_order(x, root),
+    "everyone": lambda x, cut, root: rank_order(x, root),
+}
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+# The division factors before and after the sum, as PyTorch's and fairscale's FSDP have them.
+SPLIT_FACTORS = {1: (1, 1), 2: (2, 1), 3: (2, 1.5), 4: (2, 2), 5: (2, 2.5), 6: (4, 1.5), 7: (2, 3.5), 8: (4, 2),
+                 9: (2, 4.5), 12: (4, 3), 15: (2, 7.5), 16: (4, 4), 24: (8, 3), 48: (8, 6), 64: (8, 8), 96: (16, 6),
+                 128: (16, 8), 1000: (16, 62.5), 1023: (2, 511.5), 1024: (32, 32)}
+
+
+def reduced(algorithm: str, x: Vectors, cut: Sequence[int], root: int = 0, *, op: str = "sum",
+            average: str | None = None, wire: str | None = None, accumulate: str | None = None) -> np.ndarray:
+    """The whole reduction (n,), in the order of the algorithm."""
+    dtype, ranks = x[0].dtype, len(x)
+    if op in ("max", "min"):
+        return (np.maximum if op == "max" else np.minimum).reduce(np.array(cast(x, F64))).astype(dtype)
+    before, after = 1.0, 1.0
+    if op == "mean":
+        before, after = {"divide_then_sum": (ranks, 1), "split": SPLIT_FACTORS[ranks], "premultiply": (1, 1)}.get(
+            average or "sum_then_divide", (1, ranks))
+    if average == "premultiply":
+        inverse = 1 / ranks if dtype == F64 else float(np.float32(1 / ranks).astype(dtype))
+        x = [rounded(np.multiply, vector, inverse) for vector in x]
+    elif before != 1:
+        x = [rounded(np.divide, vector, before) for vector in x]
+    wide = FLOATS[wire or accumulate] if wire or accumulate else dtype
+    if ranks > 1:  # a rank that is alone sends nothing, so nothing is rounded
+        x = cast(x, wide)
+    total = cast([ORDERS[algorithm](x, cut, root)], dtype)[0]
+    return rounded(np.divide, total, after) if after != 1 else total
+
+
+def results(operation: str, algorithm: str, x: Vectors, cut: Sequence[int], root: int = 0,
+            **options: Any) -> list[np.ndarray | None]:
+    """What each rank receives."""
+    own = [slice(low, high) for low, high in pairwise(cut)]
+    if "reduce" in operation:
+        whole = reduced(algorithm, x, cut, root, **options)
+    elif operation == "broadcast":
+        whole = x[root]
+    else:
+        whole = np.concatenate([vector[chunk] for vector, chunk in zip(x, own, strict=True)])
+    match operation:
+        case "reduce_scatter":
+            return [whole[chunk] for chunk in own]
+        case "all_to_all":
+            return [np.concatenate([vector[chunk] for vector in x]) for chunk in own]
+        case "reduce" | "gather":
+            return [whole if index == root else None for index in range(len(x))]
+    return [whole] * len(x)

@@ -1,28 +1,30 @@
-"""The ledger is audited by NumPy's own allocations, as Python's tracer sees them."""
+"""The ledger is audited by NumPy's own allocations, as Python's tracer sees them; and every buffer is one that an
+algorithm declares and uses, to the last element."""
 
 import gc
 import tracemalloc
-from functools import cache
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
-from tests.ranks.asking import ROWS, ask
-from tests.ranks.data import normals, whole_numbers
-from zerosim.numerics.arrays import BLOCK
-from zerosim.ranks import fast_ring as direct
+from tests.cases import chosen, covering
+from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
+from tests.ranks.data import FLOATS, NARROW, normals, whole_numbers
+from zerosim.numerics import arrays, kernels
+from zerosim.ranks import call, collectives, fast_ring, hub, trace
 
 PYTHON_NBYTES = 150_000  # objects that are no arrays: greenlets and their stacks, trace rows, entries
 LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out
+BF16, F32 = NARROW["bf16"], FLOATS["fp32"]
 
 
 def at_rest() -> int:
     """Bytes of NumPy's arrays that live now and were made since tracing began."""
     snapshot = tracemalloc.take_snapshot()
     traces = snapshot.filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]).traces
-    return sum(trace.size for trace in traces)
+    return sum(found.size for found in traces)
 
 
 AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)])
@@ -31,14 +33,14 @@ AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"s
 @pytest.mark.parametrize(("row", "way"), AT_REST, ids=str)
 def test_at_rest_numpy_holds_what_the_ledger_says(row: tuple[str, str], way: tuple[dict, bool]) -> None:
     """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""
-    (operation, algorithm), (kind, asynchronous), ranks = row, way, 4
+    (kind, asynchronous), ranks = way, 4
     vectors, cluster = whole_numbers(ranks, 4001), zs.Cluster(ranks, **kind)
 
     def program(rank, keep):
-        answer = ask(rank, operation, algorithm, vectors[rank.index], async_op=asynchronous)
+        answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
         kept = [answer.wait() if asynchronous else answer, rank.memory.alloc((30, 50), np.float32, "parameter"),
                 rank.memory.hold(np.zeros(100), "input")]
-        dropped = ask(rank, operation, algorithm, vectors[rank.index])
+        dropped = ask(rank, *row, vectors[rank.index])
         del dropped
         return kept if keep else None
 
@@ -54,7 +56,7 @@ def test_at_rest_numpy_holds_what_the_ledger_says(row: tuple[str, str], way: tup
         tracemalloc.stop()
 
 
-def peaks(cluster: zs.Cluster, program) -> tuple[int, int]:
+def peaks(cluster: zs.Cluster, program: Callable[[zs.Rank], object]) -> tuple[int, int]:
     """(audit, ledger) at the peak of a run in which all ranks are at their peaks together."""
     cluster.run(program)
     for memory in cluster.memory:
@@ -69,15 +71,6 @@ def peaks(cluster: zs.Cluster, program) -> tuple[int, int]:
     return audit, sum(cluster.memory.peak_nbytes)
 
 
-def largest_scratch(cluster: zs.Cluster, *, hop_by_hop: bool) -> int:
-    """What a way of computing declares for itself, beside the kernels' scratch, which the first run filled: direct
-    rings what they say, all others a block of casts where values are added in another format than they come in."""
-    call = cluster.trace[0].collectives()[0].call
-    if direct.serves(call) and not hop_by_hop:
-        return direct.scratch_nbytes(call)
-    return BLOCK * 4 if call.wire or call.accumulate else 0
-
-
 OPTIONS = {
     "fp32 on the wire": ("all_reduce", {"wire": "fp32"}),
     "fp32 on the wire of shards": ("reduce_scatter", {"wire": "fp32"}),
@@ -90,37 +83,34 @@ OPTIONS = {
     **{f"{operation} by {algorithm}": (operation, {"algorithm": algorithm}) for operation, algorithm in ROWS},
 }
 FORMS = ["new", "async in place", "out", "async", "async out", "in place"]
-PEAKS = covering(OPTIONS, FORMS, ({}, {"debug": True}))
 
 
-@cache
-def long_vectors(ranks: int, dtype: type) -> list[np.ndarray]:
-    """(LENGTH,) for each rank, made once."""
-    return [vector.astype(dtype) for vector in normals(ranks, LENGTH)]
-
-
-def called(rank: zs.Rank, operation: str, options: dict, form: str, vector: np.ndarray, out: np.ndarray) -> None:
-    """One call of this form; ``vector`` and ``out`` are memory from before the audit."""
-    options = options | {"async_op": "async" in form}
-    in_place = "in place" in form and operation not in ("reduce_scatter", "all_to_all", "all_gather", "gather")
-    if ("out" in form or in_place) and (operation not in ("reduce", "gather") or rank.index == 0):
-        chunk = len(vector) // rank.size if operation == "reduce_scatter" else len(vector)
-        options["out"] = vector if in_place else out[:chunk]
-    answer = ask(rank, operation, options.pop("algorithm", "ring"), vector, **options)
-    if "async" in form:
-        answer.wait()
-
-
-@pytest.mark.parametrize(("name", "form", "kind"), PEAKS, ids=str)
+@pytest.mark.parametrize(("name", "form", "kind"), covering(OPTIONS, FORMS, ({}, {"debug": True})), ids=str)
 def test_at_the_peak_numpy_holds_the_ledger_and_no_more_than_declared_scratch(name: str, form: str, kind: dict) -> None:
-    operation, options = OPTIONS[name]
-    ranks = 4
-    dtype = np.int32 if "by" in name and form == "new" else np.float16
-    vectors = [vector.copy() for vector in long_vectors(ranks, dtype)]
+    """Beside the kernels' scratch, which the first run filled, fast rings take what they declare, all others a block of
+    casts where values are added in another format than they come in."""
+    (operation, options), ranks = OPTIONS[name], 4
+    vectors = normals(ranks, LENGTH, np.int32 if "by" in name and form == "new" else np.float16)
     outs, cluster = [np.zeros_like(vector) for vector in vectors], zs.Cluster(ranks, **kind)
-    audit, ledger = peaks(
-        cluster, lambda rank: called(rank, operation, options, form, vectors[rank.index], outs[rank.index]))
-    scratch = largest_scratch(cluster, hop_by_hop=bool(kind))
+    options = {"algorithm": "ring", "async_op": "async" in form} | options
+    whole = operation in ("all_reduce", "broadcast", "reduce")
+
+    def program(rank: zs.Rank) -> None:
+        mine, out = {}, outs[rank.index][:LENGTH // ranks if operation == "reduce_scatter" else LENGTH]
+        if operation not in ("reduce", "gather") or rank.index == 0:
+            if "in place" in form and whole:
+                mine = {"out": vectors[rank.index]}
+            elif "out" in form:
+                mine = {"out": out}
+        answer = ask(rank, operation, vector=vectors[rank.index], **options, **mine)
+        if "async" in form:
+            answer.wait()
+
+    audit, ledger = peaks(cluster, program)
+    made = cluster.trace[0].collectives()[0].call
+    scratch = arrays.BLOCK * 4 if made.wire or made.accumulate else 0
+    if fast_ring.serves(made) and not kind:
+        scratch = fast_ring.scratch_nbytes(made)
     assert ledger <= audit <= ledger + scratch + PYTHON_NBYTES
 
 
@@ -129,6 +119,142 @@ def test_stacking_takes_the_scratch_that_it_declares_and_not_much_less(operation
     ranks = 32
     vectors, cluster = normals(ranks, ranks * 2000), zs.Cluster(ranks)
     audit, ledger = peaks(cluster, lambda rank: ask(rank, operation, "ring", vectors[rank.index]) is None)
-    scratch = largest_scratch(cluster, hop_by_hop=False)
+    scratch = fast_ring.scratch_nbytes(cluster.trace[0].collectives()[0].call)
     assert scratch > 8_000_000
     assert 0.9 * scratch < audit - ledger < scratch + PYTHON_NBYTES
+
+
+# -- declared buffers -------------------------------------------------------------------------------------------------
+
+UNTOUCHED = -77  # no sum of the data, which are positive, is this
+
+
+def parts_of(asked: call.Call) -> list[call.PendingCall]:
+    """All ranks' parts with their declared buffers, each filled with what no addition gives."""
+    parts = []
+    for index, vector in enumerate(whole_numbers(asked.ranks, asked.length, seed=1)):
+        data, lengths = (vector % 7 + 1).astype(asked.dtype), hub.without_data(asked, index, kernels.NullKernels())
+        own = slice(asked.cut[index], asked.cut[index + 1])
+        gets = asked.operation not in ("reduce", "gather") or index == asked.root
+        me = call.PendingCall(asked, index, kernels.NumpyKernels(), data[own] if asked.operation in GATHERS else data,
+                              np.empty(len(lengths.out) if gets else 0, asked.dtype))
+        assert len(me.x) == len(lengths.x)
+        declared = collectives.ALGORITHMS[asked.operation][asked.algorithm].buffers(me)
+        me.buffers = [np.full(length, UNTOUCHED).astype(dtype) for length, dtype in declared]
+        parts.append(me)
+    return parts
+
+
+CALLS = [*((row, np.dtype(np.int64), {}) for row in ROWS),
+         *((("reduce_scatter", "ring"), BF16, options) for options in ({"wire": F32}, {})),
+         *((("all_reduce", "ring"), BF16, options) for options in ({"wire": F32}, {"op": "max"})),
+         (("reduce_scatter", "pairwise"), BF16, {"accumulate": F32}),
+         (("all_reduce", "everyone"), BF16, {"accumulate": F32})]
+
+
+@pytest.mark.parametrize(("row", "dtype", "options"), CALLS, ids=str)
+def test_every_declared_element_is_used(row: tuple[str, str], dtype: np.dtype, options: dict) -> None:
+    """Of any world, root and cut, even, uneven and with empty chunks; in the format that travels or accumulates."""
+    for ranks in [n for n in (*WORLDS, 6, 7, 16) if allowed(*row, n)]:
+        lengths = chosen((0, ranks - 1, 3 * ranks + 2), (0, 1, ranks - 1, 2 * ranks, 3 * ranks + 2))
+        cuts = [ceil_cut(length, ranks) for length in lengths]
+        if takes_splits(*row, ranks):
+            cuts += [cut for length in lengths for cut in cuts_of(length, ranks)]
+        for turn, cut in enumerate(cuts):
+            roots = chosen([(0, 1 % ranks, ranks - 1)[turn % 3]], range(ranks)) if row[0] in ROOTED else [0]
+            for root in roots:
+                asked = call.Call(0, (), tuple(range(ranks)), *row, (cut[-1],), dtype, cut, root=root, **options)
+                parts = parts_of(asked)
+                for _ in hub.lockstep(parts):
+                    pass
+                for me in parts:
+                    unused = [int((buffer.astype(np.float64) == UNTOUCHED).sum()) for buffer in me.buffers]
+                    assert not any(unused), (asked, me.index, unused)
+                    assert {buffer.dtype for buffer in me.buffers} <= {*options.values(), dtype} - (
+                        {dtype} if "wire" in options else set())
+
+
+# N = 4, n = 16 elements of 4 bytes, equal chunks of 4; ranks 0 to 3. By hand.
+CHARGED = {
+    ("reduce_scatter", "ring"): [32] * 4,  # a chunk that leaves and one that comes
+    ("reduce_scatter", "pairwise"): [32] * 4,  # the sum so far, and what comes
+    ("reduce_scatter", "halving"): [48] * 4,  # half, then a quarter
+    ("all_gather", "ring"): [0] * 4,
+    ("all_gather", "doubling"): [0] * 4,
+    ("all_gather", "bruck"): [64] * 4,  # the rotated vector
+    ("all_reduce", "ring"): [32] * 4,
+    ("all_reduce", "doubling"): [64] * 4,  # the partner's vector
+    ("all_reduce", "rabenseifner"): [48] * 4,
+    ("all_reduce", "tree"): [64, 0, 64, 0],  # odd ranks only send
+    ("all_reduce", "naive"): [64, 0, 0, 0],
+    ("all_reduce", "everyone"): [256] * 4,  # the sum, and the vectors of three others
+    ("broadcast", "tree"): [0] * 4,
+    ("broadcast", "naive"): [0] * 4,
+    ("reduce", "tree"): [64, 0, 128, 0],  # rank 2 adds, but has no result to add it in
+    ("reduce", "naive"): [64, 0, 0, 0],
+    ("gather", "pairwise"): [0] * 4,
+    ("all_to_all", "pairwise"): [0] * 4,
+}
+
+
+@pytest.mark.parametrize("kind", [{}, {"debug": True}], ids=str)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_way_of_computing_charges_the_declared_buffers(kind: dict, asynchronous: bool) -> None:
+    """They are communication buffers, and so is the result of a work until its wait; a result is workspace."""
+    vectors = whole_numbers(4, 16, np.int32)
+    for row, buffers in CHARGED.items():
+        def program(rank, row=row):
+            answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
+            if asynchronous:
+                answer.wait()
+
+        cluster = zs.Cluster(4, **kind)
+        cluster.run(program)
+        result = [0 if row[0] in ("reduce", "gather") and r else 64 for r in range(4)]
+        result = [16] * 4 if row[0] == "reduce_scatter" else result
+        captured = (16 if row[0] in GATHERS else 64) if asynchronous and kind else 0
+        assert [memory.peak_nbytes_of(["communication_buffer"]) for memory in cluster.memory] == [
+            mine + asynchronous * its + captured for mine, its in zip(buffers, result, strict=True)], row
+        assert [memory.peak_nbytes_of(["workspace"]) for memory in cluster.memory] == result, row
+
+
+def test_an_output_of_the_caller_s_is_not_charged_again() -> None:
+    def program(rank):
+        x = rank.memory.alloc(8, np.float64, "gradient")
+        x.fill(rank.index)
+        rank.all_reduce(x, out=x)
+        rank.reduce_scatter(x, out=x[2 * rank.index:2 * rank.index + 2])
+
+    cluster = zs.Cluster(4)
+    cluster.run(program)
+    assert [memory.peak_nbytes_of(["workspace"]) for memory in cluster.memory] == [0] * 4
+    assert cluster.memory.peak_nbytes == [64 + 2 * 16] * 4
+
+
+def test_a_work_holds_its_buffers_until_its_wait_whatever_has_been_computed() -> None:
+    def program(rank):
+        held = []
+        work = rank.all_reduce(np.full(8, rank.index, np.float64), async_op=True)
+        held.append(rank.memory.now_nbytes_by_kind)
+        rank.barrier()
+        held.append(rank.memory.now_nbytes_by_kind)
+        result = work.wait()
+        held.append(rank.memory.now_nbytes_by_kind)
+        del work
+        held.append(rank.memory.now_nbytes_by_kind)
+        del result
+        return [*held, rank.memory.now_nbytes_by_kind]
+
+    for seed in range(8):
+        before, after = {"communication_buffer": 64 + 32}, {"workspace": 64}
+        assert list(zs.Cluster(4, seed=seed).run(program)) == [[before, before, after, after, {}]] * 4
+
+
+def test_buffers_enter_and_leave_the_trace_around_their_collective() -> None:
+    cluster = zs.Cluster(2)
+    cluster.run(lambda rank: rank.all_reduce(np.arange(4.0) + rank.index) is None)
+    rows = [(row.kind, row.nbytes) if isinstance(row, trace.Held) else row for row in cluster.trace[0].rows]
+    [place] = [i for i, row in enumerate(rows) if not isinstance(row, tuple)]
+    # Rank 0 receives one chunk, of two elements; the other of the ring's two buffers is not needed at N = 2.
+    assert rows[:place] == [("workspace", 32), ("communication_buffer", 0), ("communication_buffer", 16)]
+    assert sorted(rows[place + 1:]) == [("communication_buffer", -16), ("communication_buffer", 0), ("workspace", -32)]

@@ -1,33 +1,14 @@
-"""Groups: split by color, ordered by key, nested; their members share memory, trace and fate with the whole."""
+"""Groups: split by color, ordered by key, nested; their members share memory, trace and fate with the whole.
+
+That every collective works inside a group, `test_collectives.py` shows.
+"""
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import KINDS, ROWS, allowed, ask, ceil_cut, expected, same
-from tests.ranks.data import whole_numbers
-from zerosim.ranks.trace import Message
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("operation", "algorithm"), ROWS)
-def test_every_collective_works_inside_groups_that_run_side_by_side(operation: str, algorithm: str, kind: str) -> None:
-    members = [[0, 2, 4, 6], [1, 3, 5]]
-    vectors = {(color, place): vector for color, group in enumerate(members)
-               for place, vector in enumerate(whole_numbers(len(group), 9, seed=color))}
-
-    def program(rank):
-        group = rank.split(rank.index % 2)
-        if not allowed(operation, algorithm, group.size):
-            return None
-        return ask(group, operation, algorithm, vectors[rank.index % 2, group.index], root=1 % group.size)
-
-    results = zs.Cluster(7, **KINDS[kind]).run(program)
-    for color, group in enumerate(members):
-        if allowed(operation, algorithm, len(group)):
-            data = [vectors[color, place] for place in range(len(group))]
-            wanted = expected(operation, data, ceil_cut(9, len(group)), 1)
-            assert all(same(results[r], right) for r, right in zip(group, wanted, strict=True))
+from tests.ranks.asking import KINDS
+from zerosim.ranks import trace
 
 
 def test_ranks_of_a_group_are_ordered_by_key_and_then_by_index() -> None:
@@ -75,8 +56,7 @@ def test_memory_and_trace_are_those_of_the_rank() -> None:
     assert cluster.trace.sent_nbytes("gradients") == [12, 12, 12, 12]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_groups_nest_into_a_mesh(seed: int) -> None:
+def test_groups_nest_into_a_mesh() -> None:
     """2 x 3 ranks: rows, columns, and a group inside a row."""
     def program(rank):
         row, column = rank.split(rank.index // 3), rank.split(rank.index % 3)
@@ -86,12 +66,12 @@ def test_groups_nest_into_a_mesh(seed: int) -> None:
         return [*found, pair.all_reduce(mine)[0] if pair else None]
 
     rows, columns, pairs = [111, 111000], [1001, 10010, 100100], [11, 11000]
-    assert list(zs.Cluster(6, seed=seed).run(program)) == [
-        [rows[r // 3], columns[r % 3], pairs[r // 3] if r % 3 < 2 else None] for r in range(6)]
+    for seed in range(6):
+        assert list(zs.Cluster(6, seed=seed).run(program)) == [
+            [rows[r // 3], columns[r % 3], pairs[r // 3] if r % 3 < 2 else None] for r in range(6)]
 
 
 def test_two_groups_of_the_same_members_do_not_meet() -> None:
-    """Rank 0 waits in the first group for what rank 1 does first in the second: a deadlock, and no wrong sum."""
     def program(rank):
         a, b = rank.split(0), rank.split(0)
         for group in (a, b) if rank.index else (b, a):
@@ -99,6 +79,21 @@ def test_two_groups_of_the_same_members_do_not_meet() -> None:
 
     with pytest.raises(zs.DeadlockError, match=r"rank 0: in all_reduce\(call 0, \(1,\), float64\)"):
         zs.Cluster(2).run(program)
+
+
+def test_a_group_of_an_earlier_run_still_serves_and_never_meets_a_new_one() -> None:
+    cluster, kept = zs.Cluster(3), {}
+
+    def first(rank):
+        kept[rank.index] = rank.split(0 if rank.index < 2 else None)
+
+    def second(rank):
+        group = rank.split(0 if rank.index != 1 else None)
+        found = [group.all_reduce(np.array([rank.index])).tolist()] if group else []
+        return found + ([kept[rank.index].all_reduce(np.array([10 + rank.index])).tolist()] if kept[rank.index] else [])
+
+    cluster.run(first)
+    assert list(cluster.run(second)) == [[[2], [21]], [[21]], [[2]]]
 
 
 def test_works_of_several_groups_may_be_in_flight_at_once() -> None:
@@ -123,31 +118,19 @@ def test_messages_inside_a_group_name_places_and_the_trace_names_ranks() -> None
 
     cluster = zs.Cluster(3)
     assert list(cluster.run(program)) == [None, [2], [1]]
-    rows = [row for trace in cluster.trace for row in trace.rows if isinstance(row, Message)]
+    rows = [row for of_rank in cluster.trace for row in of_rank.rows if isinstance(row, trace.Message)]
     assert [(row.source, row.destination) for row in rows] == [(2, 2), (1, 1)]
 
 
-def test_a_barrier_holds_everyone_until_the_last_one_comes() -> None:
+def test_a_barrier_holds_everyone_until_the_last_one_comes_and_that_of_a_group_its_members_only() -> None:
     for kind in KINDS.values():
-        told = []
+        turns = []
 
-        def program(rank, told=told):
+        def program(rank, turns=turns):
+            rank.split(rank.index).barrier()  # nobody else is in it
             for turn in range(3):
-                told.append(turn)
+                turns.append(turn)
                 rank.barrier()
 
         zs.Cluster(4, **kind).run(program)
-        assert told == sorted(told)
-
-
-def test_a_barrier_of_a_group_holds_its_members_only() -> None:
-    def program(rank):
-        group = rank.split(rank.index)
-        group.barrier()
-        if rank.index == 1:
-            rank.send(np.ones(1), 0)
-        else:
-            rank.recv(np.empty(1), 1)
-        return True
-
-    assert list(zs.Cluster(2).run(program)) == [True, True]
+        assert turns == sorted(turns)

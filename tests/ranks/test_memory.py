@@ -1,45 +1,132 @@
-"""The ledger: what a rank holds, by kind, from an array's birth to its death, and at its peak."""
+"""The ledger: what a rank holds, by kind, from an array's birth to its death, at its peak, and up to its capacity."""
 
 import gc
-import re
+from collections import Counter
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import zerosim as zs
-from tests.ranks.data import FLOATS, INTEGERS, OTHERS
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.memory import Memory
-from zerosim.ranks.trace import KINDS, Held
+from tests.ranks.asking import KINDS as CLUSTERS
+from tests.ranks.asking import ROWS, WORLDS, allowed, ask, mixed
+from tests.ranks.data import FLOATS, INTEGERS, OTHERS, whole_numbers
+from zerosim.numerics import arrays
+from zerosim.ranks import trace
 
 
-def ledger(capacity_nbytes: int | None = None, *, debug: bool = False) -> Memory:
-    return Memory("rank 3", NumpyKernels(), capacity_nbytes, debug)
+def ledger(capacity_nbytes: int | None = None, *, debug: bool = False) -> zs.Memory:
+    return zs.Cluster(4, capacity_nbytes=capacity_nbytes, debug=debug).memory[3]
 
 
-def test_an_array_is_held_from_alloc_until_it_dies() -> None:
-    memory = ledger()
-    a = memory.alloc((3, 4), np.float16, "parameter", "w")
-    b = memory.alloc(5, "f4", "gradient")
-    assert (a.shape, a.dtype, b.shape, b.dtype) == ((3, 4), np.float16, (5,), np.float32)
-    assert (memory.now_nbytes, memory.now_nbytes_by_kind) == (44, {"parameter": 24, "gradient": 20})
-    assert memory.kind_of(a) == "parameter"
-    del a
-    assert (memory.now_nbytes, memory.now_nbytes_by_kind) == (20, {"gradient": 20})
-    del b
-    assert (memory.now_nbytes, memory.now_nbytes_by_kind, memory.slack_nbytes) == (0, {}, 0)
-    assert (memory.peak_nbytes, memory.peak_nbytes_by_kind) == (44, {"parameter": 24, "gradient": 20})
+# Any history of a ledger, beside a model of it that does nothing clever.
+
+class Ledger(RuleBasedStateMachine):
+    """A ledger beside a model of it: arrays, or views of them, by name, each with its kind and bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: dict[int, np.ndarray] = {}
+        self.freed: dict[int, np.ndarray] = {}
+        self.model: dict[int, tuple[str, int, int]] = {}
+        self.peak, self.peak_by_kind, self.count = 0, Counter(), 0
+
+    @initialize(capacity=st.one_of(st.none(), st.integers(0, 9000)), debug=st.booleans())
+    def begin(self, capacity: int | None, debug: bool) -> None:
+        self.memory, self.capacity = ledger(capacity, debug=debug), capacity
+
+    @rule(count=st.integers(0, 300) | st.sampled_from([1023, 1024]), dtype=st.sampled_from(["f4", "f2", "i8", "u1"]),
+          kind=st.sampled_from(trace.KINDS), exists=st.booleans())
+    def enter(self, count: int, dtype: str, kind: str, exists: bool) -> None:
+        nbytes = count * np.dtype(dtype).itemsize
+        fits = self.capacity is None or self.total() + nbytes <= self.capacity
+        try:
+            array = self.memory.hold(np.empty(count, dtype), kind) if exists else self.memory.alloc(count, dtype, kind)
+        except zs.OutOfMemoryError:
+            assert not fits
+            return
+        assert fits
+        self.count += 1
+        self.arrays[self.count] = array
+        self.model[self.count] = kind, nbytes, 64 if nbytes >= 4096 and not exists else 0
+        assert exists or nbytes < 4096 or array.ctypes.data % 64 == 0
+        self.note_peak()
+
+    def some(self, data) -> int:
+        return data.draw(st.sampled_from(sorted(self.arrays)))
+
+    @precondition(lambda self: self.arrays)
+    @rule(data=st.data())
+    def keep_a_view_alone(self, data) -> None:
+        """Any view keeps the whole array, and names it."""
+        name = self.some(data)
+        self.arrays[name] = self.arrays[name].view(np.uint8)[1:].reshape(-1, 1).T
+
+    @precondition(lambda self: self.arrays)
+    @rule(data=st.data(), how=st.sampled_from(["free", "drop", "free, drop"]))
+    def leave(self, data, how: str) -> None:
+        name = self.some(data)
+        if "free" in how:
+            self.memory.free(self.arrays[name])
+        array = self.arrays.pop(name)
+        if how == "free":
+            self.freed[name] = array
+        del self.model[name]
+
+    @precondition(lambda self: self.arrays)
+    @rule(data=st.data(), kind=st.sampled_from(trace.KINDS), again=st.booleans())
+    def reclassify(self, data, kind: str, again: bool) -> None:
+        """To hold what is held already changes nothing."""
+        name = self.some(data)
+        if again:
+            assert self.memory.hold(self.arrays[name], kind) is self.arrays[name]
+        else:
+            self.memory.reclassify(self.arrays[name], kind)
+            self.model[name] = kind, *self.model[name][1:]
+            self.note_peak()
+
+    @precondition(lambda self: self.freed)
+    @rule()
+    def what_was_freed_is_a_stranger(self) -> None:
+        for array in self.freed.values():
+            assert self.memory.kind_of(array) is None
+            for refused in (self.memory.free, lambda array: self.memory.reclassify(array, "input")):
+                with pytest.raises(ValueError, match=r"an array of .* that its memory does not hold"):
+                    refused(array)
+
+    @rule()
+    def let_the_peak_start_anew(self) -> None:
+        self.memory.reset_peak()
+        self.peak, self.peak_by_kind = self.total(), self.by_kind()
+
+    def total(self) -> int:
+        return sum(nbytes for _, nbytes, _ in self.model.values())
+
+    def note_peak(self) -> None:
+        if self.total() > self.peak:
+            self.peak, self.peak_by_kind = self.total(), self.by_kind()
+
+    def by_kind(self) -> Counter:
+        found: Counter[str] = Counter()
+        for kind, nbytes, _ in self.model.values():
+            found[kind] += nbytes
+        return +found
+
+    @invariant()
+    def the_ledger_is_the_model(self) -> None:
+        if hasattr(self, "memory"):
+            assert self.memory.now_nbytes == self.total()
+            assert self.memory.now_nbytes_by_kind == self.by_kind()
+            assert (self.memory.peak_nbytes, self.memory.peak_nbytes_by_kind) == (self.peak, self.peak_by_kind)
+            assert self.memory.slack_nbytes == sum(slack for *_, slack in self.model.values())
+            assert all(self.memory.kind_of(array) == self.model[name][0] for name, array in self.arrays.items())
+            held = [row.nbytes for row in self.memory.trace.rows if isinstance(row, trace.Held)]
+            assert sum(held) == self.total()
 
 
-def test_a_view_keeps_the_whole_array_alive() -> None:
-    memory = ledger()
-    views = [memory.alloc(10_000, np.float32, "activation")[5:7].reshape(2, 1).T]
-    assert (memory.now_nbytes, memory.kind_of(views[0])) == (40_000, "activation")
-    views.append(views.pop().view(np.int32))
-    assert memory.now_nbytes == 40_000
-    views.clear()
-    assert memory.now_nbytes == 0
+TestLedger = Ledger.TestCase
 
 
 def test_an_array_in_a_cycle_dies_with_the_garbage() -> None:
@@ -50,91 +137,11 @@ def test_an_array_in_a_cycle_dies_with_the_garbage() -> None:
     assert memory.now_nbytes == 0
 
 
-def test_what_is_freed_leaves_at_once_and_only_once() -> None:
-    memory = ledger()
-    a = memory.alloc(6, np.float32, "gathered_parameter")
-    memory.free(a[2:4])  # any view of it names it
-    assert (memory.now_nbytes, memory.kind_of(a)) == (0, None)
-    text = ("rank 3 asked to free an array of 24 bytes that its memory does not hold; only what alloc() or hold() "
-            "charged is there, and only until free() or its death")
-    for stranger in (a, np.zeros(3)):
-        with pytest.raises(ValueError, match=f"^{re.escape(text.replace('24', str(stranger.nbytes)))}$"):
-            memory.free(stranger)
-    del a
-    assert memory.now_nbytes == 0
-
-
-def test_an_array_that_was_freed_may_be_held_again() -> None:
-    memory = ledger()
-    a = memory.alloc(6, np.float32, "workspace")
-    memory.free(a)
-    assert memory.hold(a, "gradient") is a
-    assert memory.now_nbytes_by_kind == {"gradient": 24}
-    del a
-    assert memory.now_nbytes == 0
-
-
-def test_what_exists_already_is_held_once_with_all_that_its_memory_has() -> None:
+def test_what_exists_already_is_held_with_all_that_its_memory_has() -> None:
     memory, batch = ledger(), np.zeros((10, 8), np.float32)
     assert memory.hold(batch[2:5], "input", "x").base is batch
-    memory.hold(batch, "activation")  # held already, as an input
     assert memory.now_nbytes_by_kind == {"input": 320}
-    memory.reclassify(batch[0], "checkpointed_input")
-    assert memory.now_nbytes_by_kind == {"checkpointed_input": 320}
-    del batch
-    assert memory.now_nbytes == 0
-
-
-def test_reclassifying_changes_no_total_and_no_peak() -> None:
-    memory = ledger(100)
-    a = memory.alloc(100, np.uint8, "activation")
-    memory.reclassify(a, "checkpointed_input")
-    assert (memory.now_nbytes, memory.peak_nbytes) == (100, 100)
-    assert memory.peak_nbytes_by_kind == {"activation": 100}
-    with pytest.raises(ValueError, match=r"^rank 3 asked to reclassify an array of 8 bytes that its memory does not"):
-        memory.reclassify(np.zeros(1), "input")
-
-
-@pytest.mark.parametrize("ask", [
-    lambda m: m.alloc(1, "f4", "gradients"), lambda m: m.hold(np.zeros(1), "gradients"),
-    lambda m: m.reclassify(np.zeros(1), "gradients"), lambda m: m.peak_nbytes_of(["gradients"]),
-    lambda m: m.peak_nbytes_of("gradients")])
-def test_a_kind_that_there_is_not_is_refused(ask) -> None:
-    memory = ledger()
-    with pytest.raises(ValueError, match=f"^no kind of memory is called 'gradients'; the kinds are {', '.join(KINDS)}"):
-        ask(memory)
-    assert memory.now_nbytes == 0
-
-
-@pytest.mark.parametrize("ask", [lambda m: m.hold([1.0], "input"), lambda m: m.free([1.0]), lambda m: m.kind_of(None)])
-def test_what_is_no_array_is_refused(ask) -> None:
-    with pytest.raises(ValueError, match=r"^the ledger holds NumPy arrays, found (list|NoneType); wrap it"):
-        ask(ledger())
-
-
-@pytest.mark.parametrize("shape", [-1, (3, -2)])
-def test_a_negative_length_is_refused(shape) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"rank 3 asked for an array of shape {shape}, but no length can")):
-        ledger().alloc(shape, np.float32, "input")
-
-
-def test_a_shape_too_large_to_count_in_64_bits_is_out_of_memory_and_not_a_small_number() -> None:
-    with pytest.raises(zs.OutOfMemoryError, match=r"asked for 19,807,040,628,566,084,398,385,987,584 bytes"):
-        ledger(10**15).alloc((1 << 46, 1 << 46), np.float32, "parameter")
-
-
-def test_the_breakdown_of_the_peak_is_that_of_one_instant() -> None:
-    memory = ledger()
-    a = memory.alloc(60, np.uint8, "parameter")
-    memory.free(a)
-    b, c = memory.alloc(50, np.uint8, "gradient"), memory.alloc(50, np.uint8, "activation")
-    memory.free(b)
-    d = memory.alloc(49, np.uint8, "parameter")
-    assert (memory.peak_nbytes, memory.peak_nbytes_by_kind) == (100, {"gradient": 50, "activation": 50})
-    memory.reset_peak()
-    assert (memory.peak_nbytes, memory.peak_nbytes_by_kind) == (99, {"parameter": 49, "activation": 50})
-    del c, d
-    assert memory.peak_nbytes == 99
+    assert memory.kind_of(batch[0]) == "input"
 
 
 def test_the_peak_of_some_kinds_is_their_largest_sum_in_this_run() -> None:
@@ -150,14 +157,13 @@ def test_the_peak_of_some_kinds_is_their_largest_sum_in_this_run() -> None:
         arrays.append(memory.alloc(20, np.uint8, "unit_gradient"))
         return arrays[:1] if first else None
 
-    cluster.run(program, True)
     memory = cluster.memory[0]
-    assert memory.peak_nbytes_of(["gradient"]) == 1030
-    cluster.run(program, False)  # the first run's 1000 are still held
-    assert memory.peak_nbytes_of(["gradient"]) == 1030
+    for first in (True, False):  # the first run's 1000 are still held in the second
+        cluster.run(program, first)
+        assert memory.peak_nbytes_of(["gradient"]) == 1030
     assert memory.peak_nbytes_of(["unit_gradient"]) == memory.peak_nbytes_of("unit_gradient") == 40
     assert memory.peak_nbytes_of(["gradient", "unit_gradient"]) == 1070
-    assert memory.peak_nbytes_of(KINDS) == memory.peak_nbytes == 1000 + 30 + 40 + 100
+    assert memory.peak_nbytes_of(trace.KINDS) == memory.peak_nbytes == 1000 + 30 + 40 + 100
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS.values(), *INTEGERS.values(), *OTHERS.values(), np.dtype("M8[s]"),
@@ -169,23 +175,22 @@ def test_in_debug_mode_what_is_new_and_what_was_freed_is_poison(dtype: np.dtype)
         return a.tobytes() == b"\xa5" * a.nbytes
 
     for shape in ((), 0, 7, (2, 3), 5000):
-        memory = ledger(debug=True)
-        a = memory.alloc(shape, dtype, "workspace")
+        memory, plain = ledger(debug=True), ledger()
+        a, b = memory.alloc(shape, dtype, "workspace"), plain.alloc(shape, dtype, "workspace")
         assert poisoned(a)
-        a[...] = np.zeros((), dtype)
-        assert a.size == 0 or not poisoned(a)
-        memory.free(a)
+        for array, its in ((a, memory), (b, plain)):
+            array[...] = np.zeros((), dtype)
+            assert a.size == 0 or not poisoned(array)
+            its.free(array)
         assert poisoned(a)
-
-
-def test_freeing_a_part_with_strides_poisons_that_part() -> None:
-    memory = ledger(debug=True)
-    for dtype in (np.float32, np.int16):
-        a = memory.alloc((4, 4), dtype, "workspace")
-        a[...] = 1
-        memory.free(a[:, ::2])
-        assert (a[:, 1::2] == 1).all()
-        assert not (a[:, ::2] == 1).any()
+        assert arrays.is_poisoned(a)
+        assert a.size == 0 or not poisoned(b), "without debug what was freed stays as it was"
+        assert a.size == 0 or not arrays.is_poisoned(b)
+    a = memory.alloc((4, 4), dtype, "workspace")
+    a[...] = np.zeros((), dtype)
+    memory.free(a[:, ::2])
+    assert poisoned(a[:, ::2])
+    assert not poisoned(a[:, 1::2])
 
 
 def test_a_read_only_input_may_be_freed_in_debug_mode() -> None:
@@ -195,31 +200,88 @@ def test_a_read_only_input_may_be_freed_in_debug_mode() -> None:
     assert (memory.now_nbytes, batch.tolist()) == (0, [1, 1, 1])
 
 
-def test_without_debug_freed_values_stay() -> None:
-    memory = ledger()
-    a = memory.alloc(3, np.float32, "workspace")
-    a[...] = 5
-    memory.free(a)
-    assert a.tolist() == [5, 5, 5]
-
-
-@pytest.mark.parametrize(("count", "slack"), [(1023, 0), (1024, 64), (5000, 64)])
-def test_arrays_of_4_kib_and_more_are_aligned_and_their_slack_is_no_kind(count: int, slack: int) -> None:
-    memory = ledger()
-    arrays = [memory.alloc(count, np.float32, "parameter") for _ in range(5)]
-    assert (memory.now_nbytes, memory.slack_nbytes) == (20 * count, 5 * slack)
-    assert all(array.ctypes.data % 64 == 0 for array in arrays) or not slack
-    memory.free(arrays[0])
-    assert memory.slack_nbytes == 4 * slack
-    arrays.clear()
-    assert memory.slack_nbytes == 0
-
-
 def test_memory_lives_as_long_as_the_cluster_and_each_trace_tells_its_own_run() -> None:
     cluster, kept = zs.Cluster(2), []
     cluster.run(lambda rank: kept.append(rank.memory.alloc(10, np.float32, "master", "m")))
-    assert [row for row in cluster.trace[0].rows if isinstance(row, Held)] == [Held("master", "m", 40)]
+    assert [row for row in cluster.trace[0].rows if isinstance(row, trace.Held)] == [trace.Held("master", "m", 40)]
     assert cluster.memory.now_nbytes == [40, 40]
     cluster.run(lambda rank: kept.pop() is None)
-    assert [row for row in cluster.trace[0].rows if isinstance(row, Held)] == [Held("master", "m", -40)]
+    assert [row for row in cluster.trace[0].rows if isinstance(row, trace.Held)] == [trace.Held("master", "m", -40)]
     assert (cluster.memory.now_nbytes, cluster.memory.peak_nbytes) == ([0, 0], [40, 40])
+
+
+# A capacity is exact to the byte: who asks for more is told what is held, and nothing has changed afterwards.
+
+def test_running_out_says_what_was_asked_what_is_left_and_what_is_held_by_kind() -> None:
+    def program(rank):
+        held = [rank.memory.alloc(1000, np.float32, "parameter"), rank.memory.alloc(500, np.float16, "gradient"),
+                rank.memory.alloc((10, 10), np.float64, "parameter")]
+        if rank.index == 1:
+            rank.memory.alloc(3000, np.float32, "optimizer_state", "momentum")
+        return held
+
+    with pytest.raises(zs.OutOfMemoryError) as caught:
+        zs.Cluster(2, capacity_nbytes=10_000).run(program)
+    assert str(caught.value) == (
+        "rank 1 asked for 12,000 bytes (optimizer_state momentum) and has 4,200 left of capacity_nbytes=10,000; "
+        "it holds 5,800: parameter 4,800, gradient 1,000. Shard more, keep less, let go of earlier results "
+        "(cluster.runs.clear()), or raise the capacity.")
+    with pytest.raises(zs.OutOfMemoryError, match=r"asked for 8 bytes \(input\) and has 7 left .* it holds 0: nothing"):
+        ledger(7).hold(np.ones(1), "input")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
+def test_a_collective_fits_in_what_it_charges_and_no_less(row: tuple[str, str]) -> None:
+    """At one byte less a rank that charges the most runs out, and all that had been taken is given back."""
+    worlds = [n for n in WORLDS if allowed(*row, n)]
+    for ranks, kind, asynchronous in mixed(ROWS.index(row), 6, worlds, ("plain", "debug"), (False, True)):
+        vectors = whole_numbers(ranks, 3 * ranks + 2)
+
+        def program(rank, vectors=vectors, asynchronous=asynchronous):
+            answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
+            if asynchronous:
+                answer.wait()
+            return rank.index
+
+        roomy = zs.Cluster(ranks, **CLUSTERS[kind])
+        roomy.run(program)
+        assert roomy.memory.now_nbytes == [0] * ranks
+        need = max(roomy.memory.peak_nbytes)
+        fits, short = (zs.Cluster(ranks, capacity_nbytes=n, **CLUSTERS[kind]) for n in (need, need - 1))
+        assert list(fits.run(program)) == list(range(ranks))
+        for _ in range(2):
+            with pytest.raises(zs.OutOfMemoryError, match=r"^rank \d asked for .* left of capacity_nbytes="):
+                short.run(program)
+            assert short.memory.now_nbytes == [0] * ranks
+        assert list(short.run(lambda rank: rank.index)) == list(range(ranks))
+
+
+def test_a_collective_that_runs_out_takes_no_call_number_and_the_program_may_ask_for_less() -> None:
+    """The rank that catches it goes on with the others, at the same call."""
+    def program(rank):
+        if rank.index == 1:
+            with pytest.raises(zs.OutOfMemoryError):
+                rank.all_reduce(np.zeros(1000))
+        return rank.all_reduce(np.array([rank.index]), op="max").tolist()
+
+    cluster = zs.Cluster(3, capacity_nbytes=100)
+    assert list(cluster.run(program)) == [[2]] * 3
+    assert [len(trace.collectives()) for trace in cluster.trace] == [1, 1, 1]
+
+
+def test_capacity_zero_leaves_room_for_what_takes_nothing() -> None:
+    cluster = zs.Cluster(2, capacity_nbytes=0)
+    cluster.run(lambda rank: rank.barrier())
+    assert cluster.run(lambda rank: rank.all_reduce(np.zeros((0, 3))).shape)[0] == (0, 3)
+    assert cluster.run(lambda rank: rank.memory.alloc((4, 0), np.float64, "input").shape)[1] == (4, 0)
+
+
+def test_results_of_earlier_runs_stay_held_as_long_as_the_cluster_keeps_them() -> None:
+    cluster = zs.Cluster(2, capacity_nbytes=900)
+    cluster.run(lambda rank: rank.all_reduce(np.zeros(60)))
+    assert cluster.memory.now_nbytes == [480, 480]
+    with pytest.raises(zs.OutOfMemoryError, match="it holds 480: workspace 480"):
+        cluster.run(lambda rank: rank.all_reduce(np.zeros(60)))
+    cluster.runs.clear()
+    assert cluster.memory.now_nbytes == [0, 0]
+    assert cluster.run(lambda rank: rank.all_reduce(np.zeros(60)).size)[0] == 60

@@ -1,6 +1,9 @@
-"""A rank belongs to its own program, in its own run and thread; a cluster runs one program at a time."""
+"""A rank belongs to its own program, in its own run and thread, and its memory to it alone; a cluster runs one program
+at a time."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +11,7 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, works
 
-USES = {
-    "a collective": lambda rank: rank.all_reduce(np.ones(2)),
+USES: dict[str, Callable[[zs.Rank], Any]] = {
     "an asynchronous one": lambda rank: rank.broadcast(np.ones(2), async_op=True),
     "a barrier": lambda rank: rank.barrier(),
     "a message": lambda rank: rank.send(np.ones(2), 0),
@@ -17,39 +19,57 @@ USES = {
     **{f"{operation} by {algorithm}": lambda rank, o=operation, a=algorithm: ask(rank, o, a, np.ones(4))
        for operation, algorithm in ROWS if allowed(operation, algorithm, 3)},
 }
-OUTSIDE = r"^rank (?P<rank>\d) is in no run; call it inside the program that Cluster\.run\(program\) runs$"
-OTHERS = (r"(?m)^rank (?P<rank>\d) was used outside its own program \(a program must only use the rank that it was "
-          r"handed; reading another rank's memory and trace is fine after the run\)$")
-THREAD = (r"^rank (?P<rank>\d) was used in another thread than the one that runs its cluster; keep every call of a "
-          r"rank inside the program that it was handed to$")
+OUTSIDE = r"^rank \d is in no run; call it inside the program that Cluster\.run\(program\) runs$"
+OTHERS = (r"(?m)^rank 2 was used outside its own program \(a program must only use the rank that it was handed; "
+          r"reading another rank's memory and trace is fine after the run\)$")
+THREAD = (r"^rank 1 was used in another thread than the one that runs its cluster; keep every call of a rank inside "
+          r"the program that it was handed to$")
+
+
+def in_a_thread(function: Callable[[], Any]) -> None:
+    """Runs the function in another thread, to its end; raises what it raises."""
+    raised = []
+
+    def body() -> None:
+        try:
+            function()
+        except BaseException as error:  # whatever it is, it is raised again
+            raised.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_rank_cannot_be_used_before_between_or_after_runs(use: str) -> None:
-    cluster, kept = zs.Cluster(3), []
-    for ranks in (cluster.ranks, kept):
-        for rank in ranks:
-            with pytest.raises(zs.RankUseError, match=OUTSIDE):
-                USES[use](rank)
-        cluster.run(kept.append)
-    assert works(cluster)
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_program_cannot_use_another_s_rank(use: str) -> None:
+def test_a_rank_is_used_by_its_own_program_in_its_own_run_and_thread_alone(use: str) -> None:
     cluster, handed = zs.Cluster(3), {}
 
-    def program(rank):
+    def anothers(rank):
         handed[rank.index] = rank
         rank.barrier()
         if rank.index == 1:
             USES[use](handed[2])
         rank.barrier()
 
+    def threaded(rank):
+        if rank.index == 1:
+            with pytest.raises(zs.RankUseError, match=THREAD):
+                in_a_thread(lambda: USES[use](rank))
+        return rank.all_reduce(np.array([rank.index])).tolist()
+
+    for rank in cluster.ranks:
+        with pytest.raises(zs.RankUseError, match=OUTSIDE):
+            USES[use](rank)
     with pytest.raises(zs.RankUseError, match=OTHERS) as caught:
-        cluster.run(program)
-    assert caught.match("rank 2 was used")
+        cluster.run(anothers)
     assert caught.value.__notes__ == ["raised by rank 1 of 3"]
+    for rank in handed.values():
+        with pytest.raises(zs.RankUseError, match=OUTSIDE):
+            USES[use](rank)
+    assert list(cluster.run(threaded)) == [[3]] * 3
     assert works(cluster)
 
 
@@ -61,29 +81,6 @@ def test_reading_another_rank_s_ledger_and_trace_is_allowed() -> None:
     ranks = zs.Cluster(2).run(program)
     assert [rank.trace.sent_nbytes() for rank in ranks] == [24, 24]
     assert [rank.memory.now_nbytes for rank in ranks] == [0, 0]
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_rank_cannot_be_used_in_another_thread(use: str) -> None:
-    cluster, caught = zs.Cluster(3), []
-
-    def elsewhere(rank):
-        try:
-            USES[use](rank)
-        except zs.RankUseError as error:
-            caught.append(error)
-
-    def program(rank):
-        if rank.index == 1:
-            thread = threading.Thread(target=elsewhere, args=[rank])
-            thread.start()
-            thread.join()
-        return rank.all_reduce(np.array([rank.index])).tolist()
-
-    assert list(cluster.run(program)) == [[3]] * 3
-    assert len(caught) == 1
-    with pytest.raises(zs.RankUseError, match=THREAD):
-        raise caught[0]
 
 
 def test_a_work_can_only_be_waited_for_by_its_own_program_in_its_own_run() -> None:
@@ -107,59 +104,31 @@ def test_a_work_can_only_be_waited_for_by_its_own_program_in_its_own_run() -> No
     assert works(cluster)
 
 
-def test_a_result_that_was_waited_for_may_be_read_for_ever() -> None:
-    def program(rank):
-        work = rank.all_reduce(np.array([rank.index]), async_op=True)
-        work.wait()
-        return work
+# -- clusters ---------------------------------------------------------------------------------------------------------
 
-    results = zs.Cluster(3).run(program)
-    assert [work.result.tolist() for work in results] == [[3]] * 3
-    assert results[1].wait() is results[1].result
+REENTERED = (r"(?m)^this cluster is running a program already, and was asked {} to run another; make a second Cluster "
+             r"for nested runs, or wait until the first has ended$")
+INSIDE = REENTERED.format("by one of its ranks, or in the midst of a step_through,")
 
 
-REENTERED = (r"(?m)^this cluster is running a program already, and was asked by one of its ranks, or in the midst of a "
-             r"step_through, to run another; make a second Cluster for nested runs, or wait until the first has ended$")
-
-
-def test_a_running_cluster_cannot_be_entered_again_by_its_own_program() -> None:
+def test_a_running_cluster_cannot_be_entered_again() -> None:
+    """Not by its own program, not while it is stepped through, not by another thread."""
     cluster = zs.Cluster(2)
-    with pytest.raises(zs.RankUseError, match=REENTERED) as caught:
+    with pytest.raises(zs.RankUseError, match=INSIDE) as caught:
         cluster.run(lambda rank: cluster.run(lambda inner: None))
     assert caught.value.__notes__ == ["raised by rank 0 of 2"]
-    assert works(cluster)
-
-
-def test_a_running_cluster_cannot_be_entered_while_it_is_stepped_through() -> None:
-    cluster = zs.Cluster(2)
     with zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), cluster=cluster) as steps:
         next(steps)
-        with pytest.raises(zs.RankUseError, match=REENTERED):
-            cluster.run(lambda rank: None)
-        with pytest.raises(zs.RankUseError, match=REENTERED), \
-                zs.step_through(lambda rank: None, cluster=cluster) as others:
-            next(others)
+        for other in (lambda: cluster.run(lambda rank: None), lambda: next(zs.step_through(print, cluster=cluster))):
+            with pytest.raises(zs.RankUseError, match=INSIDE):
+                other()
         assert len(list(steps)) == 3
-    assert works(cluster)
 
+    def threaded(rank):
+        with pytest.raises(zs.RankUseError, match=REENTERED.format("by another thread")):
+            in_a_thread(lambda: cluster.run(lambda inner: None))
 
-def test_a_running_cluster_cannot_be_entered_by_another_thread() -> None:
-    cluster, caught = zs.Cluster(2), []
-
-    def elsewhere():
-        try:
-            cluster.run(lambda rank: None)
-        except zs.RankUseError as error:
-            caught.append(str(error))
-
-    def program(rank):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-
-    cluster.run(program)
-    assert len(caught) == 2
-    assert all("was asked by another thread to run another; make a second Cluster" in text for text in caught)
+    cluster.run(threaded)
     assert works(cluster)
 
 
@@ -170,15 +139,14 @@ def test_two_threads_may_run_two_clusters_at_once() -> None:
         def program(rank):
             if rank.index == 0:
                 ready.wait(timeout=600)
-            return [rank.all_reduce(np.array([rank.index + name])).tolist() for _ in range(200)][-1]
+            return [rank.all_reduce(np.array([rank.index + name])).tolist() for _ in range(50)][-1]
 
         results[name] = list(zs.Cluster(3, seed=name).run(program))
 
-    threads = [threading.Thread(target=elsewhere, args=[name]) for name in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    first = threading.Thread(target=elsewhere, args=[1])
+    first.start()
+    in_a_thread(lambda: elsewhere(2))
+    first.join()
     assert results == {1: [[6]] * 3, 2: [[9]] * 3}
 
 
@@ -199,38 +167,50 @@ def test_clusters_may_be_nested(options: dict) -> None:
 
 
 def test_a_failure_in_a_nested_cluster_is_that_of_the_rank_that_ran_it() -> None:
-    def program(rank):
+    def waits(rank):
         if rank.index == 1:
             zs.Cluster(2).run(lambda inner: inner.recv(np.empty(1), 1 - inner.index))
         rank.barrier()
 
+    def uses_the_outer(rank):
+        if rank.index == 1:
+            zs.Cluster(2).run(lambda inner: rank.barrier())
+        rank.barrier()
+
     cluster = zs.Cluster(3)
-    text = r"rank 0: in recv\(\(1,\), float64\) from rank 1 at test_misuse.py:"
-    with pytest.raises(zs.DeadlockError, match=text) as caught:
-        cluster.run(program)
-    assert caught.value.__notes__ == ["raised by rank 1 of 3"]
-    assert works(cluster)
+    for program, error, text, notes in [
+            (waits, zs.DeadlockError, r"rank 0: in recv\(\(1,\), float64\) from rank 1 at test_misuse.py:", 1),
+            (uses_the_outer, zs.RankUseError, "rank 1 was used outside its own program", 2)]:
+        with pytest.raises(error, match=text) as caught:
+            cluster.run(program)
+        assert caught.value.__notes__ == ["raised by rank 0 of 2", "raised by rank 1 of 3"][-notes:]
+        assert works(cluster)
 
 
-def test_an_inner_program_cannot_use_the_outer_rank() -> None:
+# -- memory that ranks share ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_that_reduce_into_one_array_are_refused(ranks: int) -> None:
+    shared = np.arange(1, 5, dtype=np.float32)
+    for operation, algorithm in ROWS:
+        if operation == "all_reduce":
+            with pytest.raises(ValueError, match=r"ranks \d and \d handed the same memory .* an array of its own"):
+                zs.Cluster(ranks).run(lambda rank, a=algorithm: rank.all_reduce(shared, out=shared, algorithm=a))
+
+
+def test_a_result_over_what_another_rank_reads_is_refused() -> None:
+    both = np.zeros(8, np.float32)
+
     def program(rank):
-        return zs.Cluster(2).run(lambda inner: rank.barrier())
+        x, out = (both[:4], None) if rank.index == 0 else (np.zeros(4, np.float32), both[2:6])
+        return rank.all_reduce(x, out=out)
 
-    with pytest.raises(zs.RankUseError, match="was used outside its own program") as caught:
-        zs.Cluster(2).run(program)
-    assert caught.value.__notes__ == ["raised by rank 0 of 2", "raised by rank 0 of 2"]
+    with pytest.raises(ValueError, match="ranks 0 and 1 handed the same memory"):
+        zs.Cluster(3).run(program)
 
 
-def test_a_group_of_an_earlier_run_still_serves_and_never_meets_a_new_one() -> None:
-    cluster, kept = zs.Cluster(3), {}
-
-    def first(rank):
-        kept[rank.index] = rank.split(0 if rank.index < 2 else None)
-
-    def second(rank):
-        group = rank.split(0 if rank.index != 1 else None)
-        found = [group.all_reduce(np.array([rank.index])).tolist()] if group else []
-        return found + ([kept[rank.index].all_reduce(np.array([10 + rank.index])).tolist()] if kept[rank.index] else [])
-
-    cluster.run(first)
-    assert list(cluster.run(second)) == [[[2], [21]], [[21]], [[2]]]
+def test_ranks_may_read_one_array_and_write_parts_of_one_that_do_not_touch() -> None:
+    data, whole = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
+    found = zs.Cluster(3).run(lambda rank: rank.reduce_scatter(data, out=whole[2 * rank.index:2 * rank.index + 2]))
+    assert whole.tolist() == [0, 3, 6, 9, 12, 15]
+    assert [of_rank.tolist() for of_rank in found] == [[0, 3], [6, 9], [12, 15]]

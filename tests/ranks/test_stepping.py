@@ -1,4 +1,7 @@
-"""Stepping through a run, hop by hop; and leaving it in the midst."""
+"""Stepping through a run, by hop and by collective: what a step shows of every rank; and leaving it in the midst.
+
+That every collective can be stepped through, with its hops and results, `test_collectives.py` shows.
+"""
 
 import gc
 import threading
@@ -7,40 +10,53 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import ROWS, allowed, ask
-from tests.ranks.data import whole_numbers
+
+KINDS = [{}, {"debug": True}, {"seed": 3}]
 
 
-def program(rank: zs.Rank, told: list | None = None) -> np.ndarray:
+def program(rank: zs.Rank, ended: list | None = None) -> np.ndarray:
     try:
         mine = rank.memory.alloc(8, np.int64, "parameter")
         mine[...] = np.arange(8) * 10 ** rank.index
         rank.reduce_scatter(mine)
         return rank.all_reduce(mine)
     finally:
-        if told is not None:
-            told.append(rank.index)
+        if ended is not None:
+            ended.append(rank.index)
 
 
-HOPS = 3 * 4 + 6 * 4  # of a reduce-scatter and an all-reduce on 4 ranks
+SUM = (np.arange(8) * 1111).tolist()
+STEPS = {"hop": 3 * 4 + 6 * 4, "collective": 2}  # of a reduce-scatter and an all-reduce on 4 ranks
 
 
-def test_every_hop_of_every_collective_is_shown_in_order() -> None:
-    cluster = zs.Cluster(4)
-    steps = list(zs.step_through(program, cluster=cluster))
-    assert len(steps) == HOPS
-    rows = cluster.trace[0].collectives()
-    assert [step.hop for step in steps] == [hop for row in rows for hop in row.hops()]
-    assert [step.call for step in steps] == [row.call for row in rows for _ in row.hops()]
-    assert len(cluster.runs) == 1
-    assert cluster.runs[0].results[2].tolist() == (np.arange(8) * 1111).tolist()
-
-
-def test_a_step_shows_what_arrived_and_keeps_it() -> None:
+def test_by_hop_every_message_is_shown_in_order_with_what_arrived() -> None:
     """On a ring of three, chunk 0 starts on rank 1 and collects rank 2's part before it comes to rank 0."""
-    steps = list(zs.step_through(lambda rank: rank.reduce_scatter(np.full(3, 10.0 ** rank.index)), ranks=3))
+    cluster = zs.Cluster(3)
+    steps = list(zs.step_through(lambda rank: rank.reduce_scatter(np.full(3, 10.0 ** rank.index)), cluster=cluster))
+    row = cluster.trace[0].collectives()[0]
+    assert [(step.call, step.hop) for step in steps] == [(row.call, hop) for hop in row.hops()]
     to_rank_0 = [(step.hop.step, step.hop.chunks, step.values.tolist()) for step in steps if step.hop.destination == 0]
     assert to_rank_0 == [(0, (1,), [100.0]), (1, (0,), [110.0])]
+    assert len(cluster.runs) == 1
+
+
+def test_by_collective_every_collective_is_one_step_with_all_its_hops_and_results() -> None:
+    cluster = zs.Cluster(4)
+    steps = list(zs.step_through(program, cluster=cluster, by="collective"))
+    assert [(step.number, step.call, step.hops) for step in steps] == [
+        (number, row.call, row.hops()) for number, row in enumerate(cluster.trace[0].collectives(), 1)]
+    assert [[now.out.tolist() for now in step.ranks] for step in steps] == [
+        [SUM[2 * r:2 * r + 2] for r in range(4)], [SUM] * 4]
+    assert [now.x.tolist() for now in steps[0].ranks] == [[i * 10 ** r for i in range(8)] for r in range(4)]
+
+
+def test_a_collective_without_messages_is_a_step_by_collective_and_none_by_hop() -> None:
+    for ranks in (1, 2, 5):
+        assert len(list(zs.step_through(lambda rank: rank.all_reduce(np.ones(0)), ranks=ranks, by="collective"))) == 1
+    alone = list(zs.step_through(lambda rank: rank.all_reduce(np.ones(4)), ranks=1, by="collective"))
+    assert [now.out.tolist() for now in alone[0].ranks] == [[1.0] * 4]
+    assert list(zs.step_through(lambda rank: rank.all_reduce(np.ones(4)), ranks=1)) == []
+    assert list(zs.step_through(lambda rank: rank.index)) == []
 
 
 def test_events_make_the_ring_s_hops_only_if_asked() -> None:
@@ -50,56 +66,142 @@ def test_events_make_the_ring_s_hops_only_if_asked() -> None:
     assert len(list(cluster.events(lambda rank: rank.all_reduce(np.zeros(3), algorithm="naive")))) == 4
 
 
-@pytest.mark.parametrize("kind", [{}, {"debug": True}, {"seed": 3}], ids=str)
-def test_what_is_looked_at_changes_no_ledger(kind: dict) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("by", STEPS)
+def test_a_kept_step_stays_as_it_was_and_what_is_looked_at_changes_no_ledger(by: str, kind: dict) -> None:
     """Kept steps hold copies, and not the ranks' buffers."""
     plain, watched = zs.Cluster(4, **kind), zs.Cluster(4, **kind)
+    kept, seen = [], []
+    for step in zs.step_through(program, cluster=watched, by=by):
+        kept.append(step)
+        seen.append([(now.x.copy(), now.out.copy(), len(now.rows)) for now in step.ranks])
+    assert len(kept) == STEPS[by]
+    watched.run(program)
+    assert all(np.array_equal(now.x, x) and np.array_equal(now.out, out) and len(now.rows) == rows
+               for step, looks in zip(kept, seen, strict=True)
+               for now, (x, out, rows) in zip(step.ranks, looks, strict=True))
+    assert [rows for _, _, rows in seen[0]] < [rows for _, _, rows in seen[-1]]
     plain.run(program)
-    kept = list(zs.step_through(program, cluster=watched))
-    assert len(kept) == HOPS
-    assert [trace.rows for trace in watched.trace] == [trace.rows for trace in plain.trace]
-    assert watched.memory.peak_nbytes == plain.memory.peak_nbytes
+    plain.run(program)
+    for cluster in (plain, watched):
+        cluster.runs.clear()
+    gc.collect()
     assert watched.memory.now_nbytes == plain.memory.now_nbytes
+    assert watched.memory.peak_nbytes == plain.memory.peak_nbytes
+    assert [trace.rows for trace in watched.trace] == [trace.rows for trace in plain.trace]
+
+
+def test_kept_steps_share_what_has_not_changed_between_them() -> None:
+    steps = list(zs.step_through(lambda rank: rank.all_reduce(np.arange(8.0) + rank.index), ranks=4))
+    assert len({id(step.ranks[2].x) for step in steps}) == 1
+    assert 1 < len({id(step.ranks[2].out) for step in steps}) <= 5
+
+
+def test_what_is_not_written_yet_is_nan_or_a5_and_in_place_what_was_there() -> None:
+    for dtype, blank in ((np.float32, np.nan), (np.int32, np.int32(-0x5A5A5A5B))):
+        steps = list(zs.step_through(lambda rank, d=dtype: rank.all_gather(np.array([rank.index], d)), ranks=3))
+        first = steps[0]  # rank 0's chunk has come to rank 1
+        np.testing.assert_array_equal(first.ranks[1].out, np.array([0, 1, blank], dtype))
+        np.testing.assert_array_equal(first.ranks[2].out, np.array([blank, blank, 2], dtype))
+        assert steps[-1].ranks[2].out.tolist() == [0, 1, 2]
+
+    def in_place(rank):
+        whole = np.full(3, float(rank.index))
+        rank.all_gather(whole[rank.index:rank.index + 1], out=whole)
+
+    first = next(zs.step_through(in_place, ranks=3))
+    assert [now.out.tolist() for now in first.ranks] == [[0.0] * 3, [0.0, 1.0, 1.0], [2.0] * 3]
+
+
+def test_a_step_says_where_every_program_waits_and_what_it_has_held_and_done() -> None:
+    def uneven(rank):
+        half = rank.split(rank.index % 2)
+        if rank.index == 3:
+            return
+        held = rank.memory.hold(np.zeros(rank.index + 1), "input")
+        if rank.index % 2 == 0:
+            half.all_reduce(held[:1])
+
+    steps = list(zs.step_through(uneven, ranks=4))
+    assert steps[0].ranks[3].where.startswith("test_stepping.py:")
+    for nows in [step.ranks for step in steps if step.call.operation == "all_reduce"]:
+        assert [(now.rank, now.place) for now in nows] == [(0, 0), (1, None), (2, 1), (3, None)]
+        assert nows[0].where.startswith("test_stepping.py:")
+        assert nows[0].where.endswith("in uneven")
+        assert nows[1].where == "finished"
+        assert nows[1].x is nows[1].out is None
+        assert nows[2].nbytes_by_kind["input"] == 24
+        assert nows[2].now_nbytes == sum(nows[2].nbytes_by_kind.values()) > 24
+        assert nows[0].rows[-1].call.operation == "all_reduce"
+        assert len(nows[1].rows) < len(nows[2].rows)
+    first = next(zs.step_through(lambda rank: rank.exchange(*(None,) * 4) if rank.index else rank.exchange(
+        np.zeros(1), 0, np.zeros(1), 0), ranks=2))
+    assert first.ranks[1].where == "not begun"
+
+
+def test_bytes_sent_are_counted_when_a_collective_has_ended() -> None:
+    by_hop, by_collective = (next(zs.step_through(program, ranks=4, by=by)) for by in STEPS)
+    assert [now.sent_nbytes for now in by_hop.ranks] == [0] * 4
+    assert [now.sent_nbytes for now in by_collective.ranks] == [48] * 4
+
+
+@pytest.mark.parametrize("by", STEPS)
+def test_messages_that_a_program_sends_itself_are_steps_without_a_call(by: str) -> None:
+    """A ring by hand, of three ranks: each step shows the value that arrived."""
+    def ring(rank):
+        partial = np.array([10.0 * (rank.index + 1)])
+        for _ in range(rank.size - 1):
+            arrived = np.empty_like(partial)
+            rank.exchange(partial, (rank.index + 1) % rank.size, arrived, (rank.index - 1) % rank.size)
+            partial = arrived + 10.0 * (rank.index + 1)
+        return partial[0]
+
+    with zs.step_through(ring, ranks=3, by=by) as steps:
+        seen = list(steps)
+    assert {(step.call, step.hops[0].nbytes) for step in seen} == {(None, 8)}
+    assert {(step.hop.source, step.hop.destination) for step in seen} == {(0, 1), (1, 2), (2, 0)}
+    assert sorted(step.values[0] for step in seen) == [10.0, 20.0, 30.0, 30.0, 40.0, 50.0]
+    assert repr(seen[0]) == "<Step 1: a message, rank 0 to rank 1, 8 bytes>"
+    assert list(steps.cluster.runs[-1].results) == [60.0] * 3
+
+
+def test_steps_say_in_one_line_what_they_are() -> None:
+    call = "reduce_scatter(call 0, (8,), int64)"
+    with zs.step_through(program, ranks=2) as steps:
+        assert repr(next(steps)) == f"<Step 1: hop 0 of {call}, rank 0 to rank 1, 32 bytes>"
+        assert repr(steps) == "<Steps by hop of 2 ranks, 1 taken>"
+    assert repr(next(zs.step_through(program, ranks=2, by="collective"))) == f"<Step 1: {call}>"
+    assert [len(zs.step_through(program, **options).cluster.ranks)
+            for options in ({}, {"ranks": 3}, {"ranks": 3, "cluster": zs.Cluster(3)})] == [2, 3, 3]
 
 
 @pytest.mark.parametrize("leave", ["with", "close", "del", "exception"])
-@pytest.mark.parametrize("taken", [0, 1, 5, 12, 13, 30, HOPS])
-def test_leaving_half_way_stops_all_ranks_and_leaves_nothing(taken: int, leave: str) -> None:
-    cluster, told = zs.Cluster(4), []
-    steps = zs.step_through(program, told, cluster=cluster)
+@pytest.mark.parametrize(("by", "taken"), [*(("hop", taken) for taken in (0, 1, 12, 13, 30, STEPS["hop"])),
+                                           *(("collective", taken) for taken in (0, 1, 2))])
+def test_leaving_half_way_stops_all_ranks_and_leaves_nothing(by: str, taken: int, leave: str) -> None:
+    cluster, ended = zs.Cluster(4), []
+    steps = zs.step_through(program, ended, cluster=cluster, by=by)
     gc.disable()
     try:
+        for _ in range(taken):
+            next(steps)
         match leave:
             case "with":
                 with steps:
-                    for _ in range(taken):
-                        next(steps)
+                    pass
             case "exception":
-                for _ in range(taken):
-                    next(steps)
                 with pytest.raises(KeyError), steps:
                     raise KeyError
-            case _:
-                for _ in range(taken):
-                    next(steps)
-                if leave == "close":
-                    steps.close()
-                    steps.close()
+            case "close":
+                steps.close()
+                steps.close()
         del steps
     finally:
         gc.enable()
-    assert sorted(told) == ([0, 1, 2, 3] if taken else [])
+    assert sorted(ended) == ([0, 1, 2, 3] if taken else [])
     assert cluster.memory.now_nbytes == [0] * 4
     assert cluster.runs == []
-    assert cluster.run(program)[3].tolist() == (np.arange(8) * 1111).tolist()
-
-
-def test_a_run_that_was_stepped_to_its_end_is_a_run() -> None:
-    cluster = zs.Cluster(2)
-    with zs.step_through(lambda rank: rank.broadcast(np.array([rank.index + 5])), cluster=cluster) as steps:
-        assert [step.values.tolist() for step in steps] == [[5]]
-        assert list(steps) == []
-    assert [result.tolist() for result in cluster.runs[0].results] == [[5], [5]]
+    assert cluster.run(program)[3].tolist() == SUM
 
 
 def test_a_failure_comes_out_of_the_step_that_meets_it() -> None:
@@ -119,24 +221,6 @@ def test_a_failure_comes_out_of_the_step_that_meets_it() -> None:
         with pytest.raises(StopIteration):
             next(steps)
     assert cluster.run(lambda rank: rank.index)[1] == 1
-
-
-def test_a_program_without_collectives_has_no_steps() -> None:
-    with zs.step_through(lambda rank: rank.index, ranks=3) as steps:
-        assert list(steps) == []
-
-
-@pytest.mark.parametrize(("operation", "algorithm"), ROWS)
-def test_any_collective_may_be_stepped_through(operation: str, algorithm: str) -> None:
-    for ranks in [n for n in (1, 2, 3, 4) if allowed(operation, algorithm, n)]:
-        vectors, cluster = whole_numbers(ranks, 5), zs.Cluster(ranks)
-
-        def one(rank, vectors=vectors):
-            return ask(rank, operation, algorithm, vectors[rank.index], async_op=True).wait() is None
-
-        with zs.step_through(one, cluster=cluster) as steps:
-            made = [step.hop for step in steps]
-        assert made == cluster.trace[0].collectives()[0].hops()
 
 
 def test_steps_belong_to_the_thread_that_took_the_first() -> None:
@@ -167,29 +251,7 @@ def test_two_clusters_may_be_stepped_through_by_turns() -> None:
     assert all(y == [x[0] + 10] for x, y in seen)
 
 
-def test_messages_that_a_program_sends_itself_are_events_without_a_call() -> None:
-    """A ring by hand, of three ranks: each step shows the value that arrived."""
-    def ring(rank):
-        partial = np.array([10.0 * (rank.index + 1)])
-        for _ in range(rank.size - 1):
-            arrived = np.empty_like(partial)
-            rank.exchange(partial, (rank.index + 1) % rank.size, arrived, (rank.index - 1) % rank.size)
-            partial = arrived + 10.0 * (rank.index + 1)
-        return partial[0]
-
-    with zs.step_through(ring, ranks=3) as steps:
-        seen = [
-            (event.call, event.hop.source, event.hop.destination, event.hop.nbytes, event.values[0]) for event in steps
-        ]
-    assert len(seen) == 6
-    assert {(call, nbytes) for call, _, _, nbytes, _ in seen} == {(None, 8)}
-    assert {(source, destination) for _, source, destination, _, _ in seen} == {(0, 1), (1, 2), (2, 0)}
-    assert sorted(value for *_, value in seen) == [10.0, 20.0, 30.0, 30.0, 40.0, 50.0]
-    assert list(steps.cluster.runs[-1].results) == [60.0] * 3
-
-
-def test_a_cluster_of_another_number_of_ranks_than_asked_for_is_refused():
-    with pytest.raises(ValueError, match="asked for ranks=5 on a cluster of 3; leave one of the two out"):
-        zs.step_through(lambda rank: rank.barrier(), ranks=5, cluster=zs.Cluster(3))
-    assert len(zs.step_through(lambda rank: rank.barrier(), ranks=3, cluster=zs.Cluster(3)).cluster.ranks) == 3
-    assert len(zs.step_through(lambda rank: rank.barrier()).cluster.ranks) == 2
+def test_a_cluster_of_one_representative_cannot_be_stepped_into_a_wrong_picture() -> None:
+    cluster = zs.NullCluster(4, representative=0)
+    assert list(zs.step_through(lambda rank: rank.all_reduce(rank.xp.empty(4, "float32")), cluster=cluster)) == []
+    assert len(cluster.runs) == 1

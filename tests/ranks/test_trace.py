@@ -1,28 +1,33 @@
-"""The trace: rows in the order in which the program did things, in nested spans, with the bytes that were sent."""
+"""The trace: rows in the order in which the program did things, in nested spans, with the bytes that were sent, and
+from which row to which each array lived."""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
-from zerosim.ranks.trace import PURPOSES, Collective, Compute, Held, Issue, Message, SpanBegin, SpanEnd, Wait
+from zerosim.ranks import hub, trace
 
 
-def told(trace: zs.Trace) -> list:
+def rows_of(found: zs.Trace) -> list:
     """The rows but for the ledger's, each by its kind and what is worth comparing."""
     def one(row):
         match row:
-            case Collective():
+            case trace.Collective():
                 return (row.call.operation, row.call.number, row.span, row.asynchronous, row.sent_nbytes)
-            case Message():
+            case trace.Message():
                 return ("message", row.source, row.destination, row.span, row.sent_nbytes)
-            case Issue() | Wait():
+            case trace.Issue() | trace.Wait():
                 return (type(row).__name__, row.call.operation, row.call.number)
-            case SpanBegin() | SpanEnd():
+            case trace.SpanBegin() | trace.SpanEnd():
                 return (type(row).__name__, *row.path)
         return ("compute", row.flops, row.nbytes, row.span)
 
-    return [one(row) for row in trace.rows if not isinstance(row, Held)]
+    return [one(row) for row in found.rows if not isinstance(row, trace.Held)]
 
 
 def program(rank: zs.Rank) -> None:
@@ -43,8 +48,8 @@ def program(rank: zs.Rank) -> None:
 def test_rows_stand_where_the_program_wrote_them(kind: dict) -> None:
     cluster = zs.Cluster(2, **kind)
     cluster.run(program)
-    for index, trace in enumerate(cluster.trace):
-        assert told(trace) == [
+    for index, found in enumerate(cluster.trace):
+        assert rows_of(found) == [
             ("SpanBegin", "step"), ("all_reduce", 0, ("step",), True, 16), ("Issue", "all_reduce", 0),
             ("SpanBegin", "step", "forward"), ("compute", 10, 6, ("step", "forward")),
             ("all_gather", 1, ("step", "forward"), False, 8), ("reduce_scatter", 2, ("step", "forward"), True, 8),
@@ -53,36 +58,23 @@ def test_rows_stand_where_the_program_wrote_them(kind: dict) -> None:
             ("barrier", 3, (), False, 0)]
 
 
-def test_sent_bytes_are_found_by_purpose_by_span_and_by_both() -> None:
+def test_sent_bytes_collectives_and_messages_are_found_by_purpose_and_by_span() -> None:
     cluster = zs.Cluster(2)
     cluster.run(program)
-    sent = cluster.trace.sent_nbytes
+    sent, found = cluster.trace.sent_nbytes, cluster.trace[1]
     assert sent() == [48, 48]
-    assert {purpose: sent(purpose)[1] for purpose in PURPOSES} == {
+    assert {purpose: sent(purpose)[1] for purpose in trace.PURPOSES} == {
         "parameters": 8, "gradients": 16, "state": 16, "control": 0, "unspecified": 8}
     assert [sent(span=name)[0] for name in ("step", "forward", "backward")] == [48, 16, 0]
     assert sent("parameters", "forward") == sent("parameters", "step") == [8, 8]
     assert sent("gradients", "forward") == [0, 0]
-    assert cluster.trace[0].sent_nbytes("unspecified", "step") == 8
-
-
-def test_an_unknown_purpose_is_refused() -> None:
-    cluster = zs.Cluster(1)
-    text = "no purpose 'params'; the purposes are parameters, gradients, state, control, unspecified"
-    with pytest.raises(ValueError, match=text):
-        cluster.trace.sent_nbytes("params")
-
-
-def test_collectives_and_messages_can_be_picked_out() -> None:
-    cluster = zs.Cluster(2)
-    cluster.run(program)
-    trace = cluster.trace[1]
-    assert [row.call.number for row in trace.collectives()] == [0, 1, 2, 3]
-    assert [row.call.number for row in trace.collectives("reduce_scatter")] == [2]
-    assert [row.call.operation for row in trace.collectives(purpose="parameters")] == ["all_gather"]
-    assert trace.collectives("all_reduce", "state") == []
-    assert [type(row) for row in trace.messages()] == [Collective, Collective, Collective, Message, Collective]
-    assert [row.sent_nbytes for row in trace.messages("state")] == [16]
+    assert found.sent_nbytes("unspecified", "step") == 8
+    assert [row.call.number for row in found.collectives()] == [0, 1, 2, 3]
+    assert [row.call.number for row in found.collectives("reduce_scatter")] == [2]
+    assert [row.call.operation for row in found.collectives(purpose="parameters")] == ["all_gather"]
+    assert found.collectives("all_reduce", "state") == []
+    assert [type(row).__name__ for row in found.messages()] == [*["Collective"] * 3, "Message", "Collective"]
+    assert [row.sent_nbytes for row in found.messages("state")] == [16]
 
 
 def test_spans_end_in_the_order_in_which_they_began_also_when_the_program_fails() -> None:
@@ -96,10 +88,10 @@ def test_spans_end_in_the_order_in_which_they_began_also_when_the_program_fails(
     cluster = zs.Cluster(3)
     with pytest.raises(KeyError):
         cluster.run(failing)
-    for trace in cluster.trace:
-        assert [row for row in trace.rows if isinstance(row, SpanBegin | SpanEnd)] == [
-            SpanBegin(("a",)), SpanBegin(("a", "b")), SpanEnd(("a", "b")), SpanEnd(("a",))]
-        assert trace.path == ()
+    for found in cluster.trace:
+        assert [row for row in rows_of(found) if "Span" in row[0]] == [
+            ("SpanBegin", "a"), ("SpanBegin", "a", "b"), ("SpanEnd", "a", "b"), ("SpanEnd", "a")]
+        assert found.path == ()
 
 
 def test_each_run_has_its_own_trace_and_keeps_it() -> None:
@@ -113,19 +105,7 @@ def test_each_run_has_its_own_trace_and_keeps_it() -> None:
     assert cluster.trace[0].collectives()[0].call.number == 0
 
 
-def test_ranks_of_one_call_share_all_but_their_bytes() -> None:
-    cluster = zs.Cluster(3)
-    cluster.run(lambda rank: rank.reduce_scatter(np.zeros(5), purpose="gradients") is None)
-    rows = [trace.collectives()[0] for trace in cluster.trace]
-    assert rows[0].call == rows[1].call == rows[2].call
-    assert [row.sent_nbytes for row in rows] == [24, 24, 32]
-    assert rows[0].purpose == "gradients"
-    assert sum(hop.nbytes for hop in rows[0].hops()) == 80
-
-
 def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group() -> None:
-    from zerosim.ranks.hub import _expand
-
     def loop(rank):
         group = rank.split(rank.index % 2)
         for purpose in ("state", "control"):
@@ -134,31 +114,107 @@ def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group
 
     cluster = zs.Cluster(6)
     cluster.run(loop)
-    _expand.cache_clear()
-    expansions = [row.hops() for trace in cluster.trace for row in trace.collectives("all_reduce")]
+    hub._expand.cache_clear()
+    expansions = [row.hops() for found in cluster.trace for row in found.collectives("all_reduce")]
     assert all(hops == expansions[0] for hops in expansions)
-    assert _expand.cache_info().misses == 1
+    assert hub._expand.cache_info().misses == 1
     expansions[0].clear()  # what is handed out is the caller's
     assert len(cluster.trace[0].collectives("all_reduce")[0].hops()) == 12
 
 
-def test_results_are_in_rank_order_and_show_their_ranks() -> None:
-    results = zs.Cluster(3).run(lambda rank: rank.index * 10)
-    assert (len(results), results[1], results[-1], list(results), results[1:]) == (3, 10, 20, [0, 10, 20], (10, 20))
-    assert repr(results) == "rank 0: 0\nrank 1: 10\nrank 2: 20"
+def test_cluster_ranks_and_results_say_what_they_are() -> None:
+    cluster = zs.Cluster(3)
+    results = cluster.run(lambda rank, a, b: rank.index * a + b, 10, 1)
+    assert (len(results), results[1], results[-1], list(results), results[1:]) == (3, 11, 21, [1, 11, 21], (11, 21))
+    assert repr(results) == "rank 0: 1\nrank 1: 11\nrank 2: 21"
+    assert (repr(cluster), repr(cluster.ranks[1])) == ("<Cluster of 3 ranks, 1 runs>", "<Rank 1 of 3>")
+    assert cluster.ranks[0].xp is np
     with pytest.raises(IndexError):
         results[3]
 
 
-def test_arguments_are_handed_to_the_program_and_cluster_and_ranks_say_what_they_are() -> None:
-    cluster = zs.Cluster(2)
-    results = cluster.run(lambda rank, a, b: (rank.index, rank.size, a, b), 5, "x")
-    assert list(results) == [(0, 2, 5, "x"), (1, 2, 5, "x")]
-    assert (repr(cluster), repr(cluster.ranks[1])) == ("<Cluster of 2 ranks, 1 runs>", "<Rank 1 of 2>")
-    assert cluster.ranks[0].xp is np
+# -- lifetimes --------------------------------------------------------------------------------------------------------
+
+def trained(rank: zs.Rank, stage: int, recompute: str, steps: int) -> zs.Engine:
+    """A few steps on other data on every rank; the engine, whose arrays live as long as it."""
+    engine = zs.Engine(rank, zs.models.MLP([6, 8, 8, 5]), zs.optim.Adam(), stage=stage, policy=zs.Policy("bf16"),
+                       recompute=recompute)
+    for step in range(steps):
+        random = np.random.default_rng((rank.index, step))
+        engine.step([(random.standard_normal((3, 6)).astype("f4"), random.standard_normal((3, 5)).astype("f4"))])
+    return engine
 
 
-def test_compute_is_a_row_of_its_own() -> None:
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_what_lives_at_a_row_adds_up_to_what_the_ledger_held_there(stage: int) -> None:
+    for ranks in (1, 3):
+        cluster = zs.Cluster(ranks)
+        engines = cluster.run(trained, stage, "block", 2)
+        for memory, found in zip(cluster.memory, cluster.trace, strict=True):
+            lives, held = found.lifetimes(), Counter[str]()
+            for place, row in enumerate(found.rows):
+                if isinstance(row, trace.Held):
+                    held[row.kind] += row.nbytes
+                    living = Counter[str]()
+                    for life in lives:
+                        living[life.kind] += life.nbytes * life.lives_at(place)
+                    assert +living == +held
+            assert sum(life.nbytes for life in lives if life.died is None) == memory.now_nbytes
+            assert {life.kind for life in lives if life.died is None} == set(memory.now_nbytes_by_kind)
+        assert len(engines) == ranks
+
+
+def lives(rank_program: Any, kinds: Any = None) -> list[trace.Lifetime]:
+    """The lifetimes in the last of two runs of a cluster of one rank; what the program returns lives on."""
     cluster = zs.Cluster(1)
-    cluster.run(lambda rank: rank.trace.compute(flops=7))
-    assert cluster.trace[0].rows == [Compute(7, 0, ())]
+    kept = [cluster.run(rank_program, first) for first in (True, False)]
+    assert len(kept) == 2
+    return cluster.trace[0].lifetimes(kinds)
+
+
+def test_arrays_of_one_kind_name_and_length_are_distinguished_and_know_their_spans() -> None:
+    def nested(rank, first):
+        with rank.trace.span("outer"):
+            with rank.trace.span("inner"):
+                one, other = (rank.memory.alloc(4, np.float32, "activation", "h") for _ in range(2))
+            rank.memory.free(other)
+            third = rank.memory.alloc(4, np.float32, "activation", "h")
+            rank.memory.alloc(0, np.float32, "activation", "empty")
+        rank.memory.free(one)
+        return third
+
+    outer = ("outer",)
+    assert [(life.born, life.died, life.born_in, life.died_in) for life in lives(nested)] == [
+        (2, 10, ("outer", "inner"), ()), (3, 5, ("outer", "inner"), outer), (6, None, outer, ())]
+
+
+def test_what_was_held_before_the_run_has_no_birth_and_what_stays_no_row() -> None:
+    kept = []
+
+    def over(rank, first):
+        if first:
+            kept.extend(rank.memory.alloc(n, np.float32, "master", "m") for n in (10, 0, 20))
+        else:
+            kept.pop(0)
+
+    life, = lives(over)
+    assert (life.name, life.nbytes, life.born, life.died) == ("m", 40, None, 0)
+    assert life.lives_at(-1)
+    assert not life.lives_at(0)
+
+
+def test_what_changes_its_kind_has_a_life_in_either_and_kinds_can_be_asked_for() -> None:
+    cluster = zs.Cluster(2)
+    cluster.run(lambda rank: trained(rank, 3, "block", 1) and None)
+    of_kind = cluster.trace[0].lifetimes
+    kept = of_kind("checkpointed_input")
+    assert kept
+    for life in kept:
+        before, = [one for one in of_kind(["activation"]) if one.died == life.born - 1]
+        assert (before.name, before.nbytes) == (life.name, life.nbytes)
+    both = of_kind(["activation", "checkpointed_input"])
+    assert len(both) == len(kept) + len(of_kind("activation"))
+    assert [life.born for life in both] == sorted(life.born for life in both)
+    gathered = of_kind("gathered_parameter")
+    assert all(life.born_in == life.died_in for life in gathered)
+    assert all(one.died < other.born for one, other in pairwise(gathered))

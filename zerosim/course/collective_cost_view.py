@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from zerosim.course.collective_cost import CollectiveCost, Other
 from zerosim.display.numbers import percent
-from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table
+from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts
 from zerosim.numerics.units import bytes_text, counted, rate_text, seconds_text
 from zerosim.planning.cost import Cost
 from zerosim.planning.hardware import Link
@@ -19,22 +19,22 @@ def lesson(found: CollectiveCost) -> View:
     """The cost, the other algorithms with their break-even sizes, the latency wall, and where α and β are from."""
     asked = found.cost
     return View(asked.collective, f" by {asked.algorithm}, {asked.nbytes:,} bytes, {counted(asked.ranks, 'rank')}",
-                tuple(_parts(found)))
+                parts(_parts(found)))
 
 
-def _parts(found: CollectiveCost) -> Iterator[Part]:
+def _parts(found: CollectiveCost) -> Iterator[Part | str]:
     for line in _links(found):
         yield TextLine(line, indent=0)
-    yield from (TextLine(""), _own_numbers(found.cost), TextLine(""))
+    yield from ("", _own_numbers(found.cost), "")
     if found.cost.ranks == 1:
-        yield TextLine("One rank sends nothing, by any algorithm.")
+        yield "One rank sends nothing, by any algorithm."
     else:
         if found.others:
             yield from _others(found)
-        yield from map(TextLine, _wall(found))
-    yield TextLine("")
+        yield from _wall(found)
+    yield ""
     for link in filter(None, (found.network.inside, found.network.between)):
-        yield TextLine(escape(f"{link.name} ({link.date}): {link.source}."))
+        yield escape(f"{link.name} ({link.date}): {link.source}.")
 
 
 def _links(found: CollectiveCost) -> list[str]:
@@ -66,7 +66,7 @@ def _rate(bytes_per_second: float | None) -> str:
     return "none" if bytes_per_second is None else rate_text(bytes_per_second)
 
 
-def _others(found: CollectiveCost) -> Iterator[Part]:
+def _others(found: CollectiveCost) -> Iterator[Part | str]:
     """All algorithms from the fastest on, and where each crosses the one that was asked about."""
     asked = found.cost
     priced = sorted([asked, *(other.cost for other in found.others if other.cost)], key=lambda cost: cost.seconds)
@@ -74,10 +74,10 @@ def _others(found: CollectiveCost) -> Iterator[Part]:
         (f"[bold]{cost.algorithm}[/]" if cost is asked else cost.algorithm, f"{cost.steps:,}",
          bytes_text(max(cost.sent.nbytes)), seconds_text(cost.seconds), _rate(cost.bus_bytes_per_second))
         for cost in priced])
-    yield TextLine("")
+    yield ""
     for other in found.others:
-        yield TextLine(_crossover(asked.algorithm, other))
-    yield TextLine("")
+        yield _crossover(asked.algorithm, other)
+    yield ""
 
 
 def _crossover(asked: str, other: Other) -> str:

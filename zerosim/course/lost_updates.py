@@ -1,7 +1,8 @@
-"""One addition of a small number to a larger one, in one format: what becomes of it, and why.
+"""Lost updates: the small changes that a number format does not see, what helps, and what does not.
 
-Legend: w a weight, δ (delta) the update that is added to it. A *gap* is the distance between two neighboring numbers
-of a format.
+Everything is run with the package's own arithmetic; nothing is recited. Legend: w a weight, δ (delta) the update that
+is added to it, n updates side by side, s seeds, c steps in a chunk; g a gradient, lr the learning rate. A *gap* is the
+distance between two neighboring numbers of a format.
 """
 
 from __future__ import annotations
@@ -24,478 +25,6 @@ from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim import SGD, Adam, Optimizer, UpdateContext
 from zerosim.shown import Shown
 
-Why = Literal["kept", "below_half_gap", "tie_to_even", "update_rounds_to_zero", "overflows", "weight_too_large"]
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """w + δ in one format: ``lost`` is what the arithmetic did, ``why`` what the rule says about it.
-
-    ``weight`` and ``update`` are w and δ as the format stores them, and ``moved`` is result - weight, exactly.
-    ``neighbor`` is the next number on δ's side, infinite beyond the largest, and ``half_gap`` half the way to it.
-    """
-
-    format: str
-    weight: float
-    update: float
-    neighbor: float
-    half_gap: float
-    weight_is_even: bool
-    result: float
-    moved: float
-    lost: bool
-    why: Why
-
-
-def shortest(value: float | np.generic) -> float:
-    """The float with the shortest decimals that give back the same fp32: 1.1001358, not 1.1001358032226562."""
-    return float(str(np.float32(value)))
-
-
-def stored(kernels: NumpyKernels, values: Sequence[float], fmt: Format | str) -> Array:
-    """The values (n,) as a format stores them: in its own array type, rounded once, to nearest even."""
-    row = np.empty(len(values), format_of(fmt).dtype)
-    kernels.cast_pack(np.array(values, np.float64), row)
-    return row
-
-
-def add_once(kernels: NumpyKernels, fmt: Format | str, weight: float, update: float) -> Addition:
-    """w + δ, both stored in the format first, made by the kernels and explained by the rule.
-
-    The rule: δ is lost if it is smaller than half the gap from w to its neighbor on δ's side; or just as large while
-    w's last bit is 0, since ties go to the even neighbor. Below a power of two the gap is half of that above.
-    """
-    fmt = format_of(fmt)
-    w, delta = stored(kernels, [weight], fmt), stored(kernels, [update], fmt)
-    total = np.empty_like(w)
-    kernels.add_rounded(w, delta, total)
-    before, moved_by, after = (float(x[0]) for x in (w, delta, total))
-    if not math.isfinite(before):
-        return Addition(fmt.name, before, shortest(moved_by), math.nan, math.nan, False, math.nan, 0.0, True,
-                        "weight_too_large")  # fmt: skip
-    neighbor, gap = neighbor_of(before, fmt, upward=update > 0)
-    even = abs(Fraction(before)) / Fraction(float(spacing(before, fmt))) % 2 == 0
-    # A neighbor beyond the largest number has no value of its own, but the gap to it counts all the same.
-    return Addition(fmt.name, shortest(before), shortest(moved_by), shortest(neighbor), gap / 2, even, shortest(after),
-                    after - before, after == before, _why(moved_by, gap / 2, even, after))  # fmt: skip
-
-
-def neighbor_of(number: float, fmt: Format, *, upward: bool) -> tuple[float, float]:
-    """The next number of the format, and the gap to it. Beyond the largest number: infinity, and the last gap."""
-    magnitude = abs(number)
-    if number == 0.0 or (number > 0) == upward:
-        gap = float(spacing(magnitude, fmt))
-        beyond = magnitude + gap if magnitude + gap <= fmt.largest else math.inf
-    else:
-        beyond = float(round_to(np.nextafter(magnitude, 0.0), fmt, "toward_zero"))
-        gap = magnitude - beyond
-    return math.copysign(beyond, number) if number else (beyond if upward else -beyond), gap
-
-
-def _why(update: float, half_gap: float, even: bool, result: float) -> Why:
-    if update == 0:
-        return "update_rounds_to_zero"
-    if abs(update) < half_gap:
-        return "below_half_gap"
-    if abs(update) == half_gap and even:
-        return "tie_to_even"
-    return "kept" if math.isfinite(result) else "overflows"
-
-
-def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
-    """The largest float64 x in [0, up_to) for which ``holds(x)``, which is true from 0 on and false at the end.
-
-    Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
-    """
-    low, high = 0, int(np.float64(up_to).view(np.int64))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
-    return _from_bits(low)
-
-
-def _from_bits(bits: int) -> float:
-    return float(np.int64(bits).view(np.float64))
-
-
-# -- The same small update added many times, with each of the known cures, side by side ------------------------------
-# Legend: w a weight, δ an update, n updates side by side, s seeds, c steps in a chunk.
-
-
-Method = Literal["nothing", "fp32_master", "fp32_master_copy", "kahan", "kahan_fp32_remainder", "stochastic",
-                 "stochastic_update_in_format"]  # fmt: skip
-CHUNK = 4096  # steps whose random words are drawn at once
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of w after all steps, by one method in one format; means over all seeds where a method has seeds.
-
-    ``share`` is the movement beside the one asked for: 1 is right, 0 all lost. ``moves`` counts the steps that changed
-    w. ``remainder`` is what Kahan's method still holds back, and ``remainder_half_gap`` the smallest number that can be
-    added to it. ``lowest``, ``highest`` and ``standard_error`` (of the mean result) are over the seeds.
-    """
-
-    method: Method
-    format: str
-    update: float
-    result: float
-    share: float
-    moves: float
-    remainder: float | None = None
-    remainder_half_gap: float | None = None
-    lowest: float | None = None
-    highest: float | None = None
-    standard_error: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """``steps`` times w + δ, for each of the updates δ."""
-
-    weight: float
-    updates: tuple[float, ...]
-    steps: int
-
-    def exact(self, update: float) -> float:
-        """w + steps·δ of the decimal numbers, as they are written."""
-        return float(Fraction(repr(self.weight)) + self.steps * Fraction(repr(update)))
-
-    def share(self, start: float, result: float, update: float) -> float:
-        """The movement from ``start``, beside steps·δ."""
-        return (result - start) / (self.steps * update)
-
-
-def all_outcomes(kernels: NumpyKernels, task: Task, formats: Sequence[str], seeds: Sequence[int]) -> Iterator[Outcome]:
-    """Every method in every format in which it says something of its own, method by method."""
-    low = [name for name in formats if name != "fp32"]
-    for name in low:
-        yield from plain(kernels, task, name)
-    yield from master(kernels, task, low)
-    for name in formats:
-        yield from kahan(kernels, task, name, name)
-    for name in low:
-        yield from kahan(kernels, task, name, "fp32")
-    rounded = {name: list(stochastic(kernels, task, name, seeds)) for name in formats}
-    for method, names in (("stochastic", formats), ("stochastic_update_in_format", low)):
-        for name in names:
-            yield from (found for found in rounded[name] if found.method == method)
-
-
-def plain(kernels: NumpyKernels, task: Task, fmt: str, method: Method = "nothing") -> Iterator[Outcome]:
-    """w and δ in the format, and no cure."""
-    w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, fmt)
-    start = w.copy()
-    moves = _repeat(task.steps, w, lambda: kernels.add_rounded(w, delta, w))
-    yield from _outcomes(method, fmt, task, start, w, moves)
-
-
-def path_of(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
-    """w before the first step and after each of them, in the format and with no cure: (steps + 1, n), of its dtype."""
-    w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, fmt)
-    found = np.empty((task.steps + 1, len(w)), w.dtype)
-    found[0] = w
-    for step in range(1, task.steps + 1):
-        kernels.add_rounded(w, delta, w)
-        found[step] = w
-    return found
-
-
-def master(kernels: NumpyKernels, task: Task, formats: Sequence[str]) -> Iterator[Outcome]:
-    """w and δ in fp32; and the copy of w that each format would compute with."""
-    found = list(plain(kernels, task, "fp32", "fp32_master"))
-    yield from found
-    for name in formats:
-        copy = stored(kernels, [float(np.float32(outcome.result)) for outcome in found], name)
-        moves = np.array([outcome.moves for outcome in found])
-        yield from _outcomes("fp32_master_copy", name, task, _start(kernels, task, name), copy, moves)
-
-
-def kahan(kernels: NumpyKernels, task: Task, fmt: str, remainder_fmt: str) -> Iterator[Outcome]:
-    """Compensated summation: what an addition loses is kept in a remainder r and added the next time.
-
-    y = δ + r; t = w + y; r = y + (w - t); w = t. w and t are in ``fmt``; δ, r and y in ``remainder_fmt``; each
-    operation is made in fp32 and rounded once. Kahan 1965, "Further remarks on reducing truncation errors".
-    """
-    w, delta = _start(kernels, task, fmt), stored(kernels, task.updates, remainder_fmt)
-    start, t, minus_t = w.copy(), np.empty_like(w), np.empty_like(w)
-    r, y, back = (np.zeros_like(delta) for _ in range(3))
-
-    def step() -> None:
-        kernels.add_rounded(delta, r, y)
-        _add(kernels, w, y, t)
-        np.negative(t, out=minus_t)  # exact
-        _add(kernels, w, minus_t, back)
-        kernels.add_rounded(y, back, r)
-        w[:] = t
-
-    moves = _repeat(task.steps, w, step)
-    method: Method = "kahan" if fmt == remainder_fmt else "kahan_fp32_remainder"
-    yield from _outcomes(method, fmt, task, start, w, moves, remainders=r)
-
-
-def stochastic(kernels: NumpyKernels, task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[Outcome]:
-    """w + δ rounded up or down by chance, so that it is right on average; δ in fp32, and δ first rounded to ``fmt``.
-
-    The sum is made in float64, which holds it exactly in low precision: in fp32 a small δ would be lost before it is
-    rounded. The bits are those of `numerics.random` for (seed, "lost updates", 0, format and update), word by step.
-    """
-    delta = np.array([stored(kernels, task.updates, name).astype(np.float64) for name in ("fp32", fmt)])  # (2, n)
-    start = _start(kernels, task, fmt).astype(np.float64)
-    w = np.broadcast_to(start[:, None], (*delta.shape, len(seeds))).copy()  # (2, n, s)
-    moves = np.zeros(w.shape, np.int64)
-    for words in _words(task, fmt, seeds):
-        for bits in words:
-            after = round_to(w + delta[:, :, None], fmt, "stochastic", bits=np.stack([bits, bits]))
-            moves += after != w
-            w = after
-    methods: tuple[Method, Method] = ("stochastic", "stochastic_update_in_format")
-    for i, method in enumerate(methods):
-        for j, update in enumerate(task.updates):
-            runs, mean = w[i, j], float(w[i, j].mean())
-            with np.errstate(invalid="ignore"):  # runs that overflowed have no spread
-                spread = float(runs.std())
-            yield Outcome(method, fmt, update, mean, task.share(float(start[j]), mean, update),
-                          float(moves[i, j].mean()), lowest=shortest(runs.min()), highest=shortest(runs.max()),
-                          standard_error=spread / len(seeds) ** 0.5)  # fmt: skip
-
-
-def _words(task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[np.ndarray]:
-    """The random words of all steps, chunk by chunk: (c, n, s)."""
-    for first in range(0, task.steps, CHUNK):
-        count = min(CHUNK, task.steps - first)
-        yield np.array([[random.bits((seed, "lost updates", 0, f"{fmt} {update!r}"), first, count) for seed in seeds]
-                        for update in task.updates]).transpose(2, 0, 1)  # fmt: skip
-
-
-def _start(kernels: NumpyKernels, task: Task, fmt: str) -> Array:
-    return stored(kernels, [task.weight] * len(task.updates), fmt)
-
-
-def _add(kernels: NumpyKernels, a: Array, b: Array, out: Array) -> None:
-    """out = a + b, added in fp32 and rounded once to out's type."""
-    if a.dtype == b.dtype == out.dtype:
-        kernels.add_rounded(a, b, out)  # the same bits, in a tenth of the time
-    else:
-        kernels.elementwise(np.add, a, b, out=out)
-
-
-def _repeat(steps: int, w: Array, step: Callable[[], None]) -> np.ndarray:
-    """Makes all steps; how many of them changed w, (n,)."""
-    moves, before = np.zeros(len(w), np.int64), w.copy()
-    for _ in range(steps):
-        step()
-        moves += before != w
-        before[:] = w
-    return moves
-
-
-def _outcomes(method: Method, fmt: str, task: Task, start: Array, w: Array, moves: np.ndarray,
-              remainders: Array | None = None) -> Iterator[Outcome]:  # fmt: skip
-    for j, update in enumerate(task.updates):
-        result = shortest(w[j])
-        share = task.share(float(start[j]), float(w[j]), update)
-        held = half_gap = None
-        if remainders is not None:
-            row = format_of(remainders.dtype)
-            held, half_gap = shortest(remainders[j]), neighbor_of(float(remainders[j]), row, upward=update > 0)[1] / 2
-        yield Outcome(method, fmt, update, result, share, float(moves[j]), held, half_gap)
-
-
-# ----------------------------------------------------------------------------------------------------
-# How large an update is, and how large it must be: SGD beside Adam, and the smallest learning rates that are not lost
-# Legend: w a weight, g its gradient, lr the learning rate.
-
-
-Direction = Literal["down", "up"]
-EPSILON = Adam().epsilon
-
-
-@dataclass(frozen=True, slots=True)
-class FirstStep:
-    """The first updates of SGD and Adam, in fp32, and what w becomes of them in ``format``."""
-
-    format: str
-    gradient: float
-    sgd_update: float
-    sgd_result: float
-    sgd_lost: bool
-    adam_update: float
-    adam_result: float
-    adam_lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """The largest learning rate at which Adam's first step leaves w where it is, in one format and direction."""
-
-    format: str
-    direction: Direction
-    lost_up_to: float
-
-
-@dataclass(frozen=True, slots=True)
-class Survivor:
-    """fp32 with a small update: what w becomes when it is subtracted and when it is added."""
-
-    weight: float
-    gap_below: float
-    gap_above: float
-    down_lost: bool
-    up_lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FormatFacts:
-    """The size of a format's steps, and where it ends below: all positive numbers up to ``zero_up_to`` become 0."""
-
-    format: str
-    bits: int
-    mantissa_bits: int
-    gap_at_one: float
-    largest: float
-    smallest_normal: float
-    smallest_subnormal: float
-    zero_up_to: float
-
-
-@dataclass(frozen=True, slots=True)
-class Underflow:
-    """A small number, and what a format makes of it."""
-
-    format: str
-    value: float
-    stored: float
-
-
-def first_update(kernels: NumpyKernels, optimizer: Optimizer, gradient: float) -> float:
-    """The optimizer's first update of a weight, in fp32: its own step, made on a weight of 0."""
-    w, g = np.zeros(1, np.float32), np.array([gradient], np.float32)
-    state = {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(w.shape).items()}
-    optimizer.update(UpdateContext(kernels), w, g, state, step=1)
-    return -float(w[0])
-
-
-def first_steps(kernels: NumpyKernels, fmt: str, weight: float, lr: float,
-                gradients: tuple[float, ...]) -> Iterator[FirstStep]:  # fmt: skip
-    """SGD's update is lr·g. Adam's is lr·g/(|g| + ε), which is lr whatever |g|, as long as |g| is larger than ε."""
-    for gradient in gradients:
-        sgd, adam = (first_update(kernels, optimizer, gradient) for optimizer in (SGD(lr), Adam(lr)))
-        with_sgd, with_adam = add_once(kernels, fmt, weight, -sgd), add_once(kernels, fmt, weight, -adam)
-        yield FirstStep(fmt, gradient, shortest(sgd), with_sgd.result, with_sgd.lost,
-                        shortest(adam), with_adam.result, with_adam.lost)  # fmt: skip
-
-
-def adam_thresholds(kernels: NumpyKernels, formats: list[str], weight: float) -> Iterator[Threshold]:
-    """For each format, downwards (g = 1) and upwards (g = -1): by bisection, each question a real step of Adam."""
-    directions: tuple[tuple[Direction, float], ...] = (("down", 1.0), ("up", -1.0))
-    for name in formats:
-        for direction, gradient in directions:
-
-            def lost(lr: float, name: str = name, gradient: float = gradient) -> bool:
-                return add_once(kernels, name, weight, -first_update(kernels, Adam(lr), gradient)).lost
-
-            yield Threshold(name, direction, last_that(lost, up_to=FORMATS["fp32"].largest))
-
-
-def survivors(kernels: NumpyKernels, weights: tuple[float, ...], update: float) -> Iterator[Survivor]:
-    """The weights with whether fp32 keeps w - update and w + update."""
-    for weight in weights:
-        down, up = (add_once(kernels, "fp32", weight, change) for change in (-update, update))
-        yield Survivor(weight, 2 * down.half_gap, 2 * up.half_gap, down.lost, up.lost)
-
-
-def largest_that_moves(kernels: NumpyKernels, update: float) -> float:
-    """The largest number of fp32 that changes when the update is added; found by bisection."""
-
-    def moves(weight: float) -> bool:
-        return not add_once(kernels, "fp32", weight, update).lost
-
-    # The bisection's last float64 is near the end of those that round to the number looked for.
-    return shortest(last_that(moves, up_to=FORMATS["fp32"].largest))
-
-
-def format_facts() -> Iterator[FormatFacts]:
-    """One row for each format; ``zero_up_to`` is found by bisection on the real rounding."""
-    for name, row in FORMATS.items():
-
-        def vanishes(value: float, name: str = name) -> bool:
-            return float(round_to(value, name)) == 0.0
-
-        yield FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, name)), row.largest,
-                          row.smallest_normal, row.smallest_subnormal, last_that(vanishes, up_to=1.0))  # fmt: skip
-
-
-def underflows(fmt: str, values: tuple[float, ...]) -> Iterator[Underflow]:
-    """Small numbers as the format stores them."""
-    for value in values:
-        yield Underflow(format_of(fmt).name, value, shortest(float(round_to(value, fmt))))
-
-
-# -- Adam's moments m and v kept in few bits: an average that forgets slowly loses its small additions too -----------
-# Legend: g the gradient, the same in every step; t the step, from 1 on.
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """m and v after t steps, kept in one format; the shares are of what they would be without rounding.
-
-    ``update`` is what Adam would subtract from the weight, as a multiple of the learning rate: it should be 1.
-    """
-
-    format: str
-    step: int
-    m: float
-    v: float
-    m_share: float
-    v_share: float
-    update: float
-
-
-def moments(kernels: NumpyKernels, fmt: str, adam: Adam, gradient: float, steps: tuple[int, ...]) -> Iterator[Moments]:
-    """Adam's m and v with a constant gradient, at the given steps: computed in fp32, stored in ``fmt`` every step.
-
-    The update is computed from m and v as they are stored, in fp32.
-    """
-    g, betas = np.float32(gradient), (adam.beta1, adam.beta2)
-    both, x = stored(kernels, [0.0, 0.0], fmt), np.array([g, g * g], np.float32)  # m and v; what they are averages of
-    for step in range(1, max(steps) + 1):
-        average(kernels, both, x, betas)
-        if step in steps:
-            corrections = 1.0 - adam.beta1**step, 1.0 - adam.beta2**step
-            m, v = (float(mean) for mean in both)
-            m_share, v_share = m / (corrections[0] * gradient), v / (corrections[1] * gradient**2)
-            yield Moments(fmt, step, shortest(m), shortest(v), m_share, v_share,
-                          unit_update(kernels, both, adam, corrections))  # fmt: skip
-
-
-def average(kernels: NumpyKernels, means: Array, x: Array, betas: tuple[float, ...]) -> None:
-    """means (n,) = β·means + (1-β)·x, in place, each with its own β: the operations of the package's Adam in its
-    order, made in fp32, and one rounding to the format."""
-    keep, take = np.array(betas, np.float32), np.array([1.0 - beta for beta in betas], np.float32)
-
-    def block(old: Array, new: Array, out: Array) -> None:
-        np.add(old * keep, new * take, out=out)
-
-    kernels.elementwise(block, means, x, out=means)
-
-
-def unit_update(kernels: NumpyKernels, both: Array, adam: Adam, corrections: tuple[float, float]) -> float:
-    """(m/correction1) / (√(v/correction2) + ε), in fp32: Adam's update at a learning rate of 1."""
-    out = np.empty(1, np.float32)
-
-    def block(m: Array, v: Array, out: Array) -> None:
-        np.divide(m / corrections[0], np.sqrt(v / corrections[1]) + adam.epsilon, out=out)
-
-    kernels.elementwise(block, both[:1], both[1:], out=out)
-    return shortest(out[0])
-
-
-# -- Lost updates: which small changes a number format does not see, what helps, and what does not -------------------
-# Everything is run with the package's own arithmetic; nothing is recited. Legend: w a weight, δ an update, lr the
-# learning rate, g a gradient.
-
-
 # The numbers of a popular example: so small an update that its readers are advised to keep their weights in fp32.
 POPULAR_LR = 0.001
 POPULAR_GRADIENT = 0.00001
@@ -506,6 +35,7 @@ SMALL_VALUES = (6e-5, 1e-6, 4e-8, 2.9e-8)
 MOMENT_GRADIENT = 1e-3
 MOMENT_STEPS = (1, 10, 100, 1000, 2000)
 SEEDS = tuple(range(256))
+EPSILON = Adam().epsilon
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +61,7 @@ class LostUpdatesQuestion:
             raise ValueError(f"the update is added at least once, found steps={self.steps}")
         if not fits(row.name, self.weight):
             raise ValueError(f"{row.name} has no number as large as the weight {self.weight:g}: its largest is "
-                             f"{row.largest:g}; take a smaller weight, or a format that reaches further")  # fmt: skip
+                             f"{row.largest:g}; take a smaller weight, or a format that reaches further")
 
     @property
     def updates(self) -> tuple[float, ...]:
@@ -542,6 +72,457 @@ class LostUpdatesQuestion:
     def formats(self) -> list[str]:
         """The format asked for, then the three in which models are trained; without those too small for the weight."""
         return [name for name in dict.fromkeys((self.format, "fp16", "bf16", "fp32")) if fits(name, self.weight)]
+
+
+def fits(fmt: str, weight: float) -> bool:
+    """True when a format has a finite number for the weight."""
+    return math.isfinite(float(round_to(float(weight), fmt)))
+
+
+# -- 1: one addition in one format, what becomes of it, and why -------------------------------------------------------
+
+Why = Literal["kept", "below_half_gap", "tie_to_even", "update_rounds_to_zero", "overflows", "weight_too_large"]
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """w + δ in one format: ``lost`` is what the arithmetic did, ``why`` what the rule says about it.
+
+    ``weight`` and ``update`` are w and δ as the format stores them, and ``moved`` is result - weight, exactly.
+    ``neighbor`` is the next number on δ's side, infinite beyond the largest, and ``half_gap`` half the way to it.
+    """
+
+    format: str
+    weight: float
+    update: float
+    neighbor: float
+    half_gap: float
+    weight_is_even: bool
+    result: float
+    moved: float
+    lost: bool
+    why: Why
+
+
+def add_once(fmt: Format | str, weight: float, update: float) -> Addition:
+    """w + δ, both stored in the format first, made by the kernels and explained by the rule.
+
+    The rule: δ is lost if it is smaller than half the gap from w to its neighbor on δ's side; or just as large while
+    w's last bit is 0, since ties go to the even neighbor. Below a power of two the gap is half of that above.
+    """
+    fmt = format_of(fmt)
+    w, delta = stored([weight], fmt), stored([update], fmt)
+    total = np.empty_like(w)
+    NumpyKernels().add_rounded(w, delta, total)
+    before, moved_by, after = (float(x[0]) for x in (w, delta, total))
+    if not math.isfinite(before):
+        return Addition(fmt.name, before, shortest(moved_by), math.nan, math.nan, False, math.nan, 0.0, True,
+                        "weight_too_large")
+    neighbor, gap = neighbor_of(before, fmt, upward=update > 0)
+    even = abs(Fraction(before)) / Fraction(float(spacing(before, fmt))) % 2 == 0
+    # A neighbor beyond the largest number has no value of its own, but the gap to it counts all the same.
+    return Addition(fmt.name, shortest(before), shortest(moved_by), shortest(neighbor), gap / 2, even, shortest(after),
+                    after - before, after == before, _why(moved_by, gap / 2, even, after))
+
+
+def shortest(value: float | np.generic) -> float:
+    """The float with the shortest decimals that give back the same fp32: 1.1001358, not 1.1001358032226562."""
+    return float(str(np.float32(value)))
+
+
+def stored(values: Sequence[float], fmt: Format | str) -> Array:
+    """The values (n,) as a format stores them: in its own array type, rounded once, to nearest even."""
+    row = np.empty(len(values), format_of(fmt).dtype)
+    NumpyKernels().cast_pack(np.array(values, np.float64), row)
+    return row
+
+
+def neighbor_of(number: float, fmt: Format, *, upward: bool) -> tuple[float, float]:
+    """The next number of the format, and the gap to it. Beyond the largest number: infinity, and the last gap."""
+    magnitude = abs(number)
+    if number == 0.0 or (number > 0) == upward:
+        gap = float(spacing(magnitude, fmt))
+        beyond = magnitude + gap if magnitude + gap <= fmt.largest else math.inf
+    else:
+        beyond = float(round_to(np.nextafter(magnitude, 0.0), fmt, "toward_zero"))
+        gap = magnitude - beyond
+    return math.copysign(beyond, number) if number else (beyond if upward else -beyond), gap
+
+
+def _why(update: float, half_gap: float, even: bool, result: float) -> Why:
+    if update == 0:
+        return "update_rounds_to_zero"
+    if abs(update) < half_gap:
+        return "below_half_gap"
+    if abs(update) == half_gap and even:
+        return "tie_to_even"
+    return "kept" if math.isfinite(result) else "overflows"
+
+
+# -- 2: the same small update added many times, with each of the known cures ------------------------------------------
+
+Method = Literal["nothing", "fp32_master", "fp32_master_copy", "kahan", "kahan_fp32_remainder", "stochastic",
+                 "stochastic_update_in_format"]
+CHUNK = 4096  # steps whose random words are drawn at once
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``steps`` times w + δ, for each of the updates δ."""
+
+    weight: float
+    updates: tuple[float, ...]
+    steps: int
+
+    def start(self, fmt: str) -> Array:
+        """w as the format stores it, once for each update (n,)."""
+        return stored([self.weight] * len(self.updates), fmt)
+
+    def exact(self, update: float) -> float:
+        """w + steps·δ of the decimal numbers, as they are written."""
+        return float(Fraction(repr(self.weight)) + self.steps * Fraction(repr(update)))
+
+    def share(self, start: float, result: float, update: float) -> float:
+        """The movement from ``start``, beside steps·δ."""
+        return (result - start) / (self.steps * update)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of w after all steps, by one method in one format; means over all seeds where a method has seeds.
+
+    ``share`` is the movement beside the one asked for: 1 is right, 0 all lost. ``moves`` counts the steps that changed
+    w. ``remainder`` is what Kahan's method still holds back, and ``remainder_half_gap`` the smallest number that can be
+    added to it. ``lowest``, ``highest`` and ``standard_error`` (of the mean result) are over the seeds.
+    """
+
+    method: Method
+    format: str
+    update: float
+    result: float
+    share: float
+    moves: float
+    remainder: float | None = None
+    remainder_half_gap: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    standard_error: float | None = None
+
+
+def all_outcomes(task: Task, formats: Sequence[str], seeds: Sequence[int]) -> Iterator[Outcome]:
+    """Every method in every format in which it says something of its own, method by method."""
+    low = [name for name in formats if name != "fp32"]
+    for name in low:
+        yield from plain(task, name)
+    yield from master(task, low)
+    for name in formats:
+        yield from kahan(task, name, name)
+    for name in low:
+        yield from kahan(task, name, "fp32")
+    rounded = {name: list(stochastic(task, name, seeds)) for name in formats}
+    for method, names in (("stochastic", formats), ("stochastic_update_in_format", low)):
+        for name in names:
+            yield from (found for found in rounded[name] if found.method == method)
+
+
+def path_of(task: Task, fmt: str) -> Array:
+    """w before the first step and after each of them, in the format and with no cure: (steps + 1, n), of its dtype."""
+    w, delta, kernels = task.start(fmt), stored(task.updates, fmt), NumpyKernels()
+    found = np.empty((task.steps + 1, len(w)), w.dtype)
+    found[0] = w
+    for step in range(1, task.steps + 1):
+        kernels.add_rounded(w, delta, w)
+        found[step] = w
+    return found
+
+
+def plain(task: Task, fmt: str, method: Method = "nothing") -> Iterator[Outcome]:
+    """w and δ in the format, and no cure."""
+    path = path_of(task, fmt)
+    yield from _outcomes(method, fmt, task, path[-1], np.count_nonzero(path[1:] != path[:-1], axis=0))
+
+
+def master(task: Task, formats: Sequence[str]) -> Iterator[Outcome]:
+    """w and δ in fp32; and the copy of w that each format would compute with."""
+    found = list(plain(task, "fp32", "fp32_master"))
+    yield from found
+    for name in formats:
+        copy = stored([float(np.float32(outcome.result)) for outcome in found], name)
+        yield from _outcomes("fp32_master_copy", name, task, copy, np.array([outcome.moves for outcome in found]))
+
+
+def kahan(task: Task, fmt: str, remainder_fmt: str) -> Iterator[Outcome]:
+    """Compensated summation: what an addition loses is kept in a remainder r and added the next time.
+
+    y = δ + r; t = w + y; r = y + (w - t); w = t. w and t are in ``fmt``; δ, r and y in ``remainder_fmt``; each
+    operation is made in fp32 and rounded once. Kahan 1965, "Further remarks on reducing truncation errors".
+    """
+    w, delta, kernels = task.start(fmt), stored(task.updates, remainder_fmt), NumpyKernels()
+    t, minus_t = np.empty_like(w), np.empty_like(w)
+    r, y, back = (np.zeros_like(delta) for _ in range(3))
+    moves = np.zeros(len(w), np.int64)
+
+    def add(a: Array, b: Array, out: Array) -> None:
+        """out = a + b, added in fp32 and rounded once to out's type."""
+        if a.dtype == b.dtype == out.dtype:
+            kernels.add_rounded(a, b, out)  # the same bits, in a tenth of the time
+        else:
+            kernels.elementwise(np.add, a, b, out=out)
+
+    for _ in range(task.steps):
+        add(delta, r, y)
+        add(w, y, t)
+        np.negative(t, out=minus_t)  # exact
+        add(w, minus_t, back)
+        add(y, back, r)
+        moves += t != w
+        w[:] = t
+    method: Method = "kahan" if fmt == remainder_fmt else "kahan_fp32_remainder"
+    yield from _outcomes(method, fmt, task, w, moves, remainders=r)
+
+
+def stochastic(task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[Outcome]:
+    """w + δ rounded up or down by chance, so that it is right on average; δ in fp32, and δ first rounded to ``fmt``.
+
+    The sum is made in float64, which holds it exactly in low precision: in fp32 a small δ would be lost before it is
+    rounded. The bits are those of `numerics.random` for (seed, "lost updates", 0, format and update), word by step.
+    """
+    delta = np.array([stored(task.updates, name).astype(np.float64) for name in ("fp32", fmt)])  # (2, n)
+    start = task.start(fmt).astype(np.float64)
+    w = np.broadcast_to(start[:, None], (*delta.shape, len(seeds))).copy()  # (2, n, s)
+    moves = np.zeros(w.shape, np.int64)
+    for words in _words(task, fmt, seeds):
+        for bits in words:
+            after = round_to(w + delta[:, :, None], fmt, "stochastic", bits=np.stack([bits, bits]))
+            moves += after != w
+            w = after
+    methods: tuple[Method, Method] = ("stochastic", "stochastic_update_in_format")
+    for i, method in enumerate(methods):
+        for j, update in enumerate(task.updates):
+            runs, mean = w[i, j], float(w[i, j].mean())
+            with np.errstate(invalid="ignore"):  # runs that overflowed have no spread
+                spread = float(runs.std())
+            yield Outcome(method, fmt, update, mean, task.share(float(start[j]), mean, update),
+                          float(moves[i, j].mean()), lowest=shortest(runs.min()), highest=shortest(runs.max()),
+                          standard_error=spread / len(seeds) ** 0.5)
+
+
+def _words(task: Task, fmt: str, seeds: Sequence[int]) -> Iterator[np.ndarray]:
+    """The random words of all steps, chunk by chunk: (c, n, s)."""
+    for first in range(0, task.steps, CHUNK):
+        count = min(CHUNK, task.steps - first)
+        yield np.array([[random.bits((seed, "lost updates", 0, f"{fmt} {update!r}"), first, count) for seed in seeds]
+                        for update in task.updates]).transpose(2, 0, 1)
+
+
+def _outcomes(method: Method, fmt: str, task: Task, w: Array, moves: np.ndarray,
+              remainders: Array | None = None) -> Iterator[Outcome]:
+    """An outcome for each update, by where w, the moves and the remainders (n,) have come."""
+    for j, (update, start) in enumerate(zip(task.updates, task.start(fmt), strict=True)):
+        held = half_gap = None
+        if remainders is not None:
+            row = format_of(remainders.dtype)
+            held, half_gap = shortest(remainders[j]), neighbor_of(float(remainders[j]), row, upward=update > 0)[1] / 2
+        yield Outcome(method, fmt, update, shortest(w[j]), task.share(float(start), float(w[j]), update),
+                      float(moves[j]), held, half_gap)
+
+
+# -- 3: the weights at which fp32 loses the popular example's update --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """fp32 with a small update: what w becomes when it is subtracted and when it is added."""
+
+    weight: float
+    gap_below: float
+    gap_above: float
+    down_lost: bool
+    up_lost: bool
+
+
+def survivors(weights: Sequence[float], update: float) -> Iterator[Survivor]:
+    """The weights with whether fp32 keeps w - update and w + update."""
+    for weight in weights:
+        down, up = (add_once("fp32", weight, change) for change in (-update, update))
+        yield Survivor(weight, 2 * down.half_gap, 2 * up.half_gap, down.lost, up.lost)
+
+
+def largest_that_moves(update: float) -> float:
+    """The largest number of fp32 that changes when the update is added; found by bisection."""
+    # The bisection's last float64 is near the end of those that round to the number looked for.
+    return shortest(last_that(lambda weight: not add_once("fp32", weight, update).lost, up_to=FORMATS["fp32"].largest))
+
+
+def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
+    """The largest float64 x in [0, up_to) for which ``holds(x)``, which is true from 0 on and false at the end.
+
+    Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
+    """
+    low, high = 0, int(np.float64(up_to).view(np.int64))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
+    return _from_bits(low)
+
+
+def _from_bits(bits: int) -> float:
+    return float(np.int64(bits).view(np.float64))
+
+
+# -- 4: how large an update is, SGD's beside Adam's, and the smallest learning rates that are not lost ----------------
+
+Direction = Literal["down", "up"]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first updates of SGD and Adam, in fp32, and what w becomes of them in ``format``."""
+
+    format: str
+    gradient: float
+    sgd_update: float
+    sgd_result: float
+    sgd_lost: bool
+    adam_update: float
+    adam_result: float
+    adam_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """The largest learning rate at which Adam's first step leaves w where it is, in one format and direction."""
+
+    format: str
+    direction: Direction
+    lost_up_to: float
+
+
+def first_update(optimizer: Optimizer, gradient: float) -> float:
+    """The optimizer's first update of a weight, in fp32: its own step, made on a weight of 0."""
+    w, g = np.zeros(1, np.float32), np.array([gradient], np.float32)
+    state = {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(w.shape).items()}
+    optimizer.update(UpdateContext(NumpyKernels()), w, g, state, step=1)
+    return -float(w[0])
+
+
+def first_steps(fmt: str, weight: float, lr: float, gradients: Sequence[float]) -> Iterator[FirstStep]:
+    """SGD's update is lr·g. Adam's is lr·g/(|g| + ε), which is lr whatever |g|, as long as |g| is larger than ε."""
+    for gradient in gradients:
+        sgd, adam = (first_update(optimizer, gradient) for optimizer in (SGD(lr), Adam(lr)))
+        with_sgd, with_adam = (add_once(fmt, weight, -update) for update in (sgd, adam))
+        yield FirstStep(fmt, gradient, shortest(sgd), with_sgd.result, with_sgd.lost,
+                        shortest(adam), with_adam.result, with_adam.lost)
+
+
+def adam_thresholds(formats: Sequence[str], weight: float) -> Iterator[Threshold]:
+    """For each format, downwards (g = 1) and upwards (g = -1): by bisection, each question a real step of Adam."""
+    directions: tuple[tuple[Direction, float], ...] = (("down", 1.0), ("up", -1.0))
+    for name in formats:
+        for direction, gradient in directions:
+
+            def lost(lr: float, name: str = name, gradient: float = gradient) -> bool:
+                return add_once(name, weight, -first_update(Adam(lr), gradient)).lost
+
+            yield Threshold(name, direction, last_that(lost, up_to=FORMATS["fp32"].largest))
+
+
+# -- 5: Adam's moments m and v kept in few bits: an average that forgets slowly loses its small additions too ---------
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """m and v after t steps, kept in one format; the shares are of what they would be without rounding.
+
+    ``update`` is what Adam would subtract from the weight, as a multiple of the learning rate: it should be 1.
+    """
+
+    format: str
+    step: int
+    m: float
+    v: float
+    m_share: float
+    v_share: float
+    update: float
+
+
+def moments(fmt: str, adam: Adam, gradient: float, steps: Sequence[int]) -> Iterator[Moments]:
+    """Adam's m and v with a constant gradient, at the given steps: computed in fp32, stored in ``fmt`` every step.
+
+    mean = β·mean + (1-β)·x for both, each with its own β: the operations of the package's Adam in its order, made in
+    fp32, and one rounding to the format. The update is computed from m and v as they are stored, in fp32.
+    """
+    kernels, g, betas = NumpyKernels(), np.float32(gradient), (adam.beta1, adam.beta2)
+    both, x = stored([0.0, 0.0], fmt), np.array([g, g * g], np.float32)  # m and v; what they are averages of
+    keep, take = np.array(betas, np.float32), np.array([1.0 - beta for beta in betas], np.float32)
+
+    def average(old: Array, new: Array, out: Array) -> None:
+        np.add(old * keep, new * take, out=out)
+
+    for step in range(1, max(steps) + 1):
+        kernels.elementwise(average, both, x, out=both)
+        if step in steps:
+            corrections = 1.0 - adam.beta1**step, 1.0 - adam.beta2**step
+            m, v = (float(mean) for mean in both)
+            yield Moments(fmt, step, shortest(m), shortest(v), m / (corrections[0] * gradient),
+                          v / (corrections[1] * gradient**2), unit_update(both, adam, corrections))
+
+
+def unit_update(both: Array, adam: Adam, corrections: tuple[float, float]) -> float:
+    """(m/correction1) / (√(v/correction2) + ε), in fp32: Adam's update at a learning rate of 1."""
+    out = np.empty(1, np.float32)
+
+    def block(m: Array, v: Array, out: Array) -> None:
+        np.divide(m / corrections[0], np.sqrt(v / corrections[1]) + adam.epsilon, out=out)
+
+    NumpyKernels().elementwise(block, both[:1], both[1:], out=out)
+    return shortest(out[0])
+
+
+# -- 6: the formats' smallest steps and numbers -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FormatFacts:
+    """The size of a format's steps, and where it ends below: all positive numbers up to ``zero_up_to`` become 0."""
+
+    format: str
+    bits: int
+    mantissa_bits: int
+    gap_at_one: float
+    largest: float
+    smallest_normal: float
+    smallest_subnormal: float
+    zero_up_to: float
+
+
+@dataclass(frozen=True, slots=True)
+class Underflow:
+    """A small number, and what a format makes of it."""
+
+    format: str
+    value: float
+    stored: float
+
+
+def format_facts() -> Iterator[FormatFacts]:
+    """One row for each format; ``zero_up_to`` is found by bisection on the real rounding."""
+    for name, row in FORMATS.items():
+
+        def vanishes(value: float, row: Format = row) -> bool:
+            return float(round_to(value, row)) == 0.0
+
+        yield FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, row)), row.largest,
+                          row.smallest_normal, row.smallest_subnormal, last_that(vanishes, up_to=1.0))
+
+
+def underflows(fmt: str, values: Sequence[float]) -> Iterator[Underflow]:
+    """Small numbers as the format stores them."""
+    for value in values:
+        yield Underflow(format_of(fmt).name, value, shortest(float(round_to(value, fmt))))
+
+
+# -- the lesson -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +557,7 @@ class LostUpdates(Shown):
     def outcome(self, method: Method, fmt: str, update: float) -> Outcome:
         """The outcome of one method in one format with one update."""
         return next(found for found in self.outcomes
-                    if (found.method, found.format, found.update) == (method, fmt, update))  # fmt: skip
+                    if (found.method, found.format, found.update) == (method, fmt, update))
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data. Numbers are the shortest decimals that give back the same value; what is no finite
@@ -586,29 +567,21 @@ class LostUpdates(Shown):
 
 
 def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEEDS) -> LostUpdates:
-    """Runs everything that the question needs: a second or two for 10,000 steps."""
-    kernels = NumpyKernels()
+    """Runs everything that the question needs: a few seconds for 10,000 steps."""
     task = Task(question.weight, question.updates, question.steps)
     fitting = [name for name in FORMATS if fits(name, question.weight)]
     low = [name for name in question.formats if name != "fp32"]
     return LostUpdates(
         question,
-        tuple(add_once(kernels, name, question.weight, question.update) for name in FORMATS),
+        tuple(add_once(name, question.weight, question.update) for name in FORMATS),
         task.updates,
         tuple(map(task.exact, task.updates)),
         seeds,
-        tuple(all_outcomes(kernels, task, question.formats, seeds)),
-        tuple(survivors(kernels, POPULAR_WEIGHTS, POPULAR_UPDATE)),
-        largest_that_moves(kernels, POPULAR_UPDATE),
-        tuple(first_steps(kernels, question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
-        tuple(adam_thresholds(kernels, fitting, question.weight)),
-        tuple(row for name in ("fp32", *low)
-              for row in moments(kernels, name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)),
+        tuple(all_outcomes(task, question.formats, seeds)),
+        tuple(survivors(POPULAR_WEIGHTS, POPULAR_UPDATE)),
+        largest_that_moves(POPULAR_UPDATE),
+        tuple(first_steps(question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
+        tuple(adam_thresholds(fitting, question.weight)),
+        tuple(row for name in ("fp32", *low) for row in moments(name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)),
         tuple(format_facts()),
-        tuple(underflows("fp16", SMALL_VALUES)),
-    )  # fmt: skip
-
-
-def fits(fmt: str, weight: float) -> bool:
-    """True when a format has a finite number for the weight."""
-    return math.isfinite(float(round_to(float(weight), fmt)))
+        tuple(underflows("fp16", SMALL_VALUES)))

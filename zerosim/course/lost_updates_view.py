@@ -1,6 +1,6 @@
 """The lesson on lost updates as a view: six short sections, each with a table of what was run, and what it shows.
 
-Legend: w a weight, δ an update.
+Legend: w a weight, δ an update, lr the learning rate, g a gradient, m and v Adam's averages of g and g².
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zerosim.course.lost_updates import (
     Why,
 )
 from zerosim.display.numbers import fitted, percent, rough, short, sum_text
-from zerosim.display.views import Heading, Part, TextLine, View, marked_table
+from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.optim import Adam
 
 LINE_COLUMNS = 57  # of the picture of one gap: odd, so that it has a middle
@@ -47,35 +47,35 @@ METHODS: dict[Method, str] = {
 
 def lesson(found: LostUpdates) -> View:
     """All six sections."""
-    sections = (addition, cures, popular, sizes, moments, formats)
     return View("Lost updates", ": a small number is added to a larger one, and nothing changes.\n"
                 "A format has only so many numbers. A sum that falls between two of them becomes\n"
                 "the nearer one; halfway, the one whose last bit is 0 (the even one).",
-                tuple(part for section in sections for part in section(found)))
+                parts(_addition(found), _cures(found), _popular(found), _sizes(found), _moments(found),
+                      _formats(found)))
 
 
-# --- 1: one addition ----------------------------------------------------------------------------------------
+# -- 1: one addition --------------------------------------------------------------------------------------------------
 
 
-def addition(found: LostUpdates) -> Iterator[Part]:
+def _addition(found: LostUpdates) -> Iterator[Part | str]:
     """w + δ: a picture of it in the format asked for, and a table of it in all formats."""
     question, here = found.question, found.addition(found.question.format)
     yield Heading(1, f"One addition: {sum_text(question.weight, question.update)} in {question.format}")
     if here.weight != question.weight:
-        yield TextLine(f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}.")
-        yield TextLine("")
-    for line in (*picture(here), *explanation(here)):
-        yield TextLine(line)
-    rows = ((a.format, *_addition_cells(a)) for a in found.additions)
-    yield TextLine("")
-    yield marked_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by", rows=rows)
-    yield TextLine("w and δ as each format stores them. The half gap is that on δ's side of w.")
+        yield f"{here.format} has no {short(question.weight)}; the nearest number is {short(here.weight)}."
+        yield ""
+    yield from _picture(here)
+    yield from _explanation(here)
+    yield ""
+    yield marked_table("format", ">w", ">δ", ">half gap", ">w + δ", "w moves by",
+                       rows=map(_addition_row, found.additions))
+    yield "w and δ as each format stores them. The half gap is that on δ's side of w."
 
 
-def picture(a: Addition) -> Iterator[str]:
+def _picture(a: Addition) -> Iterator[str]:
     """The gap between w and its neighbor as a line: its middle, and x for the exact sum; nothing where the sum is
     not inside."""
-    way = way_of(a)
+    way = _way(a)
     if not (0 < way < 1 and math.isfinite(a.neighbor)):
         return
     middle = LINE_COLUMNS // 2
@@ -91,7 +91,7 @@ def picture(a: Addition) -> Iterator[str]:
     yield ""
 
 
-def explanation(a: Addition) -> Iterator[str]:
+def _explanation(a: Addition) -> Iterator[str]:
     """The reason why the update is lost or kept, in words."""
     if a.why == "update_rounds_to_zero":
         yield f"{a.format} has no number so small: δ itself becomes 0. [bold]The update is lost.[/]"
@@ -101,30 +101,30 @@ def explanation(a: Addition) -> Iterator[str]:
         yield "The exact sum x is halfway to the next number: a tie. w's last bit is 0,"
         yield "so it becomes w again. [bold]The update is lost.[/]"
     elif a.lost:
-        yield f"The exact sum x is {rough(100 * way_of(a))} % of the way to the next number: not halfway."
+        yield f"The exact sum x is {rough(100 * _way(a))} % of the way to the next number: not halfway."
         yield f"It becomes {short(a.result)} again. [bold]The update is lost.[/]"
     else:
-        inside = f"The exact sum x is {rough(100 * way_of(a))} % of the way to the next number."
-        yield inside if way_of(a) < 1 else f"δ is {rough(way_of(a))} times as large as the gap."
+        inside = f"The exact sum x is {rough(100 * _way(a))} % of the way to the next number."
+        yield inside if _way(a) < 1 else f"δ is {rough(_way(a))} times as large as the gap."
         yield f"The sum becomes {short(a.result)}. The update is kept; w moves by {rough(a.moved, 6)}."
 
 
-def way_of(a: Addition) -> float:
+def _way(a: Addition) -> float:
     """The place of the exact sum between w (0) and its neighbor (1)."""
     return abs(a.update) / (2 * a.half_gap)
 
 
-def _addition_cells(a: Addition) -> tuple[str, ...]:
+def _addition_row(a: Addition) -> tuple[str, ...]:
     if a.why == "weight_too_large":
-        return "-", "-", "-", "-", VERDICTS[a.why]
+        return a.format, "-", "-", "-", "-", VERDICTS[a.why]
     verdict = f"kept: {rough(a.moved, 5)}" if a.why == "kept" else VERDICTS[a.why]
-    return fitted(a.weight), rough(a.update + 0.0, 4), rough(a.half_gap), fitted(a.result), verdict
+    return a.format, fitted(a.weight), rough(a.update + 0.0, 4), rough(a.half_gap), fitted(a.result), verdict
 
 
-# --- 2: the cures -------------------------------------------------------------------------------------------
+# -- 2: the cures -----------------------------------------------------------------------------------------------------
 
 
-def cures(found: LostUpdates) -> Iterator[Part]:
+def _cures(found: LostUpdates) -> Iterator[Part | str]:
     """The ends of w after all steps, by every method in every format."""
     question = found.question
     yield Heading(2, f"The cures: w = {short(question.weight)}, and δ is added {question.steps:,} times")
@@ -136,15 +136,14 @@ def cures(found: LostUpdates) -> Iterator[Part]:
         rows.append((METHODS[method] if method != last else "", fmt, *cells))
         last = method
     yield marked_table("", "", *columns, rows=rows)
-    yield TextLine("")
-    for line in cure_notes(found):
-        yield TextLine(line)
+    yield ""
+    yield from _cure_notes(found)
 
 
 def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) -> tuple[str, str]:
     outcome = found.outcome(method, fmt, update)
     if outcome.share == 0:
-        return fitted(outcome.result), "0 %" + "*" * waits(outcome)
+        return fitted(outcome.result), "0 %" + "*" * _waits(outcome)
     if not math.isfinite(outcome.share):
         return rough(outcome.result), "-"
     if outcome.standard_error is None:
@@ -154,17 +153,17 @@ def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) 
     return fitted(round(outcome.result, 7), 9), share
 
 
-def waits(outcome: Outcome) -> bool:
+def _waits(outcome: Outcome) -> bool:
     """True when w has not moved only because Kahan's remainder is not yet half a gap: nothing is lost."""
-    return outcome.share == 0 and bool(outcome.remainder) and not is_stuck(outcome)
+    return outcome.share == 0 and bool(outcome.remainder) and not _is_stuck(outcome)
 
 
-def is_stuck(outcome: Outcome) -> bool:
+def _is_stuck(outcome: Outcome) -> bool:
     """True when Kahan's remainder has grown until the update is lost in it, as it was in w."""
     return outcome.share == 0 and (outcome.remainder_half_gap or 0.0) > abs(outcome.update) and bool(outcome.remainder)
 
 
-def cure_notes(found: LostUpdates) -> Iterator[str]:
+def _cure_notes(found: LostUpdates) -> Iterator[str]:
     """Words for the methods, and for what the table shows of these numbers."""
     first = found.addition("fp32")
     gaps = abs(first.moved) / (2 * first.half_gap)
@@ -173,96 +172,95 @@ def cure_notes(found: LostUpdates) -> Iterator[str]:
     if 0 < gaps < 1000:
         yield f"  fp32 has gaps too: the first step moves {gaps:g} of them, that is {rough(first.moved, 6)}."
     yield "[bold]Kahan[/]: what an addition loses is kept in a remainder, and added the next time."
-    if any(map(waits, found.outcomes)):
+    if any(map(_waits, found.outcomes)):
         yield "  * Nothing is lost: w moves as soon as the remainder reaches half a gap."
-    for outcome in filter(is_stuck, found.outcomes):
+    for outcome in filter(_is_stuck, found.outcomes):
         yield (f"  {outcome.format}, δ = {rough(outcome.update, 5)}: stuck, when the remainder is "
-               f"{rough(outcome.remainder or 0)} (half gap {rough(outcome.remainder_half_gap or 0)}).")  # fmt: skip
+               f"{rough(outcome.remainder or 0)} (half gap {rough(outcome.remainder_half_gap or 0)}).")
     yield "[bold]Stochastic rounding[/]: up or down by chance, to the nearer number more often."
     yield "  Right on average, if δ is in fp32. This is the mean (and its uncertainty) of"
     yield f"  {len(found.seeds)} runs, with the seeds {found.seeds[0]} to {found.seeds[-1]}."
     for update in found.updates:
         outcome = found.outcome("stochastic", found.question.format, update)
         yield (f"  {outcome.format}, δ = {fitted(update, 9)}: {rough(outcome.moves)} jumps in a run; "
-               f"results from {rough(outcome.lowest or 0.0, 7)} to {rough(outcome.highest or 0.0, 7)}.")  # fmt: skip
-    if is_stuck(found.outcome("kahan", "bf16", found.question.update)):
-        gap = {row.format: row.gap_at_one for row in found.format_facts}
-        ratio = rough(gap["bf16"] / gap["fp16"])
+               f"results from {rough(outcome.lowest or 0.0, 7)} to {rough(outcome.highest or 0.0, 7)}.")
+    if _is_stuck(found.outcome("kahan", "bf16", found.question.update)):
+        ratio = rough(_gap_ratio(found))
         yield f"[bold]bf16 is no cure[/]: it reaches further than fp16, with gaps {ratio} times as large."
 
 
-# ----------------------------------------------------------------------------------------------------
-# Prints what the lesson on lost updates says of sizes: of updates, of averages, and of the formats' smallest steps
-# Legend: w a weight, lr the learning rate, g a gradient, m and v Adam's averages of g and g².
+def _gap_ratio(found: LostUpdates) -> float:
+    """bf16's gaps beside fp16's."""
+    gaps = {row.format: row.gap_at_one for row in found.format_facts}
+    return gaps["bf16"] / gaps["fp16"]
 
 
-def verdict(lost: bool, otherwise: str = "kept") -> str:
+# -- 3 to 6: the sizes of updates, of averages, and of the formats' smallest steps ------------------------------------
+
+
+def _verdict(lost: bool, otherwise: str = "kept") -> str:
     """``lost`` in red, or what is so otherwise."""
     return "[red]lost[/]" if lost else otherwise
 
 
-def popular(found: LostUpdates) -> Iterator[Part]:
+def _popular(found: LostUpdates) -> Iterator[Part | str]:
     """The sentence that fp32 keeps what fp16 loses, for several weights."""
     update = short(POPULAR_UPDATE)
     yield Heading(3, f'"In fp32 the value will change"? (lr·g = {POPULAR_LR:g} · {POPULAR_GRADIENT:g} = {update})')
-    rows = ((short(s.weight), rough(s.gap_below), verdict(s.down_lost), rough(s.gap_above), verdict(s.up_lost))
-            for s in found.survivors)  # fmt: skip
-    yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=rows)
-    yield TextLine(f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}.")
+    yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=(
+        (short(s.weight), rough(s.gap_below), _verdict(s.down_lost), rough(s.gap_above), _verdict(s.up_lost))
+        for s in found.survivors))
+    yield f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}."
 
 
-def sizes(found: LostUpdates) -> Iterator[Part]:
+def _sizes(found: LostUpdates) -> Iterator[Part | str]:
     """SGD's update beside Adam's, and the learning rates below which Adam's is lost."""
     fmt, weight = found.question.format, rough(found.question.weight, 6)
     yield Heading(4, f"SGD's update depends on g. Adam's does not. (lr = {POPULAR_LR:g}, w = {weight})")
-    rows = ((rough(s.gradient), rough(s.sgd_update), verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
-             verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps)  # fmt: skip
-    yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=rows)
-    yield TextLine("What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:")
-    yield TextLine(f"lr·g/(|g| + ε), with ε = {EPSILON:g}.")
-    yield TextLine("")
-    yield TextLine(f"So it is lr that can be too small. Adam's first update is lost at w = {weight} up to")
-    formats = list(dict.fromkeys(threshold.format for threshold in found.thresholds))
+    yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=(
+        (rough(s.gradient), rough(s.sgd_update), _verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
+         _verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps))
+    yield "What is lost in 3 is SGD's update. Adam's first is about lr, whatever g is:"
+    yield f"lr·g/(|g| + ε), with ε = {EPSILON:g}."
+    yield ""
+    yield f"So lr can be too small: Adam's first update is lost at w = {weight} up to"
     limits = {(t.format, t.direction): rough(t.lost_up_to) for t in found.thresholds}
-    rows_of_limits = ((name, limits[name, "down"], limits[name, "up"]) for name in formats)
-    yield marked_table("format", ">lr, downwards", ">lr, upwards", rows=rows_of_limits)
-    yield TextLine("Found by bisection, each question a real step of Adam.")
+    yield marked_table("format", ">lr, downwards", ">lr, upwards", rows=(
+        (name, limits[name, "down"], limits[name, "up"]) for name in dict.fromkeys(name for name, _ in limits)))
+    yield "Found by bisection, each question a real step of Adam."
 
 
-def moments(found: LostUpdates) -> Iterator[Part]:
+def _moments(found: LostUpdates) -> Iterator[Part | str]:
     """Adam's averages in few bits, for a gradient that never changes."""
     yield Heading(5, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")
-    formats = list(dict.fromkeys(row.format for row in found.moments))
-    by_place = {(row.format, row.step): row for row in found.moments}
-    steps = list(dict.fromkeys(row.step for row in found.moments))
+    at = {(row.format, row.step): row for row in found.moments}
+    formats, steps = list(dict.fromkeys(fmt for fmt, _ in at)), list(dict.fromkeys(step for _, step in at))
     columns = [name for fmt in formats for name in (f">{fmt}: v", ">update")]
-    rows = [(f"{step:,}", *(cell for fmt in formats for cell in (percent(by_place[fmt, step].v_share),
-                                                                  rough(by_place[fmt, step].update) + " lr")))
-            for step in steps]  # fmt: skip
-    yield marked_table(">step", *columns, rows=rows)
-    yield TextLine("v beside what it would be without rounding. The update should always be 1 lr.")
+    yield marked_table(">step", *columns, rows=[
+        (f"{step:,}", *(cell for fmt in formats for cell in (percent(at[fmt, step].v_share),
+                                                             rough(at[fmt, step].update) + " lr")))
+        for step in steps])
+    yield "v beside what it would be without rounding. The update should always be 1 lr."
     for fmt in formats:
-        first, before, last = (by_place[fmt, step] for step in (steps[0], *steps[-2:]))
+        first, before, last = (at[fmt, step] for step in (steps[0], *steps[-2:]))
         if first.v == 0:
             smallest = (1 - Adam().beta2) * MOMENT_GRADIENT**2
-            yield TextLine(f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone.")
+            yield f"{fmt}: the first (1 - β2)·g², {rough(smallest)}, becomes 0; Adam then divides by ε alone."
         elif last.v == before.v:
-            yield TextLine(f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that.")
-    arrived = ", ".join(f"{fmt} {percent(by_place[fmt, steps[-1]].m_share)}" for fmt in formats if fmt != "fp32")
-    yield TextLine(f"m forgets faster: a step adds more, and it arrives ({arrived}).")
+            yield f"{fmt}: v is stuck at {rough(last.v)}: what a step adds is below half a gap of that."
+    arrived = ", ".join(f"{fmt} {percent(at[fmt, steps[-1]].m_share)}" for fmt in formats if fmt != "fp32")
+    yield f"m forgets faster: a step adds more, and it arrives ({arrived})."
 
 
-def formats(found: LostUpdates) -> Iterator[Part]:
+def _formats(found: LostUpdates) -> Iterator[Part | str]:
     """The formats' smallest steps and numbers, and two popular sentences about them."""
     yield Heading(6, "The formats")
-    rows = ((f.format, str(f.mantissa_bits), rough(f.gap_at_one), rough(f.smallest_normal), rough(f.smallest_subnormal),
-             rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts)  # fmt: skip
-    yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest",
-                              rows=rows)  # fmt: skip
-    yield TextLine("Below 'normal from' the gaps stay the same: numbers there have fewer bits.")
-    yield TextLine("")
-    facts = {f.format: f for f in found.format_facts}
-    ratio = facts["bf16"].gap_at_one / facts["fp16"].gap_at_one
-    yield TextLine(f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {ratio:g} times as large.')
-    yield TextLine(f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(facts["fp16"].zero_up_to)}.')
-    yield TextLine("   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows))
+    yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest", rows=(
+        (f.format, str(f.mantissa_bits), rough(f.gap_at_one), rough(f.smallest_normal), rough(f.smallest_subnormal),
+         rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts))
+    yield "Below 'normal from' the gaps stay the same: numbers there have fewer bits."
+    yield ""
+    yield f'"bf16\'s mantissa is similar to fp16\'s": its gaps are {_gap_ratio(found):g} times as large.'
+    zero_up_to = {f.format: f.zero_up_to for f in found.format_facts}["fp16"]
+    yield f'"Gradients below 6e-05 underflow to 0 in fp16": only up to {rough(zero_up_to)}.'
+    yield "   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows)

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from zerosim.course.measured import Compared
 from zerosim.display.numbers import percent
-from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import Plan, Row
@@ -23,20 +23,19 @@ def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Mea
     """The plan for a terminal of so many columns; each number's formula, and what runs measure, where asked for."""
     explanations = [_explanation(found, row) for row in found.rows] if explain else []
     measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
-    return View(found.verdict, "", (*_rows(found, columns), *map(TextLine, _remarks(found)),
-                                    *(part for parts in [*explanations, *measurements] for part in parts)))
+    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found), *explanations, *measurements))
 
 
-def _rows(found: Plan, columns: int) -> Iterator[Part]:
-    """What it is a plan of, and the rows in gigabytes and seconds."""
+def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
+    """The subject of the plan, and the rows in gigabytes and seconds."""
     model, rest = map(escape, subject(found.config, found.rows[0].convention))
-    yield from (TextLine(""), TextLine(f"[bold]{model}[/]{rest}", indent=0), TextLine(""))
+    yield from ("", TextLine(f"[bold]{model}[/]{rest}", indent=0), "")
     names = names_for(found, columns - INDENT)
     spare = names.index("spare") + 1
     lines = [[*line[:spare], f"[{'green' if row.fits else 'red'}]{line[spare]}[/]", *line[spare + 1:]]
              for row, line in zip(found.rows, cells(found, names), strict=True)]
     yield marked_table("", *(RIGHT + name for name in names), rows=lines)
-    yield TextLine("")
+    yield ""
 
 
 def _remarks(found: Plan) -> Iterator[str]:
@@ -69,16 +68,16 @@ def _remarks(found: Plan) -> Iterator[str]:
         yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
 
 
-def _explanation(found: Plan, row: Row) -> tuple[Part, ...]:
+def _explanation(found: Plan, row: Row) -> tuple[Part | str, ...]:
     """Every number of a row with its formula."""
-    return (TextLine(""), TextLine(f"[bold cyan]{row.title}[/]", indent=0), TextLine(""),
+    return ("", TextLine(f"[bold cyan]{row.title}[/]", indent=0), "",
             marked_table("", "", RIGHT, rows=[tuple(map(escape, line)) for line in explained(found.config, row)]))
 
 
-def _measurement(row: Row, lines: Sequence[Compared]) -> tuple[Part, ...]:
+def _measurement(row: Row, lines: Sequence[Compared]) -> tuple[Part | str, ...]:
     """The estimate beside the measurement in a run without data, and the difference by name."""
     heading = f"[bold cyan]{row.title}[/], estimated, and measured on rank 0 of a run without data, in bytes"
-    return (TextLine(""), TextLine(heading, indent=0),
+    return ("", TextLine(heading, indent=0),
             marked_table("", RIGHT + "estimated", RIGHT + "measured", RIGHT + "difference", rows=[
                 (line.name, f"{line.estimated_nbytes:,}", f"{line.measured_nbytes:,}",
                  f"{line.difference_nbytes:+,}" if line.difference_nbytes else "0") for line in lines]))

@@ -101,6 +101,11 @@ class View:
     parts: tuple[Part, ...] = ()
 
 
+def parts(*sections: Iterable[Part | str]) -> tuple[Part, ...]:
+    """The parts of a lesson's sections, in order: a text alone is a line under the tables, an empty one a free line."""
+    return tuple(TextLine(part) if isinstance(part, str) else part for section in sections for part in section)
+
+
 def marked_table(*columns: str, rows: Iterable[Sequence[str]], caption: str = "", indent: int = 2) -> Table:
     """A table of a lesson: no caption, cells in rich's markup."""
     return Table(caption, columns, tuple(map(tuple, rows)), marked=True, indent=indent)

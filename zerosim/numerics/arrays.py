@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import prod
 from types import EllipsisType
@@ -265,15 +265,16 @@ def keep_freed_memory() -> None:
 
 class Scratch:
     """Named pieces of memory that are used again and again; what is in one of them is only good until the next
-    call for the same name."""
+    call for the same name. ``empty`` makes them, each with ``slack_nbytes`` beyond its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[..., Any] = empty, slack_nbytes: Callable[[int], int] = slack_nbytes) -> None:
+        self._empty, self._slack_nbytes = empty, slack_nbytes
         self._buffers: dict[str, Array] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now, slack included."""
-        return sum(buffer.nbytes + slack_nbytes(buffer.nbytes) for buffer in self._buffers.values())
+        return sum(buffer.nbytes + self._slack_nbytes(buffer.nbytes) for buffer in self._buffers.values())
 
     def array(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
@@ -281,7 +282,8 @@ class Scratch:
         nbytes = count * dtype.itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.nbytes < nbytes:
-            self._buffers[name] = buffer = empty(nbytes, np.uint8)
+            self._buffers.pop(name, None)  # before the longer one is asked for: both would not always fit
+            self._buffers[name] = buffer = self._empty(nbytes, np.uint8)
         return buffer[:nbytes].view(dtype)
 
 

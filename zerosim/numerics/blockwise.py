@@ -8,8 +8,10 @@ Legend: n elements or columns; m rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -82,38 +84,6 @@ def widened(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array
     for span in spans(x.size):
         cast_block(x[span], wide[span], scratch)
     return wide
-
-
-def widened_view(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """x of any shape and strides in the type `work`: itself where it has that type, else a contiguous copy in the
-    scratch memory of that name."""
-    if x.dtype == work:
-        return x
-    if not x.flags.c_contiguous:
-        narrow = scratch.array(f"{name} narrow", x.size, x.dtype).reshape(x.shape)
-        np.copyto(narrow, x)
-        x = narrow
-    return widened(name, x.reshape(-1), work, scratch).reshape(x.shape)
-
-
-def room_for(name: str, out: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """The array in which the values of `out` are to be computed, in its shape: `out` itself where it has the type
-    `work`, else the scratch memory of that name, from which `settle` rounds them."""
-    return out if out.dtype == work else scratch.array(name, out.size, work).reshape(out.shape)
-
-
-def settle(wide: Array, out: Array, scratch: Scratch) -> None:
-    """out becomes `wide`, each value rounded once, unless they are one and the same; `wide` contiguous where not, `out`
-    of any strides."""
-    if wide is out:
-        return
-    contiguous = out.flags.c_contiguous
-    source = wide.reshape(-1)
-    row = out.reshape(-1) if contiguous else scratch.array("settled", out.size, out.dtype)
-    for span in spans(source.size):
-        cast_block(source[span], row[span], scratch)
-    if not contiguous:
-        np.copyto(out, row.reshape(out.shape))
 
 
 def widened_matrix(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
@@ -192,35 +162,6 @@ def sum_rows(x: Array, total: Array, widened: Callable[[Array], Array]) -> None:
     np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
 
 
-def row_sums(x: Array) -> Array:
-    """The sums along the last axis of x (..., n), in x's type; a row's sum depends on nothing but the row."""
-    total: Array = np.einsum("...n->...", x[..., :EINSUM_PIECE])
-    for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
-        total += np.einsum("...n->...", x[..., first : first + EINSUM_PIECE])
-    return total
-
-
-def row_products(x: Array, y: Array) -> Array:
-    """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""
-    total: Array = np.einsum("...n,...n->...", x[..., :EINSUM_PIECE], y[..., :EINSUM_PIECE])
-    for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
-        piece = slice(first, first + EINSUM_PIECE)
-        total += np.einsum("...n,...n->...", x[..., piece], y[..., piece])
-    return total
-
-
-def row_maxima(x: Array) -> Array:
-    """The largest values along the last axis of x (..., n), contiguous, n >= 1; NaN where a row has one.
-
-    NumPy looks for the place of the maximum with vector instructions, three times as fast as for its value.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    places = rows.argmax(axis=1)
-    places += np.arange(0, rows.size, rows.shape[1])
-    maxima: Array = rows.reshape(-1).take(places).reshape(x.shape[:-1])
-    return maxima
-
-
 def square_sum(x: Array, factor: Array, divisor: Array, scratch: Scratch) -> float:
     """The sum of (x·factor/divisor)² of one block x (n,): the quotient in x's type, squares and sum in float64."""
     quotient = scratch.array("quotient", x.size, x.dtype)
@@ -255,3 +196,141 @@ def nonfinite_codes(dtype: np.dtype[Any]) -> tuple[Array, int] | None:
     code = np.dtype(f"u{dtype.itemsize}")
     mask = np.array((1 << (8 * dtype.itemsize - 1)) - 1, code)
     return mask, int(np.array(overflow_values[dtype], dtype).view(code) & mask)
+
+
+# -- What the formulas of layers and matrices are written in -----------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class PerRow:
+    """One number for each row: an array (..., M) beside others (..., M, C)."""
+
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class PerColumn:
+    """One number for each column: an array (C,) beside others (..., C), or (R, S) beside (..., R, S)."""
+
+    values: Array
+
+
+class BlockKernels:
+    """Room, casts, functions of elements and sums along rows: on NumPy's arrays, or, overridden, on a device's."""
+
+    xp: Any = np
+    BLOCK = BLOCK
+    STRIP = 64  # rows of P at a time, in attention
+    TILE = 128  # rows and columns at a time, in its tiled form
+    GROUP = 131072  # elements of a strip of all heads that are taken together
+    _scratch: Scratch
+
+    def room(self, name: str, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The scratch memory of that name, not initialized, as an array of this shape."""
+        return self._scratch.array(name, shape if isinstance(shape, int) else prod(shape), dtype).reshape(shape)
+
+    def computes_in(self, out: Array, work: np.dtype[Any]) -> bool:
+        """True where values of the type ``work`` can be computed in the memory of ``out``."""
+        return out.dtype == work
+
+    def room_for(self, name: str, out: Array, work: np.dtype[Any]) -> Array:
+        """The array in which the values of ``out`` are to be computed, in its shape: itself where that can be, else the
+        scratch memory of that name, from which `settle` rounds them."""
+        return out if self.computes_in(out, work) else self.room(name, out.shape, work)
+
+    def settle(self, wide: Array, out: Array) -> None:
+        """out becomes `wide`, each value rounded once, unless they are one and the same; any strides."""
+        if wide is out:
+            return
+        row = out.reshape(-1) if out.flags.c_contiguous else self.room("settled", out.size, out.dtype)
+        source = wide.reshape(-1)
+        for span in spans(source.size):
+            cast_block(source[span], row[span], self._scratch)
+        if not out.flags.c_contiguous:
+            np.copyto(out, row.reshape(out.shape))
+
+    def wide(self, name: str, x: Array, work: np.dtype[Any]) -> Array:
+        """x of any shape and strides in the type ``work``: itself where it has that type, else a contiguous copy in the
+        scratch memory of that name."""
+        if x.dtype == work:
+            return x
+        if not x.flags.c_contiguous:
+            narrow = self.room(f"{name} narrow", x.shape, x.dtype)
+            np.copyto(narrow, x)
+            x = narrow
+        return widened(name, x.reshape(-1), work, self._scratch).reshape(x.shape)
+
+    def apply(self, function: Operation, inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
+              work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None) -> None:
+        """out = function(*inputs, result) for every element, computed in the type ``work`` (that of the arrays if it is
+        None), on the grid of the type ``grid``, rounded once to out's type.
+
+        ``out`` may be an input's memory: a function writes its result when it has read what it needs of the element.
+        """
+        work = work or work_type(*(x for x in (*inputs, out) if isinstance(x, np.ndarray)))
+        blocks = [self._beside(f"input {i}", x, work) for i, x in enumerate(inputs)]
+        result = self.room_for("result", out, work)
+        function(*blocks, result)
+        if grid is not None:
+            self.onto_grid(result, grid)
+        self.settle(result, out)
+
+    def _beside(self, name: str, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
+        match x:
+            case PerRow(values):
+                return self.wide(name, values, work)[..., None]
+            case PerColumn(values):
+                return self.wide(name, values, work)
+            case np.ndarray():
+                return self.wide(name, x, work)
+        return x
+
+    def onto_grid(self, x: Array, dtype: np.dtype[Any]) -> None:
+        """Rounds wide values to the grid of a narrower type, in place."""
+        if dtype != x.dtype:
+            row, fmt = x.reshape(-1), format_of(dtype)
+            for span in spans(row.size):
+                nearest_block(row[span], row[span], fmt, self._scratch)
+
+    def scale_past(self, s: Array, scale: float, future: Array) -> None:
+        """s (..., R, S)·scale, and -inf in the last columns where the mask ``future`` (R, R) says so, in place."""
+        s *= scale
+        np.copyto(s[..., -len(future) :], -np.inf, where=future)
+
+    def row_blocks(self, x: Array) -> Iterator[slice]:
+        """The rows of x (M, C) that are taken together: at most BLOCK elements, but at least one row."""
+        return spans(len(x), max(1, self.BLOCK // max(1, x.shape[1])))
+
+    def row_sums(self, x: Array) -> Array:
+        """The sums along the last axis of x (..., n), in x's type; a row's sum depends on nothing but the row."""
+        total: Array = np.einsum("...n->...", x[..., :EINSUM_PIECE])
+        for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
+            total += np.einsum("...n->...", x[..., first : first + EINSUM_PIECE])
+        return total
+
+    def row_products(self, x: Array, y: Array) -> Array:
+        """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""
+        total: Array = np.einsum("...n,...n->...", x[..., :EINSUM_PIECE], y[..., :EINSUM_PIECE])
+        for first in range(EINSUM_PIECE, x.shape[-1], EINSUM_PIECE):
+            piece = slice(first, first + EINSUM_PIECE)
+            total += np.einsum("...n,...n->...", x[..., piece], y[..., piece])
+        return total
+
+    def row_maxima(self, x: Array) -> Array:
+        """The largest values along the last axis of x (..., n), contiguous, n >= 1; NaN where a row has one.
+
+        NumPy looks for the place of the maximum with vector instructions, three times as fast as for its value.
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        places = rows.argmax(axis=1)
+        places += np.arange(0, rows.size, rows.shape[1])
+        maxima: Array = rows.reshape(-1).take(places).reshape(x.shape[:-1])
+        return maxima
+
+    def add_column_sums(self, x: Array, total: Array) -> None:
+        """total (C,) += the sum over the rows of x (M, C)."""
+        total += np.add.reduce(x, axis=0)
+
+    def picked(self, x: Array, columns: Array) -> Array:
+        """The element of each row of x (M, C) in the column given for it (M,), or any where that is below 0."""
+        found: Array = np.take_along_axis(x, np.maximum(columns, 0)[:, None], axis=1)[:, 0]
+        return found

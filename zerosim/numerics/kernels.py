@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
-    BLOCK,
     SMALL,
     Array,
     NullArray,
@@ -36,9 +35,13 @@ from zerosim.numerics.arrays import (
     row_of,
     slack_nbytes,
     spans,
+    to_host,
 )
 from zerosim.numerics.blockwise import (
+    BlockKernels,
     Operation,
+    PerColumn,
+    PerRow,
     cast_block,
     has_nonfinite,
     maximum,
@@ -88,84 +91,77 @@ def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -
 
 # -- Whole matrices ----------------------------------------------------------------------------------------------------
 # A symmetric matrix A (m, m); a matrix X (r, c); all float32. Decompositions are LAPACK's, in float64, and rounded to
-# float32 once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too.
+# float32 once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too. On a
+# device they are its library's; eigenvectors then differ by their signs, and in the space of equal eigenvalues.
 
-def trace(a: Array) -> float:
+def trace(k: BlockKernels, a: Array) -> float:
     """The sum of the diagonal of a (m, m), in float64."""
     check_square("trace", a)
-    return float(np.trace(a, dtype=FP64))
+    return float(np.add.reduce(to_host(a.diagonal().copy()), dtype=FP64))
 
 
-def symmetric_power(scratch: Scratch, a: Array, exponent: float, damping: float, out: Array) -> None:
+def symmetric_power(k: NumpyKernels, a: Array, exponent: float, damping: float, out: Array) -> None:
     """out = (a + damping·I)^exponent for a symmetric a (m, m) without negative eigenvalues.
 
     Eigenvalues that rounding has made negative count as 0. Raises ValueError for what is not square or not finite.
     """
-    values, vectors = _eigen(scratch, "symmetric_power", a)
-    powers = (np.maximum(values, 0.0) + damping) ** exponent
-    np.copyto(out, (vectors * powers) @ vectors.T, casting="same_kind")
+    values, vectors = k.xp.linalg.eigh(_checked(k, "symmetric_power", a))
+    powers = k.uploaded((np.maximum(to_host(values), 0.0) + damping) ** exponent)
+    scaled = k.empty(vectors.shape, FP64)
+    k.apply(np.multiply, [vectors, PerColumn(powers)], scaled)
+    k.settle(k.xp.matmul(scaled, vectors.T), out)
 
 
-def eigenvectors(scratch: Scratch, a: Array, out: Array) -> None:
+def eigenvectors(k: NumpyKernels, a: Array, out: Array) -> None:
     """out (m, m) = the eigenvectors of a symmetric a (m, m) as columns, that of the largest eigenvalue first.
 
     Raises ValueError for what is not square or not finite.
     """
-    np.copyto(out, _eigen(scratch, "eigenvectors", a)[1][:, ::-1], casting="same_kind")
+    k.settle(k.xp.linalg.eigh(_checked(k, "eigenvectors", a))[1][:, ::-1], out)
 
 
-def orthogonal_factor(scratch: Scratch, a: Array, out: Array) -> None:
+def orthogonal_factor(k: NumpyKernels, a: Array, out: Array) -> None:
     """out (m, m) = Q, where a (m, m) = Q·R and R is upper triangular.
 
     Raises ValueError for what is not square or not finite.
     """
-    np.copyto(out, np.linalg.qr(_checked(scratch, "orthogonal_factor", a))[0], casting="same_kind")
+    k.settle(k.xp.linalg.qr(_checked(k, "orthogonal_factor", a))[0], out)
 
 
-def _eigen(scratch: Scratch, call: str, a: Array) -> tuple[Array, Array]:
-    values, vectors = np.linalg.eigh(_checked(scratch, call, a))
-    return values, vectors
-
-
-def _checked(scratch: Scratch, call: str, a: Array) -> Array:
+def _checked(k: NumpyKernels, call: str, a: Array) -> Array:
     check_square(call, a)
-    row = a.reshape(-1)
-    if any(has_nonfinite(row[span], scratch) for span in spans(row.size)):
+    if not k.all_finite(a):
         raise ValueError(f"{call} found inf or NaN in a matrix {a.shape}: sums of squares of gradients have left "
                          "float32's range; clip the gradients, or scale the loss less")
     return a.astype(FP64)
 
 
-def mean_squares(scratch: Scratch, x: Array, rows: Array, columns: Array) -> None:
-    """rows (r,) and columns (c,) become the means of the squares of x (r, c) along the other side."""
+def mean_squares(k: BlockKernels, x: Array, rows: Array, columns: Array) -> None:
+    """rows (r,) and columns (c,) become the means of the squares of x (r, c) along the other side; the squares are
+    float32, their sums float64."""
     if x.ndim != 2 or rows.shape != x.shape[:1] or columns.shape != x.shape[1:]:
         raise ValueError(f"mean_squares takes x (r, c), rows (r,) and columns (c,), got {x.shape}, {rows.shape}, "
                          f"{columns.shape}")
-    total = np.zeros(x.shape[1], FP64)
-    for here, square in _matrix_blocks(scratch, x):
-        np.multiply(x[here], x[here], out=square)
-        rows[here] = np.add.reduce(square, axis=1, dtype=FP64) / max(1, x.shape[1])
-        total += np.add.reduce(square, axis=0, dtype=FP64)
-    columns[...] = total / max(1, x.shape[0])
+    total = k.xp.zeros(x.shape[1], FP64)
+    for here in k.row_blocks(x):
+        squares = k.room("matrix block", x[here].shape, FP32)
+        k.apply(np.multiply, [x[here], x[here]], squares)
+        k.apply(np.divide, [squares.sum(axis=1, dtype=FP64), max(1, x.shape[1])], rows[here])
+        k.apply(np.add, [total, squares.sum(axis=0, dtype=FP64)], total)
+    k.apply(np.divide, [total, max(1, x.shape[0])], columns)
 
 
-def divide_by_roots(scratch: Scratch, x: Array, rows: Array, columns: Array, out: Array) -> None:
+def divide_by_roots(k: BlockKernels, x: Array, rows: Array, columns: Array, out: Array) -> None:
     """out = x/√V, where V = rows·columns/mean(rows) is the matrix (r, c) whose means along its sides those are."""
-    mean = np.add.reduce(rows, dtype=FP64) / max(1, rows.size)
-    shares = (rows / mean).astype(FP32)  # before the product, which would leave float32's range from below
-    for here, root in _matrix_blocks(scratch, x):
-        np.multiply(shares[here, None], columns, out=root)
-        np.sqrt(root, out=root)
-        np.divide(x[here], root, out=out[here])
+    mean = float(np.add.reduce(to_host(rows), dtype=FP64) / max(1, rows.size))
+    shares = k.room("shares", rows.shape, FP32)  # before the product, which would leave float32's range from below
+    k.apply(np.divide, [rows, mean], shares, FP64)
 
+    def divided(x: Array, share: Array, column: Array, result: Array) -> None:
+        np.divide(x, np.sqrt(np.multiply(share, column)), out=result)
 
-def _matrix_blocks(scratch: Scratch, x: Array) -> Iterator[tuple[slice, Array]]:
-    """Some rows at a time, with scratch in their shape: at most BLOCK elements, but at least one row."""
-    step = max(1, BLOCK // max(1, x.shape[1]))
-    for start in range(0, x.shape[0], step):
-        here = slice(start, min(start + step, x.shape[0]))
-        shape = (here.stop - here.start, x.shape[1])
-        yield here, scratch.array("matrix block", shape[0] * shape[1], FP32).reshape(shape)
+    for here in k.row_blocks(x):
+        k.apply(divided, [x[here], PerRow(shares[here]), PerColumn(columns)], out[here], FP32)
 
 
 def check_square(call: str, a: Array) -> None:
@@ -215,6 +211,7 @@ def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
 
 # Up to here the array types' own addition costs less than a block's two dozen calls.
 SMALL_SUM = 4096  # elements
+FILLED_AT_ONCE = 1 << 20  # elements at most, which come from the host
 Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 
@@ -230,29 +227,24 @@ def _kernel(function: Callable[Concatenate[Scratch, Rest], Result]) -> Callable[
     return method
 
 
-class NumpyKernels:
+class NumpyKernels(BlockKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
-
-    BLOCK = BLOCK
-    xp: Any = np
 
     # --- of layers and of whole matrices ----------------------------------------------------------------------
 
     relu, relu_gradient = _kernel(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
     gelu, gelu_gradient = _kernel(layer_kernels.gelu), _kernel(layer_kernels.gelu_gradient)
     drop = _kernel(layer_kernels.drop)
-    attend, attend_gradient = _kernel(layer_kernels.attend), _kernel(layer_kernels.attend_gradient)
-    attend_tiled = _kernel(layer_kernels.attend_tiled)
-    attend_tiled_gradient = _kernel(layer_kernels.attend_tiled_gradient)
-    normalize_rows, scale_rows = _kernel(layer_kernels.normalize_rows), _kernel(layer_kernels.scale_rows)
-    normalize_rows_gradient = _kernel(layer_kernels.normalize_rows_gradient)
-    take_rows, add_rows = staticmethod(layer_kernels.take_rows), _kernel(layer_kernels.add_rows)
+    attend, attend_gradient = quiet(layer_kernels.attend), quiet(layer_kernels.attend_gradient)
+    attend_tiled, attend_tiled_gradient = quiet(layer_kernels.attend_tiled), quiet(layer_kernels.attend_tiled_gradient)
+    normalize_rows, scale_rows = quiet(layer_kernels.normalize_rows), quiet(layer_kernels.scale_rows)
+    normalize_rows_gradient = quiet(layer_kernels.normalize_rows_gradient)
+    take_rows, add_rows = staticmethod(layer_kernels.take_rows), quiet(layer_kernels.add_rows)
     index_range, count_targets = staticmethod(layer_kernels.index_range), staticmethod(layer_kernels.count_targets)
-    softmax_loss = _kernel(layer_kernels.softmax_loss)
-    softmax_loss_gradient = _kernel(layer_kernels.softmax_loss_gradient)
-    trace, symmetric_power, eigenvectors = staticmethod(trace), _kernel(symmetric_power), _kernel(eigenvectors)
-    orthogonal_factor, mean_squares = _kernel(orthogonal_factor), _kernel(mean_squares)
-    divide_by_roots = _kernel(divide_by_roots)
+    softmax_loss, softmax_loss_gradient = quiet(layer_kernels.softmax_loss), quiet(layer_kernels.softmax_loss_gradient)
+    trace, symmetric_power, eigenvectors = quiet(trace), quiet(symmetric_power), quiet(eigenvectors)
+    orthogonal_factor, mean_squares = quiet(orthogonal_factor), quiet(mean_squares)
+    divide_by_roots = quiet(divide_by_roots)
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -281,6 +273,10 @@ class NumpyKernels:
         """The kernels that compute with x: these."""
         return self
 
+    def uploaded(self, x: Array) -> Array:
+        """x where these kernels compute, bit for bit: here."""
+        return x
+
     # --- casts ----------------------------------------------------------------------------------------------
 
     @quiet
@@ -303,7 +299,7 @@ class NumpyKernels:
 
     def fill(self, out: Array, values: Callable[[slice], Array]) -> None:
         """out (n,) becomes what ``values`` gives for each block's slice, rounded once to out's type."""
-        for span in spans(out.size):
+        for span in spans(out.size, min(self.BLOCK, FILLED_AT_ONCE)):
             self.cast_pack(values(span), out[span])
 
     # --- one operation per element --------------------------------------------------------------------------
@@ -314,9 +310,9 @@ class NumpyKernels:
 
         Equal shapes; a and out of one type; b is cast to it first, which rounds if b is wider.
         """
-        check_shapes("add_rounded", a=a, b=b, out=out)
-        check_same_type("add_rounded", a, out)
-        b = self._recast(b, out.dtype)
+        self._add(a, self._fitting("add_rounded", a, b, out), out)
+
+    def _add(self, a: Array, b: Array, out: Array) -> None:
         # In low precision too, the array types' own addition adds in float32 and rounds: slower, not other bits.
         if out.size <= SMALL_SUM or out.dtype in (FP32, FP64) or not is_floating(out.dtype):
             np.add(a, b, out=out)
@@ -333,6 +329,9 @@ class NumpyKernels:
             if x.shape != out.shape or x.dtype != out.dtype:
                 check_shapes("sum_rounded", out=out, **{f"addend {i}": each for i, each in enumerate(addends)})
                 check_same_type("sum_rounded", x, out)
+        self._sum(addends, out)
+
+    def _sum(self, addends: Sequence[Array], out: Array) -> None:
         if out.size > SMALL_SUM and is_floating(out.dtype):
             sum_blocks(addends, out, self._scratch)
         else:
@@ -341,21 +340,28 @@ class NumpyKernels:
     @quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the larger of a and b; NaN if either is; +0 is larger than -0. Types as in `add_rounded`."""
-        self._extremum("maximum_rounded", np.maximum, maximum, a, b, out)
+        self._extremum(np.maximum, maximum, a, self._fitting("maximum_rounded", a, b, out), out)
 
     @quiet
     def minimum_rounded(self, a: Array, b: Array, out: Array) -> None:
         """out = the smaller of a and b; NaN if either is; -0 is smaller than +0. Types as in `add_rounded`."""
-        self._extremum("minimum_rounded", np.minimum, minimum, a, b, out)
+        self._extremum(np.minimum, minimum, a, self._fitting("minimum_rounded", a, b, out), out)
 
-    def _extremum(self, name: str, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
-        check_shapes(name, a=a, b=b, out=out)
-        check_same_type(name, a, out)
-        b = self._recast(b, out.dtype)
+    def _extremum(self, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
         if is_floating(out.dtype):
             run_blocks(floats, (a, b), out, self._scratch)
         else:
             integers(a, b, out=out)
+
+    def _fitting(self, name: str, a: Array, b: Array, out: Array) -> Array:
+        """b in out's type. Raises ValueError for shapes that differ, and for an `a` of another type."""
+        check_shapes(name, a=a, b=b, out=out)
+        check_same_type(name, a, out)
+        if b.dtype == out.dtype:
+            return b
+        cast = self.empty(b.shape, out.dtype)
+        self.cast_pack(b, cast)
+        return cast
 
     @quiet
     def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
@@ -411,13 +417,6 @@ class NumpyKernels:
         """Every loop over elements goes through here."""
         run_blocks(function, inputs, out, self._scratch, **options)
 
-    def _recast(self, x: Array, dtype: np.dtype[Any]) -> Array:
-        if x.dtype == dtype:
-            return x
-        cast = np.empty(x.shape, dtype)
-        self.cast_pack(x, cast)
-        return cast
-
     # --- products, sums, tests ------------------------------------------------------------------------------
 
     @quiet
@@ -425,8 +424,9 @@ class NumpyKernels:
         """out (m, n) = a (m, k) @ b (k, n) + bias (n,): widened, multiplied and summed in float32 by BLAS, the bias
         added in float32, rounded once to out's type; all in float64 if any array is."""
         check_product(a, b, bias, out)
-        arrays = (a, b, out) if bias is None else (a, b, bias, out)
-        work = work_type(*arrays)
+        self._product(a, b, bias, out, work_type(a, b, out) if bias is None else work_type(a, b, bias, out))
+
+    def _product(self, a: Array, b: Array, bias: Array | None, out: Array, work: np.dtype[Any]) -> None:
         left, right = (
             widened_matrix("left", a, work, self._scratch),
             widened_matrix("right", b, work, self._scratch),
@@ -457,7 +457,9 @@ class NumpyKernels:
         check_floating("column_sum", x=x, out=out)
         if x.ndim != 2 or out.shape != x.shape[1:]:
             raise ValueError(f"column_sum adds the rows of x (m, n) into out (n,), got {x.shape} and {out.shape}")
-        work = work_type(x, out)
+        self._column_sum(x, out, work_type(x, out))
+
+    def _column_sum(self, x: Array, out: Array, work: np.dtype[Any]) -> None:
         total = self._scratch.array("column total", out.size, work)
         sum_rows(x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape))
         self.cast_pack(total, out)

@@ -1,8 +1,9 @@
 """Kernels of layers: activation functions, dropout, attention, normalization, tables of rows, losses of softmax.
 
-Functions of `scratch`, in which they compute, and arrays; `NumpyKernels` makes them its methods and keeps a user's
-np.errstate out. Everything is computed in float32 (float64 where an array is), block by block, and rounded once. An
-element's or a row's result depends on that element or row alone, not on the block that it is in.
+Functions of arrays, and of the kernels `k` that compute with them, or of the `scratch` of NumPy's; `NumpyKernels` makes
+them its methods and keeps a user's np.errstate out. Everything is computed in float32 (float64 where an array is),
+block by block, and rounded once. An element's or a row's result depends on that element or row alone, not on the block
+that it is in. What is a function of `k` computes on a device too.
 
 Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D.
 """
@@ -12,28 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans, to_host, words
 from zerosim.numerics.blockwise import (
+    BlockKernels,
+    PerColumn,
+    PerRow,
     cast_block,
     quiet,
-    room_for,
-    row_maxima,
-    row_products,
-    row_sums,
     run_blocks,
-    settle,
     widened,
-    widened_view,
 )
 from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.rounding import nearest_block
 
 # -- One bit per element -----------------------------------------------------------------------------------------------
 # Which elements a ReLU let through. Both directions look at bit patterns and compute nothing, so no format is widened.
@@ -344,174 +340,167 @@ FORMULAS: dict[tuple[str, bool], _Function] = {
 # rounded to the type that it rests in before it is multiplied by V, and so is dS before it is multiplied by Q and K, as
 # matrix units take them. Rows are taken in strips, so that little of what lies above the diagonal is computed;
 # sequences and heads are taken in groups, so that a strip of them lies in the cache. A head's results do not depend on
-# its group.
+# its group. `k` are the kernels that compute, NumPy's or a device's, whose numbers STRIP, TILE and GROUP are.
 # Sources: Vaswani et al. 2017, section 3.2.1; Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022
 # (FlashAttention), section 3.1 and appendix B, for the tiled form.
 
-STRIP = 64  # rows of P at a time
-TILE = 128  # rows and columns at a time, in the tiled form
-GROUP = 131072  # elements of a strip of all heads that are taken together
 Part = tuple[slice, slice]  # of the sequences, and of the heads
 
 
-def attend(scratch: Scratch, qkv: Array, heads: int, p: Array | None, o: Array) -> None:
+def attend(k: BlockKernels, qkv: Array, heads: int, p: Array | None, o: Array) -> None:
     """o (B, T, C) from qkv (B, T, 3C); where it is to be saved, P (B, H, T, T) too, zeros above the diagonal."""
-    for part in groups(qkv, heads, STRIP):
-        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+    for part in _groups(qkv, heads, k.STRIP, k.GROUP):
+        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
         target = by_head(o, heads, 1)[0, *part]
-        wide = room_for("o", target, q.dtype, scratch)
-        for rows in strips(qkv.shape[1], STRIP):
-            s = _probabilities(scratch, q, k, rows, None if p is None else p[part], qkv.dtype)
-            np.matmul(s, v[:, :, : rows.stop], out=wide[:, :, rows])
-        settle(wide, target, scratch)
+        wide = k.room_for("o", target, query.dtype)
+        for rows in strips(qkv.shape[1], k.STRIP):
+            s = _probabilities(k, query, key, rows, None if p is None else p[part], qkv.dtype)
+            k.xp.matmul(s, value[:, :, : rows.stop], out=wide[:, :, rows])
+        k.settle(wide, target)
 
 
-def attend_gradient(scratch: Scratch, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *,
+def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *,
                     again: bool = False) -> None:
     """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
-    for part in groups(qkv, heads, STRIP):
-        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
-        (g,) = _wide(scratch, do, heads, part, "do", 1)
+    for part in _groups(qkv, heads, k.STRIP, k.GROUP):
+        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
+        (g,) = _by_head(k, "do", do, heads, part, 1)
         target = by_head(dqkv, heads, 3)[:, *part]
-        dq, dk, dv = wide = room_for("dqkv", target, q.dtype, scratch)
-        for rows in reversed(strips(qkv.shape[1], STRIP)):  # the last strip has all columns: others add to it
+        dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
+        for rows in reversed(strips(qkv.shape[1], k.STRIP)):  # the last strip has all columns: others add to it
             past, last = slice(0, rows.stop), rows.stop == qkv.shape[1]
             if again:
-                s = _probabilities(scratch, q, k, rows, p[part], qkv.dtype)
+                s = _probabilities(k, query, key, rows, p[part], qkv.dtype)
             else:
-                s = widened_view("saved p", p[part][:, :, rows, past], q.dtype, scratch)
-            ds = _score_gradients(scratch, s, g[:, :, rows], v[:, :, past], qkv.dtype)
-            np.matmul(ds, k[:, :, past], out=dq[:, :, rows])
-            _add_product(scratch, ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, past], anew=last)
-            _add_product(scratch, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
-        settle(wide, target, scratch)
+                s = k.wide("saved p", p[part][:, :, rows, past], query.dtype)
+            dp = _probability_gradients(k, g[:, :, rows], value[:, :, past])
+            ds = _score_gradients(k, s, dp, k.row_products(s, dp), qkv.dtype, query)
+            k.xp.matmul(ds, key[:, :, past], out=dq[:, :, rows])
+            _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, past], anew=last)
+            _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
+        k.settle(wide, target)
 
 
-def _probabilities(scratch: Scratch, q: Array, k: Array, rows: slice, p: Array | None,
+def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Array | None,
                    dtype: np.dtype[np.generic]) -> Array:
     """One strip of P (b, h, R, stop), wide and on the grid of its type; written into p (b, h, T, T) too."""
-    s = _scores(scratch, q, k, rows, slice(0, rows.stop))
-    s -= row_maxima(s)[..., None]
-    np.exp(s, out=s)
+    s = _scores(k, query, key, rows, slice(0, rows.stop))
+    k.apply(_exponential, [s, PerRow(k.row_maxima(s))], s)
     saved = None if p is None else p[:, :, rows, : rows.stop]
-    result = s if saved is None or saved.dtype != s.dtype else saved
-    np.divide(s, row_sums(s)[..., None], out=result)
-    _round(scratch, result, dtype)
+    result = s if saved is None or not k.computes_in(saved, s.dtype) else saved
+    k.apply(np.divide, [s, PerRow(k.row_sums(s))], result, grid=dtype)
     if p is not None and saved is not None:
-        settle(result, saved, scratch)
-        p[:, :, rows, rows.stop :] = 0
+        k.settle(result, saved)
+        words(p)[:, :, rows, rows.stop :] = 0
     return result
 
 
-def _score_gradients(scratch: Scratch, p: Array, g: Array, v: Array, dtype: np.dtype[np.generic]) -> Array:
-    """One strip of P·(dP - Σ P·dP)/√D with dP = dO Vᵀ, wide and on the grid of its type; p (b, h, R, S)."""
-    ds = _array(scratch, "score gradients", p.shape, p.dtype)
-    np.matmul(g, v.swapaxes(2, 3), out=ds)
-    ds -= row_products(p, ds)[..., None]
-    ds *= p
-    ds *= scale_of(g)
-    return _round(scratch, ds, dtype)
+def _probability_gradients(k: BlockKernels, g: Array, value: Array) -> Array:
+    """One part of dP = dO Vᵀ (b, h, R, S)."""
+    dp = k.room("score gradients", (*g.shape[:3], value.shape[2]), g.dtype)
+    k.xp.matmul(g, value.swapaxes(2, 3), out=dp)
+    return dp
+
+
+def _score_gradients(k: BlockKernels, p: Array, dp: Array, dots: Array, dtype: np.dtype[np.generic],
+                     query: Array) -> Array:
+    """One part of P·(dP - Σ P·dP)/√D (b, h, R, S), wide and on the grid of its type; it takes the place of dP."""
+    scale = query.shape[-1] ** -0.5
+
+    def finished(p: Array, dp: Array, dots: Array, result: Array) -> None:
+        np.subtract(dp, dots, out=result)
+        result *= p
+        result *= scale
+
+    k.apply(finished, [p, dp, PerRow(dots)], dp, grid=dtype)
+    return dp
 
 
 # --- tiled: no T·T array at any moment ------------------------------------------------------------------
 
 
-def attend_tiled(scratch: Scratch, qkv: Array, heads: int, log_sums: Array, o: Array) -> None:
+def attend_tiled(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Array) -> None:
     """o (B, T, C) and the logs of the sums of each row's exponentials (B, H, T), tile by tile."""
-    for part in groups(qkv, heads, TILE):
-        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
+    for part in _groups(qkv, heads, k.TILE, k.GROUP):
+        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
         target = by_head(o, heads, 1)[0, *part]
-        wide = room_for("o", target, q.dtype, scratch)
-        for rows in strips(qkv.shape[1], TILE):
-            _attend_row_of_tiles(scratch, q, k, v, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
-        settle(wide, target, scratch)
+        wide = k.room_for("o", target, query.dtype)
+        for rows in strips(qkv.shape[1], k.TILE):
+            _attend_row_of_tiles(k, query, key, value, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
+        k.settle(wide, target)
 
 
-def _attend_row_of_tiles(scratch: Scratch, q: Array, k: Array, v: Array, rows: slice, log_sums: Array, o: Array,
-                         dtype: np.dtype[np.generic]) -> None:
-    sums = _array(scratch, "tile sums", o.shape, q.dtype)
-    total, top = np.zeros(log_sums.shape, q.dtype), np.full(log_sums.shape, -np.inf, q.dtype)
-    sums.fill(0)
-    for columns in strips(rows.stop, TILE):
-        s = _scores(scratch, q, k, rows, columns)
-        higher = np.maximum(top, row_maxima(s))
-        shrink = np.exp(top - higher)
-        s -= higher[..., None]
-        np.exp(s, out=s)
-        total *= shrink
-        total += row_sums(s)
-        sums *= shrink[..., None]
-        _add_product(scratch, _round(scratch, s, dtype), v[:, :, columns], sums)
+def _attend_row_of_tiles(k: BlockKernels, query: Array, key: Array, value: Array, rows: slice, log_sums: Array,
+                         o: Array, dtype: np.dtype[np.generic]) -> None:
+    sums = k.room("tile sums", o.shape, query.dtype)
+    total, top = k.xp.zeros(log_sums.shape, query.dtype), cast(Any, None)
+    sums[...] = 0
+    for columns in strips(rows.stop, k.TILE):
+        s = _scores(k, query, key, rows, columns)
+        higher = k.row_maxima(s)
+        if top is not None:
+            k.apply(_larger, [top, higher], higher)
+            shrink = k.room("shrink", top.shape, query.dtype)
+            k.apply(_exponential, [top, higher], shrink)
+            k.apply(np.multiply, [total, shrink], total)
+            k.apply(np.multiply, [sums, PerRow(shrink)], sums)
+        k.apply(_exponential, [s, PerRow(higher)], s)
+        k.apply(np.add, [total, k.row_sums(s)], total)
+        k.onto_grid(s, dtype)
+        _add_product(k, s, value[:, :, columns], sums)
         top = higher
-    np.divide(sums, total[..., None], out=o)
-    np.add(top, np.log(total), out=log_sums)
+    k.apply(np.divide, [sums, PerRow(total)], o)
+    k.apply(_log_of_sum, [total, top], log_sums)
 
 
-def attend_tiled_gradient(scratch: Scratch, qkv: Array, heads: int, log_sums: Array, o: Array, do: Array,
+def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Array, do: Array,
                           dqkv: Array) -> None:
     """dqkv (B, T, 3C), every tile of P computed again from the row's log-sum-exp; Σ dO·O stands for Σ P·dP."""
-    for part in groups(qkv, heads, TILE):
-        q, k, v = _wide(scratch, qkv, heads, part, "qkv", 3)
-        (g,), (wide_o,) = _wide(scratch, do, heads, part, "do", 1), _wide(scratch, o, heads, part, "saved o", 1)
+    for part in _groups(qkv, heads, k.TILE, k.GROUP):
+        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
+        (g,), (wide_o,) = _by_head(k, "do", do, heads, part, 1), _by_head(k, "saved o", o, heads, part, 1)
         target = by_head(dqkv, heads, 3)[:, *part]
-        dq, dk, dv = wide = room_for("dqkv", target, q.dtype, scratch)
-        wide.fill(0)
-        for rows in strips(qkv.shape[1], TILE):
-            dots = row_products(g[:, :, rows], wide_o[:, :, rows])[..., None]
-            for columns in strips(rows.stop, TILE):
-                s = _scores(scratch, q, k, rows, columns)
-                s -= log_sums[part][:, :, rows, None]
-                p = _round(scratch, np.exp(s, out=s), qkv.dtype)
-                _add_product(scratch, p.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
-                ds = _array(scratch, "score gradients", p.shape, p.dtype)
-                np.matmul(g[:, :, rows], v[:, :, columns].swapaxes(2, 3), out=ds)
-                ds -= dots
-                ds *= p
-                ds *= scale_of(q)
-                _round(scratch, ds, qkv.dtype)
-                _add_product(scratch, ds, k[:, :, columns], dq[:, :, rows])
-                _add_product(scratch, ds.swapaxes(2, 3), q[:, :, rows], dk[:, :, columns])
-        settle(wide, target, scratch)
+        dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
+        wide[...] = 0
+        for rows in strips(qkv.shape[1], k.TILE):
+            dots = k.row_products(g[:, :, rows], wide_o[:, :, rows])
+            for columns in strips(rows.stop, k.TILE):
+                s = _scores(k, query, key, rows, columns)
+                k.apply(_exponential, [s, PerRow(log_sums[part][:, :, rows])], s, grid=qkv.dtype)
+                _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
+                dp = _probability_gradients(k, g[:, :, rows], value[:, :, columns])
+                ds = _score_gradients(k, s, dp, dots, qkv.dtype, query)
+                _add_product(k, ds, key[:, :, columns], dq[:, :, rows])
+                _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, columns])
+        k.settle(wide, target)
 
 
 # --- parts ----------------------------------------------------------------------------------------------
 
 
-def _scores(scratch: Scratch, q: Array, k: Array, rows: slice, columns: slice) -> Array:
+def _scores(k: BlockKernels, query: Array, key: Array, rows: slice, columns: slice) -> Array:
     """QKᵀ/√D of some rows and columns (b, h, R, S), -inf above the diagonal."""
-    ahead = rows.start - columns.start
-    s = _array(scratch, "scores", (*q.shape[:2], rows.stop - rows.start, columns.stop - columns.start), q.dtype)
-    np.matmul(q[:, :, rows], k[:, :, columns].swapaxes(2, 3), out=s)
-    s *= scale_of(q)
+    shape, scale = (*query.shape[:2], rows.stop - rows.start, columns.stop - columns.start), query.shape[-1] ** -0.5
+    s = k.room("scores", shape, query.dtype)
+    k.xp.matmul(query[:, :, rows], key[:, :, columns].swapaxes(2, 3), out=s)
     if columns.stop == rows.stop:
-        np.copyto(s[..., ahead:], -np.inf, where=future(rows.stop - rows.start))
+        k.scale_past(s, scale, future(rows.stop - rows.start))
+    else:
+        k.apply(np.multiply, [s, scale], s)
     return s
 
 
-def _round(scratch: Scratch, x: Array, dtype: np.dtype[np.generic]) -> Array:
-    """Rounds wide values to the grid of a narrower type, in place."""
-    if dtype != x.dtype:
-        row, fmt = x.reshape(-1), format_of(dtype)
-        for span in spans(row.size):
-            nearest_block(row[span], row[span], fmt, scratch)
-    return x
-
-
-def _add_product(scratch: Scratch, a: Array, b: Array, total: Array, *, anew: bool = False) -> None:
+def _add_product(k: BlockKernels, a: Array, b: Array, total: Array, *, anew: bool = False) -> None:
     """total += a @ b, all wide, in stacks (b, h); ``anew``: total = a @ b."""
     if anew:
-        np.matmul(a, b, out=total)
+        k.xp.matmul(a, b, out=total)
     else:
-        total += np.matmul(a, b, out=_array(scratch, "product", total.shape, total.dtype))
+        k.apply(np.add, [total, k.xp.matmul(a, b, out=k.room("product", total.shape, total.dtype))], total)
 
 
-def _wide(scratch: Scratch, x: Array, heads: int, part: Part, name: str, parts: int) -> Array:
+def _by_head(k: BlockKernels, name: str, x: Array, heads: int, part: Part, parts: int) -> Array:
     """Some sequences and heads of x (B, T, parts·C), wide, by head: (parts, b, h, T, D)."""
-    return widened_view(name, by_head(x, heads, parts)[:, *part], work_type(x), scratch)
-
-
-def _array(scratch: Scratch, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    return scratch.array(name, prod(shape), dtype).reshape(shape)
+    return k.wide(name, by_head(x, heads, parts)[:, *part], work_type(x))
 
 
 def strips(count: int, step: int) -> list[slice]:
@@ -519,7 +508,7 @@ def strips(count: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def groups(qkv: Array, heads: int, rows: int, elements: int = GROUP) -> Iterator[Part]:
+def _groups(qkv: Array, heads: int, rows: int, elements: int) -> Iterator[Part]:
     """The sequences and heads of qkv (B, T, 3C) that are taken together: whole sequences where they fit."""
     batch, tokens, channels = qkv.shape
     per_head = tokens * max(min(rows, tokens), channels // (3 * heads), 1)
@@ -534,15 +523,26 @@ def by_head(x: Array, heads: int, parts: int) -> Array:
     return x.reshape(*x.shape[:2], parts, heads, -1).transpose(2, 0, 3, 1, 4)
 
 
-def scale_of(q: Array) -> Array:
-    """1/√D, in the type of the arithmetic."""
-    return np.array(q.shape[-1] ** -0.5, q.dtype)
-
-
 @cache
 def future(count: int) -> Array:
     """True above the diagonal (count, count)."""
     return np.triu(np.ones((count, count), np.bool_), 1)
+
+
+# --- formulas of elements -------------------------------------------------------------------------------
+
+
+def _larger(x: Array, y: Array, result: Array) -> None:
+    np.maximum(x, y, out=result)  # NumPy takes no result by position here
+
+
+def _exponential(x: Array, shift: Array, result: Array) -> None:
+    np.subtract(x, shift, out=result)
+    np.exp(result, out=result)
+
+
+def _log_of_sum(total: Array, top: Array, result: Array) -> None:
+    np.add(top, np.log(total), out=result)
 
 
 # -- Rows: normalization, tables, losses of softmax --------------------------------------------------------------------
@@ -551,63 +551,70 @@ def future(count: int) -> Array:
 Tokens = npt.NDArray[np.integer]
 
 
-def normalize_rows(scratch: Scratch, x: Array, w: Array, b: Array, epsilon: float, mean: Array, rstd: Array,
+def normalize_rows(k: BlockKernels, x: Array, w: Array, b: Array, epsilon: float, mean: Array, rstd: Array,
                    y: Array) -> None:
     """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
-    columns = x.shape[1]
-    for rows, wide in _row_blocks(scratch, x, "rows"):
-        np.divide(row_sums(wide), columns, out=mean[rows])
-        centered = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
-        variance = row_products(centered, centered)
-        variance /= columns
-        variance += epsilon
-        np.divide(1, np.sqrt(variance, out=variance), out=rstd[rows])
-        _scale(scratch, centered, w, b, rstd[rows], y[rows])
+    work, columns = work_type(x), x.shape[1]
+
+    def deviation(squares: Array, result: Array) -> None:
+        np.divide(squares, columns, out=result)
+        result += epsilon
+        np.divide(1, np.sqrt(result, out=result), out=result)
+
+    for rows in k.row_blocks(x):
+        wide = k.wide("rows", x[rows], work)
+        k.apply(np.divide, [k.row_sums(wide), columns], mean[rows])
+        centered = k.room("centered", wide.shape, work)
+        k.apply(np.subtract, [wide, PerRow(mean[rows])], centered)
+        k.apply(deviation, [k.row_products(centered, centered)], rstd[rows])
+        scale_rows(k, wide, w, b, mean[rows], rstd[rows], y[rows])
 
 
-def scale_rows(scratch: Scratch, x: Array, w: Array, b: Array, mean: Array, rstd: Array, y: Array) -> None:
+def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array, mean: Array, rstd: Array, y: Array) -> None:
     """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
-    for rows, wide in _row_blocks(scratch, x, "rows"):
-        centered = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
-        _scale(scratch, centered, w, b, rstd[rows], y[rows])
+
+    def scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
+        np.subtract(x, mean, out=result)
+        result *= rstd
+        result *= w
+        result += b
+
+    for rows in k.row_blocks(x):
+        statistics = PerRow(mean[rows]), PerRow(rstd[rows])
+        k.apply(scaled, [x[rows], *statistics, PerColumn(w), PerColumn(b)], y[rows], work_type(x))
 
 
-def _scale(scratch: Scratch, centered: Array, w: Array, b: Array, rstd: Array, y: Array) -> None:
-    work = centered.dtype
-    centered *= rstd[:, None]
-    centered *= widened("row w", w, work, scratch)
-    result = y if y.dtype == work else centered
-    np.add(centered, widened("row b", b, work, scratch), out=result)
-    settle(result, y, scratch)
-
-
-def normalize_rows_gradient(scratch: Scratch, x: Array, w: Array, mean: Array, rstd: Array, dy: Array, dx: Array,
+def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array, rstd: Array, dy: Array, dx: Array,
                             dw: Array, db: Array) -> None:
     """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy."""
     work, columns = work_type(x, dy), x.shape[1]
-    sums = scratch.array("row sums", 2 * columns, work).reshape(2, columns)
+
+    def finished(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, result: Array) -> None:
+        np.multiply(normal, np.divide(along, columns), out=result)
+        np.subtract(gradient, result, out=result)
+        result -= np.divide(shift, columns)
+        result *= rstd
+
+    sums = k.room("row sums", (2, columns), work)
     sums[...] = 0
-    weight = widened("row w", w, work, scratch)
-    for rows, wide in _row_blocks(scratch, x, "rows"):
-        normal = np.subtract(wide, mean[rows, None], out=_like(scratch, wide, "centered"))
-        normal *= rstd[rows, None]
-        wide_dy = widened_view("dy", dy[rows], work, scratch)
-        gradient = np.multiply(wide_dy, normal, out=_like(scratch, wide, "gradient"))
-        sums[0] += np.add.reduce(gradient, axis=0)
-        sums[1] += np.add.reduce(wide_dy, axis=0)
-        np.multiply(wide_dy, weight, out=gradient)
-        along, shift = row_products(gradient, normal), row_sums(gradient)
-        along /= columns
-        shift /= columns
-        normal *= along[:, None]
-        gradient -= normal
-        gradient -= shift[:, None]
-        target = dx[rows]
-        result = target if target.dtype == work else gradient
-        np.multiply(gradient, rstd[rows, None], out=result)
-        settle(result, target, scratch)
-    settle(sums[0], dw, scratch)
-    settle(sums[1], db, scratch)
+    for rows in k.row_blocks(x):
+        statistics = PerRow(mean[rows]), PerRow(rstd[rows])
+        normal, gradient = (k.room(name, x[rows].shape, work) for name in ("centered", "gradient"))
+        wide_dy = k.wide("dy", dy[rows], work)
+        k.apply(_normal, [x[rows], *statistics], normal)
+        k.apply(np.multiply, [wide_dy, normal], gradient)
+        k.add_column_sums(gradient, sums[0])
+        k.add_column_sums(wide_dy, sums[1])
+        k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient)
+        along, shift = k.row_products(gradient, normal), k.row_sums(gradient)
+        k.apply(finished, [gradient, normal, PerRow(along), PerRow(shift), statistics[1]], dx[rows], work)
+    k.settle(sums[0], dw)
+    k.settle(sums[1], db)
+
+
+def _normal(x: Array, mean: Array, rstd: Array, result: Array) -> None:
+    np.subtract(x, mean, out=result)
+    result *= rstd
 
 
 # --- tables of rows -------------------------------------------------------------------------------------
@@ -623,7 +630,7 @@ def take_rows(table: Array, rows: Tokens, out: Array) -> None:
     np.take(table, rows, axis=0, out=out, mode="clip")  # nothing to check, and so no buffer
 
 
-def add_rows(scratch: Scratch, x: Array, rows: Tokens, out: Array) -> None:
+def add_rows(k: BlockKernels, x: Array, rows: Tokens, out: Array) -> None:
     """out (V, C): for each v the sum of the x[i] with rows[i] == v, 0 where there is none; x (M, C), rows (M,).
 
     The rows of x are sorted by v, in their order, and cut into blocks; within a block NumPy adds those of one v,
@@ -632,28 +639,21 @@ def add_rows(scratch: Scratch, x: Array, rows: Tokens, out: Array) -> None:
     work, columns = work_type(x, out), x.shape[1]
     out.fill(0)
     order = np.argsort(rows, kind="stable")
-    step = max(1, BLOCK // max(1, columns))
     left, left_of = np.zeros(columns, work), -1  # the last v of a block may go on in the next
-    for start in range(0, len(order), step):
-        here = order[start : start + step]
+    for block in k.row_blocks(x):
+        here = order[block]
         owners = rows[here]
         starts = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1])))
         present = owners[starts]
-        sums = scratch.array("row sums", len(starts) * columns, work).reshape(len(starts), columns)
-        np.add.reduceat(_taken(scratch, x, here, work), starts, axis=0, out=sums)
+        taken, sums = k.room("taken", (len(here), columns), x.dtype), k.room("row sums", (len(starts), columns), work)
+        np.take(x, here, axis=0, out=taken, mode="clip")
+        np.add.reduceat(k.wide("rows", taken, work), starts, axis=0, out=sums)
         if present[0] == left_of:
             np.add(left, sums[0], out=sums[0])
         left[...], left_of = sums[-1], present[-1]
-        rounded = room_for("rounded sums", sums, out.dtype, scratch)
-        settle(sums, rounded, scratch)
+        rounded = k.room_for("rounded sums", sums, out.dtype)
+        k.settle(sums, rounded)
         out[present] = rounded
-
-
-def _taken(scratch: Scratch, x: Array, rows: Tokens, work: np.dtype[np.generic]) -> Array:
-    """x[rows] in the type ``work``."""
-    taken = scratch.array("taken", len(rows) * x.shape[1], x.dtype).reshape(len(rows), x.shape[1])
-    np.take(x, rows, axis=0, out=taken, mode="clip")
-    return widened_view("rows", taken, work, scratch)
 
 
 # --- losses of softmax ----------------------------------------------------------------------------------
@@ -661,52 +661,47 @@ def _taken(scratch: Scratch, x: Array, rows: Tokens, work: np.dtype[np.generic])
 
 def count_targets(targets: Tokens) -> int:
     """The number of targets that are classes: 0 or more."""
-    return int(np.count_nonzero(targets >= 0))
+    return int((targets >= 0).sum())
 
 
-def softmax_loss(scratch: Scratch, logits: Array, targets: Tokens, log_sums: Array) -> float:
+def softmax_loss(k: BlockKernels, logits: Array, targets: Tokens, log_sums: Array) -> float:
     """Σ over rows with a target of log Σ_v exp(logit_v) - logit_target, in float64; targets (M,), below 0 for none.
 
     The log of each row's sum is written to log_sums (M,), in its own type.
     """
-    total = 0.0
-    for rows, wide in _row_blocks(scratch, logits, "rows"):
-        top = row_maxima(wide)
-        shifted = np.subtract(wide, top[:, None], out=_like(scratch, wide, "centered"))
-        here = np.flatnonzero(targets[rows] >= 0)
-        picked = shifted[here, targets[rows][here]]
-        np.exp(shifted, out=shifted)
-        log_sum = np.log(row_sums(shifted))
-        np.add(log_sum, top, out=log_sums[rows])
-        total += float(np.add.reduce(np.subtract(log_sum[here], picked, dtype=np.float64)))
+    total, work = 0.0, work_type(logits)
+    for rows in k.row_blocks(logits):
+        wide = k.wide("rows", logits[rows], work)
+        top = k.row_maxima(wide)
+        shifted, log_sum = k.room("centered", wide.shape, work), k.room("logs", top.shape, work)
+        k.apply(np.subtract, [wide, PerRow(top)], shifted)
+        picked = k.picked(shifted, targets[rows])
+        k.apply(np.exp, [shifted], shifted)
+        k.apply(np.log, [k.row_sums(shifted)], log_sum)
+        k.apply(np.add, [log_sum, top], log_sums[rows], work)
+        total += _total(to_host(log_sum), to_host(picked), to_host(targets[rows]), logits.shape[1])
     return total
 
 
-def softmax_loss_gradient(scratch: Scratch, logits: Array, targets: Tokens, log_sums: Array, factor: float,
+def _total(log_sum: Array, picked: Array, targets: Tokens, columns: int) -> float:
+    """The sum of the losses of rows with a target, in float64: that of each block first, then of the blocks."""
+    total = 0.0
+    for rows in spans(len(log_sum), max(1, BLOCK // max(1, columns))):
+        here = rows.start + np.flatnonzero(targets[rows] >= 0)
+        total += float(np.add.reduce(np.subtract(log_sum[here], picked[here], dtype=np.float64)))
+    return total
+
+
+def softmax_loss_gradient(k: BlockKernels, logits: Array, targets: Tokens, log_sums: Array, factor: float,
                           out: Array) -> None:
     """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
-    for rows, wide in _row_blocks(scratch, logits, "rows"):
-        target = out[rows]
-        p = room_for("centered", target, wide.dtype, scratch)
-        np.subtract(wide, log_sums[rows, None], out=p)
+    work = work_type(logits)
+    for rows in k.row_blocks(logits):
+        p = k.room_for("centered", out[rows], work)
+        np.subtract(k.wide("rows", logits[rows], work), log_sums[rows, None], out=p)
         np.exp(p, out=p)
         here = np.flatnonzero(targets[rows] >= 0)
         p[here, targets[rows][here]] -= 1
         p *= p.dtype.type(factor)
         p[targets[rows] < 0] = 0
-        settle(p, target, scratch)
-
-
-# --- blocks ---------------------------------------------------------------------------------------------
-
-
-def _row_blocks(scratch: Scratch, x: Array, name: str) -> Iterator[tuple[slice, Array]]:
-    """(rows, those rows of x (M, C), wide): at most BLOCK elements at a time, but at least one row."""
-    work, step = work_type(x), max(1, BLOCK // max(1, x.shape[1]))
-    for start in range(0, len(x), step):
-        rows = slice(start, min(start + step, len(x)))
-        yield rows, widened_view(name, x[rows], work, scratch)
-
-
-def _like(scratch: Scratch, x: Array, name: str) -> Array:
-    return scratch.array(name, x.size, x.dtype).reshape(x.shape)
+        k.settle(p, out[rows])

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
-from zerosim.numerics.checks import did_you_mean, is_count
+from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.numerics.rounding import round_to
@@ -38,14 +38,21 @@ def ceil_cut(length: int, ranks: int) -> Cut:
     return tuple(min(length, i * chunk) for i in range(ranks + 1))
 
 
-def checked_cut(splits: Iterable[int] | None, length: int, ranks: int) -> Cut:
+def checked_cut(splits: Iterable[int] | None, length: int, ranks: int, *, any_length: bool = False) -> Cut:
     """The boundaries asked for by ``splits``, or the ceil cut when it is None.
 
-    Raises ValueError unless ``splits`` is N+1 rising integers from 0 to n.
+    Raises ValueError unless ``splits`` is N+1 rising integers from 0 to n, where n is ``length``; with ``any_length``
+    they say themselves where the vector ends.
     """
     if splits is None:
         return ceil_cut(length, ranks)
-    return _checked(whole_numbers(splits, length, ranks), length, ranks)
+    try:
+        whole = type(splits) is tuple and set(map(type, splits)) == {int}
+        cut: Cut = splits if whole else tuple(map(operator.index, splits))  # type: ignore[assignment]
+    except TypeError as error:
+        raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
+                         f"{ceil_cut(length, ranks)}") from error
+    return _checked(cut, max(cut, default=0) if any_length else length, ranks)
 
 
 @lru_cache(maxsize=256)  # a model of many equal units asks for few cuts again and again, each of N+1 boundaries
@@ -54,31 +61,6 @@ def _checked(cut: Cut, length: int, ranks: int) -> Cut:
         raise ValueError(f"splits={cut} does not cut {length} elements among {ranks} ranks; pass {ranks + 1} rising "
                          f"boundaries from 0 to {length}, e.g. {ceil_cut(length, ranks)}")
     return cut
-
-
-def gathered_cut(splits: Iterable[int] | None, length: int | None, own: int, ranks: int) -> Cut:
-    """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one.
-
-    Raises ValueError for a length that is no count, and like ``checked_cut``.
-    """
-    if length is not None and (not is_count(length) or length < 0):
-        raise ValueError(f"length={length!r} must be the number of elements of the whole vector, 0 or more")
-    whole = own * ranks if length is None else int(length)
-    if splits is None:
-        return ceil_cut(whole, ranks)
-    boundaries = whole_numbers(splits, whole, ranks)
-    return checked_cut(boundaries, max(boundaries, default=0) if length is None else whole, ranks)
-
-
-def whole_numbers(splits: Iterable[int], length: int, ranks: int) -> Cut:
-    """The boundaries as integers; raises ValueError where they are none."""
-    if type(splits) is tuple and set(map(type, splits)) == {int}:
-        return splits
-    try:
-        return tuple(operator.index(boundary) for boundary in splits)
-    except TypeError as error:
-        raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
-                         f"{ceil_cut(length, ranks)}") from error
 
 
 @lru_cache(maxsize=4096)

@@ -328,11 +328,7 @@ def all_reduce_tree(me: PendingCall, x: Array, out: Array) -> Steps:
 def all_reduce_naive(me: PendingCall, x: Array, out: Array) -> Steps:
     """All send to the root, which adds in rank order and sends the sum back to each: 2(N-1) steps at the root."""
     yield from reduce_naive(me, x, out)
-    if me.index == me.root:
-        for step in range(1, me.size):
-            yield Exchange(out, me.neighbor(step), None, None)
-    else:
-        yield Exchange(None, None, out, me.root)
+    yield from broadcast_naive(me, out, out)
 
 
 def all_reduce_everyone(me: PendingCall, x: Array, out: Array) -> Steps:

@@ -159,12 +159,16 @@ class Steps(Iterator[Step], Shown):
     def __next__(self) -> Step:
         self._check_thread()
         try:
-            with patient_interrupts(self._interrupts):
-                self.last = self._step(next(self._events))
+            with patient_interrupts(self._interrupts):  # which raises at its end what came in the last bookkeeping
+                event = next(self._events, None)
+                step = None if event is None else self._step(event)
         except KeyboardInterrupt:
             self._events.close()
             raise
-        return self.last
+        if step is None:
+            raise StopIteration
+        self.last = step
+        return step
 
     def _step(self, event: HopEvent | CollectiveEvent) -> Step:
         hub, cluster = self.cluster.backend, self.cluster

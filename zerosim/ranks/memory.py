@@ -19,7 +19,7 @@ from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.process import guarded
-from zerosim.ranks.trace import KINDS, Held, Trace
+from zerosim.ranks.trace import KINDS, Held, Trace, checked_kinds
 from zerosim.shown import Plotted
 
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
@@ -111,7 +111,7 @@ class Memory(Plotted):
 
     def reclassify(self, array: np.ndarray, kind: str) -> None:
         """Moves a held array to another kind (a layer's input that is now kept for recomputation, say)."""
-        self._check_kind(kind)
+        checked_kinds(kind)
         holding = self._holding(array, "reclassify")
         self._move(holding, -1)
         holding.kind = kind
@@ -134,32 +134,21 @@ class Memory(Plotted):
         self.peak_nbytes = self.now_nbytes
         self._peak_by_kind = self.now_nbytes_by_kind
 
-    def peak_nbytes_of(self, kinds: Iterable[str]) -> int:
+    def peak_nbytes_of(self, kinds: str | Iterable[str]) -> int:
         """The most bytes that these kinds held together at one moment of the current trace.
 
         Raises ValueError for a kind that there is not.
         """
-        kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
-        for kind in kinds:
-            self._check_kind(kind)
-        held = self._held_at_start(kinds)
-        peak = held
+        asked = checked_kinds(kinds)
+        held = peak = sum(self.trace.held_at_start.get(kind, 0) for kind in asked)
         for row in self.trace.rows:
-            if isinstance(row, Held) and row.kind in kinds:
+            if isinstance(row, Held) and row.kind in asked:
                 held += row.nbytes
                 peak = max(peak, held)
         return peak
 
-    def _held_at_start(self, kinds: frozenset[str]) -> int:
-        changed = sum(row.nbytes for row in self.trace.rows if isinstance(row, Held) and row.kind in kinds)
-        return sum(self._by_kind[kind] for kind in kinds) - changed
-
-    def _check_kind(self, kind: str) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"no kind of memory is called {kind!r}; the kinds are {', '.join(KINDS)}")
-
     def _admit(self, nbytes: int, kind: str, name: str) -> None:
-        self._check_kind(kind)
+        checked_kinds(kind)
         if self.capacity_nbytes is not None and self.now_nbytes + nbytes > self.capacity_nbytes:
             held = ", ".join(f"{k} {n:,}" for k, n in self.now_nbytes_by_kind.items()) or "nothing"
             raise OutOfMemoryError(

@@ -34,7 +34,6 @@ from zerosim.ranks.call import (
     checked_output,
     checked_vector,
     checked_writable,
-    gathered_cut,
     is_in_place,
     mean_rule,
 )
@@ -342,7 +341,11 @@ class Rank:
                                 async_op=async_op, root=checked_member(root, self.size, "root"), purpose=purpose)
 
     def _gathered_cut(self, operation: str, x: Array, splits: Splits, length: int | None) -> Cut:
-        cut = gathered_cut(splits, length, len(x), self.size)
+        """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one."""
+        if length is not None and (not is_count(length) or length < 0):
+            raise ValueError(f"length={length!r} must be the number of elements of the whole vector, 0 or more")
+        whole = len(x) * self.size if length is None else int(length)
+        cut = checked_cut(splits, whole, self.size, any_length=length is None)
         expected = cut[self.index + 1] - cut[self.index]
         if len(x) != expected:
             raise ValueError(f"rank {self.index} brings {len(x)} elements to {operation}, but its chunk of the cut "

@@ -7,7 +7,7 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,14 @@ def checked_purpose(name: str) -> str:
         raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
                          f"{did_you_mean(name, PURPOSES)}")
     return name
+
+
+def checked_kinds(kinds: str | Iterable[str] | None) -> frozenset[str]:
+    """The kinds of memory that are asked for: one, some, or (None) all. Raises ValueError where one is none of them."""
+    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
+    if unknown := sorted(asked.difference(KINDS)):
+        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +135,6 @@ class SpanEnd:
 Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
 
 
-# -- Lifetimes: from which row of the trace to which each array was held, and inside which spans ---------------------
-
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """One array in the memory, as one kind.
@@ -149,58 +155,6 @@ class Lifetime:
         """True where it is held right after this row of the trace."""
         return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
 
-
-def lifetimes(rows: Sequence[Row], kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
-    """The lifetimes of the arrays of these kinds (None: of all), by the rows of one rank's trace, in order of birth.
-
-    Arrays that were held before the run come first, and only those that left the memory in it: of the others a trace
-    has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in either. Arrays
-    without elements are left out.
-
-    >>> import numpy as np, zerosim as zs
-    >>> def program(rank):
-    ...     kept = rank.memory.alloc(3, np.float32, "activation", "h")
-    ...     rank.memory.free(rank.memory.alloc(2, np.float32, "gathered_parameter", "w"))
-    ...     return kept
-    >>> cluster = zs.Cluster(1)
-    >>> h, = cluster.run(program)
-    >>> for life in cluster.trace[0].lifetimes():
-    ...     print(life.kind, life.name, life.nbytes, life.born, life.died)
-    activation h 12 0 None
-    gathered_parameter w 8 1 2
-
-    Raises ValueError for a kind that there is not.
-    """
-    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
-    if unknown := sorted(asked.difference(KINDS)):
-        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
-    living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
-    for place, row, path in _changes(rows):
-        if row.kind not in asked:
-            continue
-        if row.nbytes > 0:
-            living[row.number, row.kind] = len(found)
-            found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
-        elif (at := living.pop((row.number, row.kind), None)) is not None:
-            found[at] = replace(found[at], died=place, died_in=path)
-        else:
-            before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
-    return before + found
-
-
-def _changes(rows: Sequence[Row]) -> Iterator[tuple[int, Held, tuple[str, ...]]]:
-    """The rows by which the memory changes, each with its place and the spans that are open there."""
-    path: tuple[str, ...] = ()
-    for place, row in enumerate(rows):
-        if isinstance(row, SpanBegin):
-            path = row.path
-        elif isinstance(row, SpanEnd):
-            path = row.path[:-1]
-        elif isinstance(row, Held) and row.nbytes:
-            yield place, row, path
-
-
-# -- The trace of one rank in one run --------------------------------------------------------------------------------
 
 def nothing_follows() -> None:
     """The step after arithmetic where no messages are under way."""
@@ -245,8 +199,8 @@ class Trace(Plotted):
 
         Raises ValueError for an unknown purpose.
         """
-        if purpose is not None and purpose not in PURPOSES:
-            raise ValueError(f"no purpose {purpose!r}; the purposes are {', '.join(PURPOSES)}")
+        if purpose is not None:
+            checked_purpose(purpose)
         if span is None:
             return self._sent[purpose] if purpose else sum(self._sent.values())
         return sum(row.sent_nbytes for row in self.messages(purpose) if span in row.span)
@@ -263,8 +217,40 @@ class Trace(Plotted):
                 if isinstance(row, Collective) and operation in (None, row.call.operation)]
 
     def lifetimes(self, kinds: str | Iterable[str] | None = None) -> list[Lifetime]:
-        """The lifetimes of the arrays of these kinds (None: of all), in the order of birth; see `lifetimes`."""
-        return lifetimes(self.rows, kinds)
+        """The lifetimes of the arrays of these kinds (None: of all), in order of birth.
+
+        Arrays that were held before the run come first, and only those that left the memory in it: of the others a
+        trace has no row. One that changes its kind (an activation that becomes a checkpointed input) has a life in
+        either. Arrays without elements are left out. Raises ValueError for a kind that there is not.
+
+        >>> import numpy as np, zerosim as zs
+        >>> def program(rank):
+        ...     kept = rank.memory.alloc(3, np.float32, "activation", "h")
+        ...     rank.memory.free(rank.memory.alloc(2, np.float32, "gathered_parameter", "w"))
+        ...     return kept
+        >>> cluster = zs.Cluster(1)
+        >>> h, = cluster.run(program)
+        >>> for life in cluster.trace[0].lifetimes():
+        ...     print(life.kind, life.name, life.nbytes, life.born, life.died)
+        activation h 12 0 None
+        gathered_parameter w 8 1 2
+        """
+        asked = checked_kinds(kinds)
+        living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
+        path: tuple[str, ...] = ()  # the spans that are open at the row
+        for place, row in enumerate(self.rows):
+            if isinstance(row, SpanBegin | SpanEnd):
+                path = row.path if isinstance(row, SpanBegin) else row.path[:-1]
+            elif isinstance(row, Held) and row.nbytes and row.kind in asked:
+                at = living.pop((row.number, row.kind), None)
+                if row.nbytes > 0:
+                    living[row.number, row.kind] = len(found)
+                    found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
+                elif at is not None:
+                    found[at] = replace(found[at], died=place, died_in=path)
+                else:
+                    before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
+        return before + found
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self.rows):,} rows, {self.sent_nbytes():,} bytes sent>"

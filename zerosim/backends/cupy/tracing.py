@@ -470,18 +470,23 @@ def launch(text: str, name: str, threads: int, arguments: Sequence[Any]) -> None
         kernel((-(-threads // THREADS),), (THREADS,), tuple(arguments))
 
 
-def run_fused(
-    function: Callable[..., object],
-    inputs: Sequence[Operand],
-    out: Array,
-    work: np.dtype[Any],
-    *,
-    traced_scratch: bool = False,
-) -> None:
+def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *, Rest: np.dtype[Any] | None = None,
+                 To: np.dtype[Any] | None = None, Work: np.dtype[Any] | None = None, **others: np.dtype[Any]) -> None:
+    """Runs a kernel whose text speaks of types by these names, and of wide(Rest) and narrow(Work)."""
+    named = {"Rest": Rest, "To": To, "Work": Work, **others}
+    types = [f"typedef {storage_of(dtype)} {type_name};" for type_name, dtype in named.items() if dtype is not None]
+    if Rest is not None and Work is not None:
+        types.append(f"ZS Work wide(Rest x) {{ return {widened('x', Rest, Work)}; }}")
+    if To is not None and Work is not None:
+        types.append(f"ZS To narrow(Work x) {{ return {narrowed('x', Work, To)}; }}")
+    launch("\n".join(types) + text, name, threads, arguments)
+
+
+def run_fused(function: Callable[..., object], inputs: Sequence[Operand], out: Array, work: np.dtype[Any]) -> None:
     """out = function(*inputs, result) for every element; `out` (n,) is contiguous and may be an input too."""
     operands = [*inputs, Operand(out)]
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
-    plan = _planned(function, kinds, work, out.size < SHORT, -1 if traced_scratch else 0)
+    plan = _planned(function, kinds, work, out.size < SHORT, 0)
     _run(plan, operands, out.size)
 
 
@@ -529,11 +534,11 @@ def _remembered(function: Named, *rest: Any) -> LaunchPlan:
 
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
           scratch: int) -> LaunchPlan:  # fmt: skip
-    """Traces the function. `scratch` 0: the last operand is its result; -1: likewise, and it is first given a scratch
-    memory; 1 + s: every operand is read, those assigned to are written, and s variables follow."""
+    """Traces the function. `scratch` 0: the last operand is its result; 1 + s: every operand is read, those assigned to
+    are written, and s variables follow."""
     tape = TracingTape(work)
     names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch - 1)]
-    function(*([TracedScratch(tape)] if scratch < 0 else []), *map(tape.symbol, names))
+    function(*map(tape.symbol, names))
     in_place, last = scratch > 0, len(kinds) - 1
     ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
     text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")

@@ -53,7 +53,7 @@ from zerosim.course.figures.timeline import (
     timeline_data,
     timeline_of,
 )
-from zerosim.course.precision_runs import observed_step
+from zerosim.course.observed_step import observed_step
 from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.activations import Block

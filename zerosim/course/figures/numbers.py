@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.course.lost_updates import Task, path_of
-from zerosim.course.precision_runs import ObservedStep, Passed, observed_step
+from zerosim.course.observed_step import ObservedStep, Passed, observed_step
 from zerosim.display.colors import FORMAT_COLORS, KIND_COLORS, ink_on
 from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
 from zerosim.numerics.rounding import spacing as gap_above
 
@@ -139,8 +138,7 @@ def lost_updates_data(updates: Sequence[float] = (1e-5, 6e-4), steps: Sequence[i
 
 
 def _run(names: Sequence[str], task: Task) -> WeightPaths:
-    kernels = NumpyKernels()
-    master, *alone = (path_of(kernels, task, name)[:, 0].astype(np.float32) for name in ("fp32", *names))
+    master, *alone = (path_of(task, name)[:, 0].astype(np.float32) for name in ("fp32", *names))
     return WeightPaths(task.updates[0], task.steps, tuple(master.tolist()),
                        tuple(tuple(round_to(master, name).tolist()) for name in names),
                        tuple(tuple(one.tolist()) for one in alone))

@@ -9,7 +9,8 @@ import builtins
 import inspect
 
 from zerosim.course.puzzles import adapters, checker
-from zerosim.course.puzzles.puzzle import Answer, Page, Puzzle, Score, filled, hole
+from zerosim.course.puzzles.puzzle import Answer, Puzzle, hole
+from zerosim.course.puzzles.score import Page, Score, filled
 from zerosim.course.puzzles.tasks import (
     all_reduce,
     average,
@@ -85,8 +86,7 @@ def solution(name: str) -> Page:
     return Page(inspect.getsource(SOLUTIONS[name]))
 
 
-# -- The puzzles in the order in which one does them -----------------------------------------------------------------
-
+# In the order in which one does them.
 PUZZLES: dict[str, Puzzle] = {module.PUZZLE.name: module.PUZZLE for module in (
     mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}
 

@@ -1,30 +1,29 @@
-"""The NumPy model that a grader hands to a rank: a stack of linear layers, to be called whole or layer by layer.
+"""Grades the three functions that courses on distributed training ask for, written in NumPy for a rank.
 
-Legend: B rows of the batch, I and O widths of a layer.
+    get_ddp(rank, module)                                 -> .forward_backward(x, target) -> (loss, mean gradients)
+    get_sharded_optimizer(rank, parameters, optimizer)    -> .step(gradients)
+    get_fsdp(rank, module, optimizer)                     -> .step(x, target) -> loss;  .gathered(name) -> array
+
+Each is run on 1, 2, 3, 4, 5 and 8 ranks with different data on every rank, and must equal the package's engine (the
+sharded optimizer: the unsharded one) bit for bit. Legend: N ranks, P parameters; B rows of the batch, I and O widths of
+a layer.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.checker import explained, limited
-from zerosim.course.puzzles.expected import in_sequence, ring_wire, steps_in_sequence, tree_wire
-from zerosim.course.puzzles.puzzle import (
-    OPEN,
-    PASSED,
-    REFUSED,
-    Answer,
-    Hole,
-    Measured,
-    Refused,
-    Score,
-    Target,
-    held_copy,
-)
+from zerosim.course.puzzles.compare import CLOSE
+from zerosim.course.puzzles.expected import in_sequence, ring_wire, tree_wire
+from zerosim.course.puzzles.puzzle import Answer, held_copy
+from zerosim.course.puzzles.score import Measured, Refused, Score, Target, judged
+from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles.watching import measured, run
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import MLP
 from zerosim.models.units import Unit
@@ -36,7 +35,78 @@ from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
 
 Array = np.ndarray
+Arrays = dict[str, Array]
+
+WORLDS = (1, 2, 3, 4, 5, 8)
+STEPS, ROWS = 3, 2
 WIDTHS = (6, 7, 5, 8, 6, 7, 1)  # of layers that N does not divide, the last of fewer elements than 8 ranks
+LENGTHS = [inputs * outputs for inputs, outputs in pairwise(WIDTHS)]
+LARGEST = max(LENGTHS)
+TITLE = f"P={sum(LENGTHS)}"
+OPTIMIZER: Optimizer = Adam(lr=0.05)
+
+
+def grade_ddp(get_ddp: Answer) -> Score:
+    """Data parallel: ``get_ddp(rank, module)`` makes the replicas equal to rank 0's and averages gradients.
+
+    ``module.parameters`` differ from rank to rank and must become rank 0's, in place. ``forward_backward(x (B, I),
+    target (B, O))`` returns the loss and the mean over ranks of every parameter's gradient, by name; each is to be
+    reduced by a ring of its own, and divided by N once. Raises ValueError for what is no function.
+    """
+    return _graded("get_ddp", get_ddp, _ddp_on)
+
+
+def grade_sharded_optimizer(get_sharded_optimizer: Answer) -> Score:
+    """ZeRO-1's half: ``get_sharded_optimizer(rank, parameters, optimizer)`` updates what it owns, and shows it to all.
+
+    ``parameters`` are arrays by name, the same on all ranks, to be updated in place by ``step(gradients)``; the
+    gradients are those of the mean already. The state belongs into the ledger as "optimizer_state", and all ranks
+    together may hold one copy of it. Raises ValueError for what is no function.
+    """
+    return _graded("get_sharded_optimizer", get_sharded_optimizer, _sharded_on)
+
+
+def grade_fsdp(get_fsdp: Answer) -> Score:
+    """Fully sharded: ``get_fsdp(rank, module, optimizer)`` keeps shards, gathers a layer when it is used, and frees it.
+
+    ``module.parameters`` is empty: ``module.initial(name)`` makes one parameter at a time. ``step(x (B, I), target
+    (B, O))`` trains one step and returns this rank's loss; ``gathered(name)`` returns a whole parameter. Raises
+    ValueError for what is no function.
+    """
+    return _graded("get_fsdp", get_fsdp, _fsdp_on)
+
+
+GRADERS: Mapping[str, Callable[[Answer], Score]] = {
+    "get_ddp": grade_ddp, "get_sharded_optimizer": grade_sharded_optimizer, "get_fsdp": grade_fsdp}
+
+
+def _graded(name: str, factory: Answer, on_world: Callable[[Answer, int], Measured]) -> Score:
+    if not callable(factory):
+        raise ValueError(f"{name} must be a function, found {factory!r}; hand it over without calling it")
+    worlds = ", ".join(map(str, WORLDS))
+    return judged(name, (on_world(factory, ranks) for ranks in WORLDS),
+                  lambda rows: f"Equal to the engine on N = {worlds}, bit for bit, in {STEPS} steps.")
+
+
+def _run(ranks: int, program: Callable[..., Any], *args: Any) -> tuple[Sequence[Any], Cluster]:
+    cluster = Cluster(ranks)
+    return run(cluster, f"N={ranks}", program, *args), cluster
+
+
+def _made(factory: Answer, name: str, methods: Sequence[str], *args: Any) -> Any:
+    found = factory(*args)
+    missing = [method for method in methods if not callable(getattr(found, method, None))]
+    if missing:
+        raise Refused(f"{name} returned {type(found).__name__}, which has no method {' and no method '.join(missing)}")
+    return found
+
+
+def _refuse_silence(ranks: int, cluster: Cluster, copies: int) -> None:
+    """So many copies of P values have to reach, or come together from, each of the N-1 other ranks."""
+    sent, least = sum(cluster.trace.sent_nbytes()), copies * (ranks - 1) * 4 * sum(LENGTHS)
+    if sent < least:
+        raise Refused(f"On N={ranks} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one "
+                      "rank knows of another's data must come in a message, and be updated by its owner alone")
 
 
 def model(seed: int) -> MLP:
@@ -98,13 +168,132 @@ class Module:
         return loss, gradients
 
 
-# -- What the package's own engine does with a grader's job: the values to be met bit for bit, the bytes as targets ---
-# Legend: N ranks, P parameters.
+def _ddp_on(factory: Answer, ranks: int) -> Measured:
+    expected = engine_run(ranks, 0)
+    found, cluster = _run(ranks, _ddp_program, factory)
+    first = first_values()
+    for rank, (begun, _) in enumerate(found):
+        check(ranks, rank, "after get_ddp", begun, first, "did not take rank 0's first values")
+    for rank, (_, steps) in enumerate(found):
+        for step, (loss, own, mean) in enumerate(steps):
+            check_gradients(ranks, rank, f"in step {step}", mean, expected.gradients[step], own)
+            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
+    _refuse_silence(ranks, cluster, 1 + 2 * STEPS)
+    broadcasts = in_sequence(*(tree_wire("broadcast", length, ranks) for length in LENGTHS))
+    at = expected.target
+    return measured(cluster, TITLE, Target(at.peak_nbytes, at.sent_nbytes + broadcasts.most_nbytes,
+                                     at.steps + broadcasts.steps))
 
 
-STEPS, ROWS = 3, 2
-OPTIMIZER: Optimizer = Adam(lr=0.05)
-Arrays = dict[str, Array]
+def _ddp_program(rank: Rank, factory: Answer) -> Any:
+    module = Module(rank, rank.index, whole=True)
+    ddp = _made(factory, "get_ddp", ["forward_backward"], rank, module)
+    begun = copied(module.parameters, "module.parameters", module.shapes)
+    state = {name: _charged(rank, new_state(OPTIMIZER, w.size)) for name, w in module.parameters.items()}
+    context, steps = UpdateContext(rank.kernels), []
+    for step in range(STEPS):
+        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
+        own = _own_gradients(rank.index, step, module.parameters)
+        before = {name: w.copy() for name, w in module.parameters.items()}
+        loss, mean = pair(ddp.forward_backward(x, target), "forward_backward")
+        if any((module.parameters[name] != w).any() for name, w in before.items()):
+            raise Refused("forward_backward changed module.parameters; return the mean gradients, with which the "
+                          "grader makes the update")
+        steps.append((loss, own, copied(mean, "the mean gradients", module.shapes)))
+        for name, w in module.parameters.items():
+            OPTIMIZER.update(context, w.reshape(-1), mean[name].reshape(-1), state[name], step + 1)
+        del x, target, mean
+    return begun, steps
+
+
+def _own_gradients(index: int, step: int, parameters: Arrays) -> Arrays:
+    """This rank's gradients before any mean, on a rank of the grader's own, whose ledger nobody looks at."""
+    def alone(rank: Rank) -> Arrays:
+        module = Module(rank, 0, whole=False)
+        module.parameters = parameters
+        return module.forward_backward(*batch(index, step))[1]
+
+    found: Arrays = Cluster(1).run(alone)[0]
+    return found
+
+
+def _charged(rank: Rank, state: Arrays) -> Arrays:
+    return {name: held_copy(rank, slot, "optimizer_state", name) for name, slot in state.items()}
+
+
+def _sharded_on(factory: Answer, ranks: int) -> Measured:
+    expected = unsharded_run()
+    found, cluster = _run(ranks, _sharded_program, factory)
+    for rank, (steps, _) in enumerate(found):
+        for step, parameters in enumerate(steps):
+            before = expected[step - 1] if step else first_values()
+            check_update(ranks, rank, f"after step {step}", parameters, expected[step], before)
+    _refuse_states(ranks, [held for _, held in found])
+    _refuse_silence(ranks, cluster, STEPS)
+    wire = in_sequence(*(ring_wire("all_gather", length, ranks) for length in LENGTHS))
+    shards = sum(-(-length // ranks) for length in LENGTHS)
+    return measured(cluster, TITLE, Target(8 * sum(LENGTHS) + 8 * shards, STEPS * wire.most_nbytes, STEPS * wire.steps))
+
+
+def _sharded_program(rank: Rank, factory: Answer) -> Any:
+    module = Module(rank, 0, whole=True)
+    sharded = _made(factory, "get_sharded_optimizer", ["step"], rank, module.parameters, OPTIMIZER)
+    steps = []
+    for step in range(STEPS):
+        gradients = {name: held_copy(rank, g, "gradient", name) for name, g in mean_gradients(step).items()}
+        sharded.step(gradients)
+        steps.append(copied(module.parameters, "the parameters", module.shapes))
+        del gradients
+    return steps, rank.memory.now_nbytes_by_kind.get("optimizer_state", 0)
+
+
+def _refuse_states(ranks: int, held_nbytes: Sequence[int]) -> None:
+    """One copy of the state in all, spread over the ranks: two slots of 4 bytes for each parameter."""
+    whole = 8 * sum(LENGTHS)
+    most = 8 * (-(-sum(LENGTHS) // ranks) + LARGEST)
+    if sum(held_nbytes) < whole:
+        raise Refused(f"On N={ranks} the ledgers know of {sum(held_nbytes):,} bytes of optimizer state where the ranks "
+                      f"together need {whole:,}: take it from rank.memory.alloc(shape, dtype, \"optimizer_state\")")
+    if max(held_nbytes) > most:
+        raise Refused(f"On N={ranks} rank {held_nbytes.index(max(held_nbytes))} holds {max(held_nbytes):,} bytes of "
+                      f"optimizer state where {most:,} are enough: it keeps the state of what others update")
+
+
+def _fsdp_on(factory: Answer, ranks: int) -> Measured:
+    expected = engine_run(ranks, 3)
+    found, _ = _run(ranks, _fsdp_program, factory, True)
+    for rank, steps in enumerate(found):
+        for step, (loss, parameters, _) in enumerate(steps):
+            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
+            before = expected.parameters[step - 1] if step else first_values()
+            check_update(ranks, rank, f"after step {step}", parameters, expected.parameters[step], before)
+    found, cluster = _run(ranks, _fsdp_program, factory, False)
+    rest = 12 * sum(-(-length // ranks) for length in LENGTHS) + 4 * LARGEST
+    for rank, steps in enumerate(found):
+        if steps[-1][-1] > rest:
+            raise Refused(f"On N={ranks} rank {rank} holds {steps[-1][-1]:,} bytes after a step where {rest:,} are "
+                          "enough: between steps only shards of weights and state may stay")
+    _refuse_silence(ranks, cluster, 2 * STEPS - 1)  # all know the first values
+    row, most = measured(cluster, TITLE, expected.target), expected.target.peak_nbytes + 2 * 4 * LARGEST
+    if row.peak_nbytes > most:
+        raise Refused(f"On N={ranks} a rank holds {row.peak_nbytes:,} bytes at its fullest where {most:,} are "
+                      "enough: free each layer's weights and gradient as soon as they are used")
+    return row
+
+
+def _fsdp_program(rank: Rank, factory: Answer, inspect: bool) -> Any:
+    module = Module(rank, 0, whole=False)
+    fsdp = _made(factory, "get_fsdp", ["step", "gathered"], rank, module, OPTIMIZER)
+    steps = []
+    for step in range(STEPS):
+        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
+        loss = fsdp.step(x, target)
+        del x, target
+        held = rank.memory.now_nbytes
+        whole = {name: fsdp.gathered(name) for name in module.names} if inspect else {}
+        steps.append((loss, copied(whole, "what gathered() returns", module.shapes) if inspect else {}, held))
+        del whole
+    return steps
 
 
 def batch(rank: int, step: int) -> tuple[Array, Array]:
@@ -135,15 +324,16 @@ class Reference:
     target: Target
 
 
+@cache
 def engine_run(ranks: int, stage: int) -> Reference:
     """STEPS steps on N ranks under a ZeRO stage, in fp32, every layer cut by itself."""
     watched = Cluster(ranks).run(_watched_steps, stage)
     losses = [[rank[step][0] for rank in watched] for step in range(STEPS)]
-    measured = Cluster(ranks)
-    measured.run(_engine_measured, stage)
+    cluster = Cluster(ranks)
+    cluster.run(_engine_measured, stage)
     return Reference([step[1] for step in watched[0]], [step[2] for step in watched[0]], losses,
-                     Target(max(measured.memory.peak_nbytes), max(measured.trace.sent_nbytes()),
-                            steps_in_sequence(measured.trace)))
+                     Target(max(cluster.memory.peak_nbytes), max(cluster.trace.sent_nbytes()),
+                            steps_in_sequence(cluster.trace)))
 
 
 def _engine(rank: Rank, stage: int) -> Engine:
@@ -176,6 +366,7 @@ def _states(engine: Engine, what: str) -> Arrays:
     return found
 
 
+@cache
 def unsharded_run() -> list[Arrays]:
     """The parameters after each step of the optimizer on one device, fed with ``gradients(step)``."""
     weights, found = first_values(), []
@@ -191,13 +382,6 @@ def unsharded_run() -> list[Arrays]:
 def new_state(optimizer: Optimizer, length: int) -> Arrays:
     """The optimizer's slots for so many elements, as zeros, in nobody's ledger."""
     return {name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots((length,)).items()}
-
-
-# -- Compares a graded run with the engine's, and says in one sentence what differs ----------------------------------
-# Legend: N ranks.
-
-
-CLOSE = 1e-4  # of the largest element
 
 
 def copied(found: Any, what: str, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -284,238 +468,3 @@ def _first_difference(found: Arrays, expected: Arrays) -> str | None:
 def _close(found: Arrays, expected: Arrays) -> bool:
     largest = max(float(np.abs(one).max(initial=0)) for one in expected.values())
     return all(float(np.abs(found[name] - one).max(initial=0)) <= CLOSE * largest for name, one in expected.items())
-
-
-# -- Grades the three functions that courses on distributed training ask for, written in NumPy for a rank ------------
-#     get_ddp(rank, module)                                 -> .forward_backward(x, target) -> (loss, mean gradients)
-#     get_sharded_optimizer(rank, parameters, optimizer)    -> .step(gradients)
-#     get_fsdp(rank, module, optimizer)                     -> .step(x, target) -> loss;  .gathered(name) -> array
-#
-# Each is run on 1, 2, 3, 4, 5 and 8 ranks with different data on every rank, and must equal the package's engine (the
-# sharded optimizer: the unsharded one) bit for bit. Legend: N ranks, P parameters; B rows, I and O widths of a layer.
-
-
-WORLDS = (1, 2, 3, 4, 5, 8)
-LENGTHS = [inputs * outputs for inputs, outputs in pairwise(WIDTHS)]
-LARGEST = max(LENGTHS)
-
-
-def grade_ddp(get_ddp: Answer) -> Score:
-    """Data parallel: ``get_ddp(rank, module)`` makes the replicas equal to rank 0's and averages gradients.
-
-    ``module.parameters`` differ from rank to rank and must become rank 0's, in place. ``forward_backward(x (B, I),
-    target (B, O))`` returns the loss and the mean over ranks of every parameter's gradient, by name; each is to be
-    reduced by a ring of its own, and divided by N once. Raises ValueError for what is no function.
-    """
-    return _graded("get_ddp", get_ddp, _ddp_on)
-
-
-def grade_sharded_optimizer(get_sharded_optimizer: Answer) -> Score:
-    """ZeRO-1's half: ``get_sharded_optimizer(rank, parameters, optimizer)`` updates what it owns, and shows it to all.
-
-    ``parameters`` are arrays by name, the same on all ranks, to be updated in place by ``step(gradients)``; the
-    gradients are those of the mean already. The state belongs into the ledger as "optimizer_state", and all ranks
-    together may hold one copy of it. Raises ValueError for what is no function.
-    """
-    return _graded("get_sharded_optimizer", get_sharded_optimizer, _sharded_on)
-
-
-def grade_fsdp(get_fsdp: Answer) -> Score:
-    """Fully sharded: ``get_fsdp(rank, module, optimizer)`` keeps shards, gathers a layer when it is used, and frees it.
-
-    ``module.parameters`` is empty: ``module.initial(name)`` makes one parameter at a time. ``step(x (B, I), target
-    (B, O))`` trains one step and returns this rank's loss; ``gathered(name)`` returns a whole parameter. Raises
-    ValueError for what is no function.
-    """
-    return _graded("get_fsdp", get_fsdp, _fsdp_on)
-
-
-GRADERS: Mapping[str, Callable[[Answer], Score]] = {
-    "get_ddp": grade_ddp, "get_sharded_optimizer": grade_sharded_optimizer, "get_fsdp": grade_fsdp}
-
-
-def _graded(name: str, factory: Answer, on_world: Callable[[Answer, int], Measured]) -> Score:
-    if not callable(factory):
-        raise ValueError(f"{name} must be a function, found {factory!r}; hand it over without calling it")
-    rows: list[Measured] = []
-    try:
-        for ranks in WORLDS:
-            with np.errstate(all="ignore"):
-                rows.append(on_world(factory, ranks))
-    except Hole as error:
-        return Score(name, OPEN, f"A hole is open: {error}.", tuple(rows))
-    except Refused as error:
-        return Score(name, REFUSED, f"{error}.", tuple(rows))
-    worlds = ", ".join(map(str, WORLDS))
-    return Score(name, PASSED, f"Equal to the engine on N = {worlds}, bit for bit, in {STEPS} steps.", tuple(rows))
-
-
-def _run(ranks: int, program: Callable[..., Any], *args: Any) -> tuple[Sequence[Any], Cluster]:
-    cluster = Cluster(ranks)
-    with limited(f"N={ranks}"):
-        try:
-            return cluster.run(program, *args), cluster
-        except (Hole, KeyboardInterrupt):
-            raise
-        except Refused as error:
-            raise Refused(f"On N={ranks} {error}") from error
-        except BaseException as error:  # sys.exit() too must not end the grading, as if all were well
-            raise Refused(explained(f"N={ranks}", error)) from error
-
-
-def _measured(cluster: Cluster, target: Target) -> Measured:
-    return Measured(len(cluster.ranks), f"P={sum(LENGTHS)}", max(cluster.memory.peak_nbytes),
-                    max(cluster.trace.sent_nbytes()), steps_in_sequence(cluster.trace), target)
-
-
-def _made(factory: Answer, name: str, methods: Sequence[str], *args: Any) -> Any:
-    found = factory(*args)
-    missing = [method for method in methods if not callable(getattr(found, method, None))]
-    if missing:
-        raise Refused(f"{name} returned {type(found).__name__}, which has no method {' and no method '.join(missing)}")
-    return found
-
-
-def _refuse_silence(ranks: int, cluster: Cluster, copies: int) -> None:
-    """So many copies of P values have to reach, or come together from, each of the N-1 other ranks."""
-    sent, least = sum(cluster.trace.sent_nbytes()), copies * (ranks - 1) * 4 * sum(LENGTHS)
-    if sent < least:
-        raise Refused(f"On N={ranks} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one "
-                      "rank knows of another's data must come in a message, and be updated by its owner alone")
-
-
-# -- data parallel ----------------------------------------------------------------------------------------------------
-
-
-def _ddp_on(factory: Answer, ranks: int) -> Measured:
-    expected = engine_run(ranks, 0)
-    found, cluster = _run(ranks, _ddp_program, factory)
-    first = first_values()
-    for rank, (begun, _) in enumerate(found):
-        check(ranks, rank, "after get_ddp", begun, first, "did not take rank 0's first values")
-    for rank, (_, steps) in enumerate(found):
-        for step, (loss, own, mean) in enumerate(steps):
-            check_gradients(ranks, rank, f"in step {step}", mean, expected.gradients[step], own)
-            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
-    _refuse_silence(ranks, cluster, 1 + 2 * STEPS)
-    broadcasts = in_sequence(*(tree_wire("broadcast", length, ranks) for length in LENGTHS))
-    at = expected.target
-    return _measured(cluster, Target(at.peak_nbytes, at.sent_nbytes + broadcasts.most_nbytes,
-                                     at.steps + broadcasts.steps))
-
-
-def _ddp_program(rank: Rank, factory: Answer) -> Any:
-    module = Module(rank, rank.index, whole=True)
-    ddp = _made(factory, "get_ddp", ["forward_backward"], rank, module)
-    begun = copied(module.parameters, "module.parameters", module.shapes)
-    state = {name: _charged(rank, new_state(OPTIMIZER, w.size)) for name, w in module.parameters.items()}
-    context, steps = UpdateContext(rank.kernels), []
-    for step in range(STEPS):
-        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
-        own = _own_gradients(rank.index, step, module.parameters)
-        before = {name: w.copy() for name, w in module.parameters.items()}
-        loss, mean = pair(ddp.forward_backward(x, target), "forward_backward")
-        if any((module.parameters[name] != w).any() for name, w in before.items()):
-            raise Refused("forward_backward changed module.parameters; return the mean gradients, with which the "
-                          "grader makes the update")
-        steps.append((loss, own, copied(mean, "the mean gradients", module.shapes)))
-        for name, w in module.parameters.items():
-            OPTIMIZER.update(context, w.reshape(-1), mean[name].reshape(-1), state[name], step + 1)
-        del x, target, mean
-    return begun, steps
-
-
-def _own_gradients(index: int, step: int, parameters: Arrays) -> Arrays:
-    """This rank's gradients before any mean, on a rank of the grader's own, whose ledger nobody looks at."""
-    def alone(rank: Rank) -> Arrays:
-        module = Module(rank, 0, whole=False)
-        module.parameters = parameters
-        return module.forward_backward(*batch(index, step))[1]
-
-    found: Arrays = Cluster(1).run(alone)[0]
-    return found
-
-
-def _charged(rank: Rank, state: Arrays) -> Arrays:
-    return {name: held_copy(rank, slot, "optimizer_state", name) for name, slot in state.items()}
-
-
-# -- the sharded optimizer --------------------------------------------------------------------------------------------
-
-
-def _sharded_on(factory: Answer, ranks: int) -> Measured:
-    expected = unsharded_run()
-    found, cluster = _run(ranks, _sharded_program, factory)
-    for rank, (steps, _) in enumerate(found):
-        for step, parameters in enumerate(steps):
-            before = expected[step - 1] if step else first_values()
-            check_update(ranks, rank, f"after step {step}", parameters, expected[step], before)
-    _refuse_states(ranks, [held for _, held in found])
-    _refuse_silence(ranks, cluster, STEPS)
-    wire = in_sequence(*(ring_wire("all_gather", length, ranks) for length in LENGTHS))
-    shards = sum(-(-length // ranks) for length in LENGTHS)
-    return _measured(cluster, Target(8 * sum(LENGTHS) + 8 * shards, STEPS * wire.most_nbytes, STEPS * wire.steps))
-
-
-def _sharded_program(rank: Rank, factory: Answer) -> Any:
-    module = Module(rank, 0, whole=True)
-    sharded = _made(factory, "get_sharded_optimizer", ["step"], rank, module.parameters, OPTIMIZER)
-    steps = []
-    for step in range(STEPS):
-        gradients = {name: held_copy(rank, g, "gradient", name) for name, g in mean_gradients(step).items()}
-        sharded.step(gradients)
-        steps.append(copied(module.parameters, "the parameters", module.shapes))
-        del gradients
-    return steps, rank.memory.now_nbytes_by_kind.get("optimizer_state", 0)
-
-
-def _refuse_states(ranks: int, held_nbytes: Sequence[int]) -> None:
-    """One copy of the state in all, spread over the ranks: two slots of 4 bytes for each parameter."""
-    whole = 8 * sum(LENGTHS)
-    most = 8 * (-(-sum(LENGTHS) // ranks) + LARGEST)
-    if sum(held_nbytes) < whole:
-        raise Refused(f"On N={ranks} the ledgers know of {sum(held_nbytes):,} bytes of optimizer state where the ranks "
-                      f"together need {whole:,}: take it from rank.memory.alloc(shape, dtype, \"optimizer_state\")")
-    if max(held_nbytes) > most:
-        raise Refused(f"On N={ranks} rank {held_nbytes.index(max(held_nbytes))} holds {max(held_nbytes):,} bytes of "
-                      f"optimizer state where {most:,} are enough: it keeps the state of what others update")
-
-
-# -- fully sharded ----------------------------------------------------------------------------------------------------
-
-
-def _fsdp_on(factory: Answer, ranks: int) -> Measured:
-    expected = engine_run(ranks, 3)
-    found, _ = _run(ranks, _fsdp_program, factory, True)
-    for rank, steps in enumerate(found):
-        for step, (loss, parameters, _) in enumerate(steps):
-            check_loss(ranks, rank, step, loss, expected.losses[step][rank])
-            before = expected.parameters[step - 1] if step else first_values()
-            check_update(ranks, rank, f"after step {step}", parameters, expected.parameters[step], before)
-    found, cluster = _run(ranks, _fsdp_program, factory, False)
-    rest = 12 * sum(-(-length // ranks) for length in LENGTHS) + 4 * LARGEST
-    for rank, steps in enumerate(found):
-        if steps[-1][-1] > rest:
-            raise Refused(f"On N={ranks} rank {rank} holds {steps[-1][-1]:,} bytes after a step where {rest:,} are "
-                          "enough: between steps only shards of weights and state may stay")
-    _refuse_silence(ranks, cluster, 2 * STEPS - 1)  # all know the first values
-    measured, most = _measured(cluster, expected.target), expected.target.peak_nbytes + 2 * 4 * LARGEST
-    if measured.peak_nbytes > most:
-        raise Refused(f"On N={ranks} a rank holds {measured.peak_nbytes:,} bytes at its fullest where {most:,} are "
-                      "enough: free each layer's weights and gradient as soon as they are used")
-    return measured
-
-
-def _fsdp_program(rank: Rank, factory: Answer, inspect: bool) -> Any:
-    module = Module(rank, 0, whole=False)
-    fsdp = _made(factory, "get_fsdp", ["step", "gathered"], rank, module, OPTIMIZER)
-    steps = []
-    for step in range(STEPS):
-        x, target = (held_copy(rank, one) for one in batch(rank.index, step))
-        loss = fsdp.step(x, target)
-        del x, target
-        held = rank.memory.now_nbytes
-        whole = {name: fsdp.gathered(name) for name in module.names} if inspect else {}
-        steps.append((loss, copied(whole, "what gathered() returns", module.shapes) if inspect else {}, held))
-        del whole
-    return steps

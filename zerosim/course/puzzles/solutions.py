@@ -1,4 +1,8 @@
-"""The solutions. Nobody opens this by accident: try first, then `zs.puzzles.hint`, and only then look here."""
+"""The solutions. Nobody opens this by accident: try first, then `zs.puzzles.hint`, and only then look here.
+
+Legend: N ranks, n elements, k = ⌈n/N⌉, m micro-batches, L layers; B rows, I and O widths of a layer. The puzzles come
+first, in their order, then the three functions that `adapters` grades.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,11 +13,8 @@ from zerosim.course.puzzles.adapters import Module
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.ranks.rank import Rank, Work
 
-# -- Solutions of the puzzles about messages and collectives ---------------------------------------------------------
-# Legend: N ranks, n elements, k = ⌈n/N⌉.
-
-
 Array = np.ndarray
+Arrays = dict[str, Array]
 
 
 def mean(rank: Rank, x: Array) -> Array:
@@ -75,10 +76,6 @@ def all_reduce(rank: Rank, x: Array) -> Array:
     shard = rank.reduce_scatter(x)
     whole: Array = rank.all_gather(shard, length=len(x))
     return whole
-
-
-# -- Solutions of the puzzles about training: averages, the stages, overlap, norms, overflow, the broken program -----
-# Legend: N ranks, n elements, k = ⌈n/N⌉, m micro-batches, L layers.
 
 
 def average(rank: Rank, gradients: Array, scale: float) -> Array:
@@ -211,13 +208,6 @@ def repair(rank: Rank, shards: list[Array], layer: Any, x: Array, gradient: Arra
     return x, mean
 
 
-# -- Solutions of the three functions that `adapters` grades ---------------------------------------------------------
-# Legend: N ranks; B rows, I and O widths of a layer.
-
-
-Arrays = dict[str, Array]
-
-
 def own_part(rank: Rank, length: int) -> slice:
     """The elements that a rank owns of a flat tensor."""
     chunk = -(-length // rank.size)
@@ -326,19 +316,5 @@ def get_fsdp(rank: Rank, module: Module, optimizer: Optimizer) -> FSDP:
     return FSDP(rank, module, optimizer)
 
 
-SOLUTIONS: Mapping[str, Callable[..., Any]] = {
-    "mean": mean,
-    "broadcast": broadcast,
-    "ring": ring,
-    "gather": gather,
-    "all_reduce": all_reduce,
-    "average": average,
-    "ddp": ddp,
-    "zero1": zero1,
-    "zero2": zero2,
-    "zero3": zero3,
-    "overlap": overlap,
-    "lamb": lamb,
-    "overflow": overflow,
-    "repair": repair,
-}
+SOLUTIONS: Mapping[str, Callable[..., Any]] = {solution.__name__: solution for solution in (
+    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}

@@ -4,7 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉.
 """
 
 from zerosim.course.puzzles.expected import chunks, data, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has a vector and wants the sum of all. Sending everything to everyone costs each rank (N-1)
@@ -45,8 +45,7 @@ def case(ranks: int, length: int) -> Case:
     wire = ring_wire("all_reduce", length, ranks)
     peak = max(length + 3 * chunk, 2 * length + chunk)
     return Case(
-        ranks, f"n={length}", vector_of(xs), [total] * ranks, Target(4 * peak, wire.most_nbytes, wire.steps),
-        wire.all_nbytes,
+        ranks, f"n={length}", vector_of(xs), [total] * ranks, 4 * peak, wire,
         mistakes=(Mistake("returned its own chunk alone; the all-gather is missing", chunks(total, ranks)),
                   Mistake("added in the order of the ranks, and not in that of the ring",
                           [ordered_sum(xs)] * ranks),
@@ -58,6 +57,6 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "all_reduce", "An all-reduce is both", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"reduce_scatter", "all_gather"}), parameters=("x",),
+    "all_reduce", "An all-reduce is both", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"reduce_scatter", "all_gather"}),
     score="peak: x, the sum and a chunk (or x and three chunks); bytes: 2(N-1)/N of x; steps: 2(N-1)")

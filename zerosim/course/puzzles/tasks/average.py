@@ -6,7 +6,7 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 
 SCALE = 1024.0
 
@@ -74,7 +74,7 @@ def case(ranks: int, length: int) -> Case:
         "divided more than once, and rounded each time": total / np.float32(SCALE) / np.float32(ranks) / np.float32(m)}
     return Case(
         ranks, f"n={length}, m={m}", lambda rank: (held_copy(rank, gradients[rank.index], "gradient"), SCALE),
-        [expected] * ranks, Target(4 * ((m + 1) * length + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
+        [expected] * ranks, 4 * ((m + 1) * length + 2 * chunk), wire,
         mistakes=(*(Mistake(what, [result] * ranks) for what, result in wrong.items()),
                   Mistake("averaged its own gradients alone", [one / np.float32(SCALE * m) for one in local])),
         limits=(Limit("sent_nbytes", wire.most_nbytes, "add up the micro-batches first, and reduce once"),),
@@ -82,6 +82,6 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "average", "The mean in the right place", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}), parameters=("gradients", "scale"),
+    "average", "The mean in the right place", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}),
     score="peak: the m gradients, their sum, two chunks on the ring; bytes and steps: one all-reduce")

@@ -6,7 +6,7 @@ Legend: N ranks, n elements.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, tree_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
 Rank 0 has the weights that training starts from; the others are to have the same. Rank 0 could send them to
@@ -52,8 +52,7 @@ def case(ranks: int, length: int) -> Case:
     xs = data("broadcast", ranks, length)
     wire = tree_wire("broadcast", length, ranks)
     return Case(
-        ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, Target(4 * length, wire.most_nbytes, wire.steps),
-        wire.all_nbytes,
+        ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, 4 * length, wire,
         mistakes=(Mistake("kept its own x", xs),
                   Mistake("returned what the rank before it had", [xs[max(0, rank - 1)] for rank in range(ranks)]),
                   Mistake("returned the sum", [ring_sum(xs)] * ranks),
@@ -65,5 +64,5 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "broadcast", "Broadcast along a tree", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18, changes=frozenset({"x"}),
-    parameters=("x",), score="peak: x alone; bytes and steps: a binomial tree's")
+    "broadcast", "Broadcast along a tree", STATEMENT, STUB, HINTS, case, changes=frozenset({"x"}),
+    score="peak: x alone; bytes and steps: a binomial tree's")

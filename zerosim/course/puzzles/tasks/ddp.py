@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -70,7 +70,7 @@ def case(ranks: int, length: int) -> Case:
     wire, chunk = ring_wire("all_reduce", every, ranks), -(-every // ranks)
     return Case(
         ranks, f"n={length}, T={every}", arguments, [tensors(total / ranks, length)] * ranks,
-        Target(4 * (2 * every + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
+        4 * (2 * every + 2 * chunk), wire,
         mistakes=(Mistake("returned the sums, and not the means", [tensors(total, length)] * ranks),
                   Mistake("returned its own gradients", lists),
                   Mistake("divided its own gradients; nothing was added", [tensors(f / ranks, length) for f in flats]),
@@ -84,6 +84,6 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "ddp", "Average data-parallel gradients", STATEMENT, STUB, HINTS, case, SIZES, 1 << 16,
-    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}), parameters=("gradients",),
+    "ddp", "Average data-parallel gradients", STATEMENT, STUB, HINTS, case, audit_length=1 << 16,
+    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}),
     score="peak: the gradients, the bucket, two chunks on the ring; bytes and steps: one all-reduce of the bucket")

@@ -6,7 +6,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 
 STATEMENT = """
 Rank r has chunk r of a vector, and every rank wants all of it. Each passes on to its right neighbor what it
@@ -63,7 +63,7 @@ def case(ranks: int, length: int) -> Case:
         alone[-1][own] = whole[own]
     return Case(
         ranks, f"n={length}", lambda rank: (held_copy(rank, shards[rank.index], "parameter"), length), [whole] * ranks,
-        Target(4 * (length + chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
+        4 * (length + chunk), wire,
         mistakes=(Mistake("put the chunks in the order of their arrival, its own first", turned),
                   Mistake("put the chunks in the wrong order, the last one first",
                           [np.concatenate(shards[::-1])] * ranks),
@@ -76,5 +76,5 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "gather", "A ring all-gather", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18, parameters=("shard", "n"),
+    "gather", "A ring all-gather", STATEMENT, STUB, HINTS, case,
     score="peak: the vector and the own chunk; bytes: (N-1)/N of the vector; steps: N-1")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
@@ -129,7 +129,7 @@ def case(ranks: int, length: int) -> Case:
     wire = ring_wire("all_gather", 2 * ranks, ranks, 8)
     return Case(
         ranks, f"n={length}, b={BIAS}", job.arguments, right,
-        Target(4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, wire.most_nbytes, wire.steps), 2 * (ranks - 1) * 16,
+        4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, wire, least_sent_nbytes=2 * (ranks - 1) * 16,
         mistakes=(
             Mistake("counted the bias, which every rank has, once for each rank",
                     job.results([over(biases=ranks)] * ranks)),
@@ -147,7 +147,7 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "lamb", "A norm over shards", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    "lamb", "A norm over shards", STATEMENT, STUB, HINTS, case,
     allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights", "bias"}),
-    parameters=("weights", "direction", "valid", "bias", "bias_direction", "lr"), returns=("weights", "bias"),
+    returns=("weights", "bias"),
     score="peak: what is given and two numbers of each rank; bytes and steps: an all-gather of 16 bytes per rank")

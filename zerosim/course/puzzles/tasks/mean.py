@@ -6,7 +6,7 @@ Legend: N ranks; n = 1 here.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_wire
-from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, Target, vector_of
+from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has one number, and every rank wants the mean of all of them: a loss over the global batch, say.
@@ -49,7 +49,7 @@ def case(ranks: int, length: int) -> Case:
     wire = ring_wire("all_reduce", length, ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), [(exact / ranks).astype(np.float32)] * ranks,
-        Target(4 * 4 * length, wire.most_nbytes, wire.steps), wire.all_nbytes,
+        4 * 4 * length, wire,
         mistakes=(Mistake("returned the sum, and not the mean", [total] * ranks),
                   Mistake("returned its own number", xs),
                   Mistake("divided its own number, and knows nothing of the others'", [x / ranks for x in xs]),
@@ -59,5 +59,5 @@ def case(ranks: int, length: int) -> Case:
 
 PUZZLE = Puzzle(
     "mean", "The mean of one number", STATEMENT, STUB, HINTS, case, dict.fromkeys((1, 2, 3, 4, 5, 8), (1,)), 0,
-    allowed=frozenset({"all_reduce"}), parameters=("x",),
+    allowed=frozenset({"all_reduce"}),
     score="peak: the number, the result and the ring's two buffers; bytes and steps: a ring all-reduce's")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, SCALE = 0.1, 1024.0
@@ -82,7 +82,7 @@ def case(ranks: int, length: int) -> Case:
     found = {1: "inf on one rank", 3: "NaN on one rank"}.get(length % 4, "all finite")
     return Case(
         ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),
-        Target(8 * chunk + 1 + ranks, wire.most_nbytes, wire.steps), 2 * (ranks - 1),
+        8 * chunk + 1 + ranks, wire, least_sent_nbytes=2 * (ranks - 1),
         mistakes=(Mistake("decided by its own shard, and so not like the other ranks", outcome(bad)),
                   Mistake("did not skip, although one rank has inf or NaN", outcome([False] * ranks)),
                   Mistake("skipped, although nothing overflowed", outcome([True] * ranks)),
@@ -92,7 +92,7 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, STUB, HINTS, case, SIZES,
     allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights"}),
-    parameters=("weights", "gradient", "lr", "scale"), returns=("weights", "scale", "skipped"),
+    returns=("weights", "scale", "skipped"),
     score="peak: two shards and a byte of each rank; bytes and steps: an all-gather of one byte per rank")

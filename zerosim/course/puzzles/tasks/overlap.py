@@ -3,7 +3,7 @@
 Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 """
 
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Puzzle, Target
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle
 from zerosim.course.puzzles.tasks.layered import layers
 from zerosim.ranks.trace import Collective, Compute, Trace, Traces, Wait
 
@@ -55,7 +55,7 @@ def case(ranks: int, length: int) -> Case:
     target = 4 * (shards + 2 * largest + buffers)
     return Case(
         ranks, f"n={length}, {length + 2}, {length}, {length + 1}", job.arguments, job.right,
-        Target(target, job.wire.most_nbytes, job.wire.steps), job.wire.all_nbytes, mistakes=job.mistakes,
+        target, job.wire, mistakes=job.mistakes,
         limits=(Limit("sent_nbytes", job.wire.most_nbytes, "a rank needs the sum of its own shard only"),
                 Limit("peak_nbytes", target + 4 * buffers, "more than two whole gradients are alive; wait for one "
                       "before the next is sent on its way")),
@@ -83,7 +83,7 @@ def _exposed(trace: Trace) -> str | None:
 
 
 PUZZLE = Puzzle(
-    "overlap", "Overlap a reduction with compute", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"reduce_scatter"}), parameters=("lengths", "gradient_of"),
+    "overlap", "Overlap a reduction with compute", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"reduce_scatter"}),
     score="peak: the shards, two layers and the ring's buffers; bytes and steps: one reduce-scatter per layer, each "
           "hidden but the last")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, in_sequence, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, ScalingLayer, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, ScalingLayer, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -96,7 +96,7 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}, L={LAYERS}", arguments,
         [(y, mean) for y, mean in zip(ys, chunks(total / ranks, ranks), strict=True)],
-        Target(4 * peak, wire.most_nbytes, wire.steps), wire.all_nbytes,
+        4 * peak, wire,
         mistakes=(Mistake("returned the sum of the gradients, and not their mean",
                           list(zip(ys, chunks(total, ranks), strict=True))),
                   Mistake("let the gradients go round the ring the other way",
@@ -108,8 +108,8 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "repair", "Repair a broken program", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"all_gather", "reduce_scatter"}), parameters=("shards", "layer", "x", "gradient"),
+    "repair", "Repair a broken program", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"all_gather", "reduce_scatter"}),
     returns=("y", "mean"),
     score="peak: the shards and five vectors (x, the gradient, two activations, one layer's weights); bytes and steps: "
           "a gather for each layer and one reduce-scatter")

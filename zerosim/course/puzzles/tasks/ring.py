@@ -4,7 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 """
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, vector_of
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has a vector; rank r wants chunk r of the sum of all. The ranks stand in a ring, and each speaks
@@ -73,7 +73,7 @@ def case(ranks: int, length: int) -> Case:
     wire, chunk = ring_wire("reduce_scatter", length, ranks), -(-length // ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
-        Target(4 * (length + 2 * chunk), wire.most_nbytes, wire.steps), wire.all_nbytes,
+        4 * (length + 2 * chunk), wire,
         mistakes=(
             Mistake("returned the chunk that the next rank owns",
                     [total[cut[(rank + 1) % ranks]] for rank in range(ranks)]),
@@ -95,5 +95,5 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "ring", "A ring reduce-scatter", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18, parameters=("x",),
+    "ring", "A ring reduce-scatter", STATEMENT, STUB, HINTS, case,
     score="peak: x and two chunks; bytes: (N-1)/N of x; steps: N-1")

@@ -7,7 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
@@ -90,8 +90,7 @@ def case(ranks: int, length: int) -> Case:
     for rank, own in enumerate(cut):
         mixed[own] = alone[rank][0][own]
     return Case(
-        ranks, f"n={length}", arguments, right, Target(4 * (2 * length + 4 * chunk), both.most_nbytes, both.steps),
-        both.all_nbytes,
+        ranks, f"n={length}", arguments, right, 4 * (2 * length + 4 * chunk), both,
         mistakes=(Mistake("updated with the sum, and not with the mean", results(total)),
                   Mistake("updated its own shard, and does not have the others'", own_only),
                   Mistake("updated with its own gradient, and not with the mean over ranks", alone),
@@ -104,7 +103,7 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "zero1", "The step of ZeRO-1", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
+    "zero1", "The step of ZeRO-1", STATEMENT, STUB, HINTS, case,
     allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}), changes=frozenset({"weights", "momentum"}),
-    parameters=("weights", "gradient", "momentum", "lr"), returns=("weights", "momentum"),
+    returns=("weights", "momentum"),
     score="peak: weights, gradient and four shards; bytes: 2(N-1)/N of the gradient; steps: 2(N-1)")

@@ -4,7 +4,7 @@ Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 Source: Rajbhandari et al. 2020 (ZeRO), section 5.2.
 """
 
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Puzzle, Target
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle
 from zerosim.course.puzzles.tasks.layered import layers
 
 STATEMENT = """
@@ -55,7 +55,7 @@ def case(ranks: int, length: int) -> Case:
     buffers = min(ranks - 1, 2) * chunk
     return Case(
         ranks, f"n={length}, {length + 2}, {length}, {length + 1}", job.arguments, job.right,
-        Target(4 * (shards + largest + buffers), job.wire.most_nbytes, job.wire.steps), job.wire.all_nbytes,
+        4 * (shards + largest + buffers), job.wire,
         mistakes=job.mistakes,
         limits=(Limit("sent_nbytes", job.wire.most_nbytes, "a rank needs the sum of its own shard only"),
                 Limit("peak_nbytes", 4 * (shards + 2 * largest + buffers), "full gradients are kept; reduce each "
@@ -64,6 +64,6 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "zero2", "ZeRO-2 reduces as backward goes", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"reduce_scatter", "all_reduce"}), parameters=("lengths", "gradient_of"),
+    "zero2", "ZeRO-2 reduces as backward goes", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"reduce_scatter", "all_reduce"}),
     score="peak: the shards, the largest layer and the ring's buffers; bytes and steps: one reduce-scatter per layer")

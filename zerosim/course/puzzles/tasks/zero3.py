@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import SIZES, Case, Limit, Mistake, Puzzle, ScalingLayer, Target, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, ScalingLayer, held_copy
 from zerosim.ranks.rank import Rank
 
 LAYERS = 4
@@ -79,8 +79,7 @@ def case(ranks: int, length: int) -> Case:
     wire = in_sequence(*[gather, gather, ring_wire("reduce_scatter", length, ranks)] * LAYERS)
     peak = 8 * length + LAYERS * chunk
     return Case(
-        ranks, f"n={length}, L={LAYERS}", arguments, right, Target(4 * peak, wire.most_nbytes, wire.steps),
-        wire.all_nbytes,
+        ranks, f"n={length}, L={LAYERS}", arguments, right, 4 * peak, wire,
         mistakes=(Mistake("returned shards of the sums, and not of the means", sharded(sums, ranks)),
                   Mistake("returned shards of its own gradients; nothing was added",
                           [[chunks(g, ranks)[rank] for g in mine] for rank, mine in enumerate(local)]),
@@ -111,7 +110,7 @@ def gradients(weights: list[Array], x: Array) -> list[Array]:
 
 
 PUZZLE = Puzzle(
-    "zero3", "ZeRO-3 gathers, uses and frees", STATEMENT, STUB, HINTS, case, SIZES, 1 << 18,
-    allowed=frozenset({"all_gather", "reduce_scatter"}), parameters=("shards", "layer", "x"),
+    "zero3", "ZeRO-3 gathers, uses and frees", STATEMENT, STUB, HINTS, case,
+    allowed=frozenset({"all_gather", "reduce_scatter"}),
     score="peak: the shards and eight vectors (five activations, one layer's weights, dx, dw); bytes and steps: two "
           "gathers and a reduce-scatter for each layer")

@@ -1,0 +1,321 @@
+"""Every collective by every algorithm, in every form, world, type and schedule: results, bytes, hops and what is held.
+
+Results are held against the plain oracles, bytes and steps against the planner's closed forms.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerosim as zs
+from tests.cases import THOROUGH
+from tests.ranks import oracles
+from tests.ranks.asking import (
+    KINDS,
+    POWERS_ONLY,
+    ROOTED,
+    ROWS,
+    TABLE,
+    allowed,
+    ask,
+    ceil_cut,
+    cuts_of,
+    mixed,
+    same,
+    takes_splits,
+)
+from tests.ranks.data import FLOATS, INTEGERS, OTHERS, any_bits, anything, normals, whole_numbers
+from zerosim.planning import collectives as closed_forms
+from zerosim.ranks import collectives
+
+BARRIER = ("barrier", "dissemination")
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
+WHOLE = ("all_reduce", "broadcast", "reduce")  # of vectors that are not cut, and keep their shape
+FORMS = ("new", "out", "in place", "async", "async out", "async in place")
+AVERAGES = ("sum_then_divide", "divide_then_sum", "split", "premultiply")
+WAYS = (*KINDS, "hop by hop", "stepped", "in a group")
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"op": "max"}, {"op": "min"}, {"op": "mean"}, *({"op": "mean", "average": rule} for rule in AVERAGES),
+    {"wire": "fp32"}, {"wire": "bf16"}, {"accumulate": "fp32"}, {"wire": "fp32", "op": "mean", "average": "split"}]
+
+
+def fits(operation: str, algorithm: str, dtype: np.dtype, options: dict[str, Any]) -> bool:
+    """Whether the options make sense."""
+    return (not options or "reduce" in operation) and (
+        dtype in FLOATS.values() or options.get("op") in ("max", "min") or not options) and (
+        "wire" not in options or (algorithm == "ring" and dtype != FLOATS["fp64"])) and (
+        "accumulate" not in options or (algorithm in ("pairwise", "everyone") and dtype != FLOATS["fp64"]))
+
+
+@dataclass
+class Asked:
+    """One call that all ranks make: on their vectors (n,), by a cut, in one of the forms."""
+
+    operation: str
+    algorithm: str
+    vectors: list[np.ndarray]
+    cut: tuple[int, ...] | None = None
+    root: int = 0
+    form: str = "new"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return self.cut or ceil_cut(len(self.vectors[0]), len(self.vectors))
+
+    def wanted(self) -> list[np.ndarray | None]:
+        return oracles.results(self.operation, self.algorithm, self.vectors, self.bounds, self.root, **self.options)
+
+    def made_by(self, rank: zs.Rank, right: np.ndarray | None) -> bytes | None:
+        """Makes the call on this rank, whose result should be ``right``; the result's bytes."""
+        vector, options, out = self.vectors[rank.index].copy(), dict(self.options), None
+        shape = (-1,)
+        if self.operation in WHOLE:
+            shape = ((-1,), (1, -1, 1))[len(vector) % 2] if len(vector) != 1 else ()
+        if "out" in self.form and right is not None:
+            out = np.zeros_like(right).reshape(shape)
+        elif "in place" in self.form and self.operation != "all_to_all" and right is not None:
+            own = slice(*self.bounds[rank.index:rank.index + 2])
+            out = vector[own] if self.operation == "reduce_scatter" else vector.reshape(shape)
+        if out is not None:
+            options["out"] = out
+        if "async" in self.form:
+            options["async_op"] = True
+        x = vector.reshape(shape)
+        answer = ask(rank, self.operation, self.algorithm, x, self.cut, root=self.root, **options)
+        result = answer.wait() if "async" in self.form else answer
+        assert out is None or result is out, "the result is where it was asked for"
+        assert "place" in self.form or same(vector, self.vectors[rank.index]), "the input is left as it was"
+        if result is not None and right is not None:
+            assert same(result.reshape(-1), right), (rank.index, result, right)
+            assert self.operation not in WHOLE or result.shape == x.shape
+        assert (result is None) == (right is None), "only the root of a reduction receives a result"
+        return None if result is None else result.tobytes()
+
+
+def run(way: str, asked: list[Asked]) -> tuple[zs.Cluster, list[int]]:
+    """Makes the calls one after another on the members of a cluster; the cluster and the members, in their order."""
+    ranks, wanted = len(asked[0].vectors), [one.wanted() for one in asked]
+    members = list(range(ranks))
+    cluster = zs.Cluster(ranks, **KINDS.get(way, {}))
+
+    def program(rank: zs.Rank) -> list[bytes | None]:
+        group = rank
+        if way == "in a group":  # in the reverse order, beside two ranks that are in none
+            group = rank.split(0 if rank.index in members else None, key=-rank.index)
+        return [] if group is None else [
+            one.made_by(group, right[group.index]) for one, right in zip(asked, wanted, strict=True)]
+
+    match way:
+        case "hop by hop":
+            made = defaultdict(list)
+            for event in cluster.events(program, hop_by_hop=True):
+                made[event.call.number].append(event.hop)
+            for row in cluster.trace[-1].collectives():
+                assert row.hops() == made[row.call.number]
+        case "stepped":
+            steps = list(zs.step_through(program, cluster=cluster, by="collective"))
+            rows = cluster.trace[0].collectives()
+            assert [(step.call, step.hops) for step in steps] == [(row.call, row.hops()) for row in rows]
+            for step, one, right in zip(steps, asked, wanted, strict=True):
+                if "mean" not in one.options.values():  # whose last division comes later
+                    assert all(result is None or same(now.out, result)
+                               for now, result in zip(step.ranks, right, strict=True))
+        case "in a group":
+            cluster, members = zs.Cluster(ranks + 2), list(range(ranks, 0, -1))
+            cluster.run(program)
+        case _:
+            cluster.run(program)
+    return cluster, members
+
+
+def check(way: str, asked: list[Asked]) -> None:
+    """Results, bytes, messages and steps of the calls, and that nothing is held afterwards."""
+    cluster, members = run(way, asked)
+    assert cluster.memory.now_nbytes == [0] * len(cluster.ranks)
+    of_ranks = [cluster.trace[index].collectives()[-len(asked):] for index in members]
+    for position, one in enumerate(asked):
+        rows = [rows[position] for rows in of_ranks]
+        assert len({row.call for row in rows}) == 1
+        assert tuple(row.sent_nbytes for row in rows) == sent(one).nbytes
+        hops, named = rows[0].hops(), one.cut is not None
+        messages, nbytes = np.zeros((2, len(members)), int)
+        for hop in hops:
+            messages[hop.source] += 1
+            nbytes[hop.source] += hop.nbytes
+            if named and "wire" not in one.options:
+                chunks = sum(one.bounds[chunk + 1] - one.bounds[chunk] for chunk in hop.chunks)
+                assert hop.nbytes == one.vectors[0].itemsize * chunks
+        steps = max((hop.step for hop in hops), default=-1) + 1
+        assert closed_forms.Sent(tuple(nbytes), tuple(messages), steps) == sent(one)
+
+
+def sent(one: Asked) -> closed_forms.Sent:
+    """Bytes, messages and steps by the closed form; a wire's format is that of the reducing half alone."""
+    itemsize, wire = one.vectors[0].itemsize, one.options.get("wire")
+    if wire is None or one.operation == "reduce_scatter":
+        itemsize = FLOATS[wire].itemsize if wire else itemsize
+        return closed_forms.sent(one.operation, one.algorithm, one.bounds, itemsize, root=one.root)
+    halves = [closed_forms.sent("reduce_scatter", "ring", one.bounds, FLOATS[wire].itemsize),
+              closed_forms.sent("all_gather", "ring", one.bounds, itemsize)]
+    added = [tuple(map(sum, zip(*pair, strict=True))) for pair in zip(
+        *((half.nbytes, half.messages) for half in halves), strict=True)]
+    return closed_forms.Sent(*added, sum(half.steps for half in halves))
+
+
+def calls(row: tuple[str, str], ranks: int, dtype: np.dtype, lengths: list[int], forms: Any,
+          options: list[dict[str, Any]]) -> list[Asked]:
+    """Some of the lengths, cuts, roots, forms and options of one row of the table, each length with each cut."""
+    (operation, algorithm), turns = row, count()
+    make = anything if "reduce" not in operation else normals if dtype in FLOATS.values() else whole_numbers
+    legal, asked = [one for one in options if fits(operation, algorithm, dtype, one)] or [{}], []
+    for length in lengths:
+        vectors = make(ranks, length, dtype)
+        for cut in (None, *(cuts_of(length, ranks) if takes_splits(operation, algorithm, ranks) else ())):
+            turn = next(turns)
+            asked.append(Asked(operation, algorithm, vectors, cut, turn % ranks if operation in ROOTED else 0,
+                               forms[turn % len(forms)], legal[turn % len(legal)]))
+    return asked
+
+
+def test_the_table_has_the_promised_rows_and_no_others() -> None:
+    found = {operation: tuple(rows) for operation, rows in collectives.ALGORITHMS.items()}
+    assert found == TABLE | {"barrier": ("dissemination",)}
+    assert set(closed_forms.ALGORITHMS) == {*ROWS, BARRIER}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
+def test_every_call_gives_the_oracle_s_bits_and_sends_the_closed_form_s_bytes(row: tuple[str, str]) -> None:
+    """In all worlds, types and ways; forms and options by turns."""
+    types = [*FLOATS.values(), *INTEGERS.values(), *(() if "reduce" in row[0] else OTHERS.values())]
+    worlds = [ranks for ranks in WORLDS if allowed(*row, ranks)]
+    for turn, (ranks, dtype, way) in enumerate(mixed(ROWS.index(row), 400 if THOROUGH else 24, worlds, types, WAYS)):
+        lengths = [[0, 2 * ranks + 1], [1, 3 * ranks - 1], [ranks, 13]][turn % 3]
+        try:
+            check(way, calls(row, ranks, dtype, lengths, FORMS[turn % 6:] + FORMS[:turn % 6],
+                             OPTIONS[turn % 12:] + OPTIONS[:turn % 12]))
+        except AssertionError as error:
+            error.add_note(f"{ranks} ranks, {dtype}, {way}, lengths {lengths}")
+            raise
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
+def test_every_length_and_every_root_gives_the_right_result(row: tuple[str, str]) -> None:
+    for ranks in (3, 4):
+        if allowed(*row, ranks):
+            check("plain", calls(row, ranks, INTEGERS["int64"], list(range(3 * ranks + 2)), FORMS, [{}]))
+            vectors = whole_numbers(ranks, 7)
+            check("seeded", [Asked(*row, vectors, root=root) for root in range(ranks if row[0] in ROOTED else 1)])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
+def test_64_ranks_give_the_right_result(row: tuple[str, str]) -> None:
+    check("plain", [Asked(*row, whole_numbers(64, 65))])
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> tuple[str, list[Asked]]:
+    """A world, and some calls of one length on it."""
+    ranks = draw(st.integers(1, 9))
+    cut = (0, *np.cumsum(draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))).tolist())
+    dtype, asked = draw(st.sampled_from([FLOATS["fp16"], FLOATS["fp32"], INTEGERS["int32"]])), []
+    for row in draw(st.lists(st.sampled_from([row for row in ROWS if allowed(*row, ranks)]), min_size=1, max_size=4)):
+        splits = cut if takes_splits(*row, ranks) else None
+        options = draw(st.sampled_from([one for one in OPTIONS if fits(*row, dtype, one)]))
+        root = draw(st.integers(0, ranks - 1)) if row[0] in ROOTED else 0
+        make = whole_numbers if dtype.kind == "i" else normals
+        asked.append(Asked(*row, make(ranks, cut[-1], dtype), splits, root, draw(st.sampled_from(FORMS)), options))
+    return draw(st.sampled_from(WAYS)), asked
+
+
+@given(scripts())
+def test_any_script_of_calls_gives_the_right_results(script: tuple[str, list[Asked]]) -> None:
+    check(*script)
+
+
+@pytest.mark.parametrize("way", KINDS)
+def test_a_barrier_sends_empty_messages_that_are_counted(way: str) -> None:
+    for ranks in WORLDS:
+        cluster = zs.Cluster(ranks, **KINDS[way])
+        cluster.run(lambda rank: rank.barrier())
+        row = cluster.trace[0].collectives("barrier")[0]
+        wanted = closed_forms.sent(*BARRIER, (0,) * (ranks + 1), 1)
+        assert len(row.hops()) == sum(wanted.messages)
+        assert len({hop.step for hop in row.hops()}) == wanted.steps
+        assert (row.purpose, cluster.trace.sent_nbytes()) == ("control", [0] * ranks)
+
+
+def test_a_ring_all_reduce_uses_n_links_and_no_others() -> None:
+    for ranks in (2, 3, 4, 8, 16):
+        cluster = zs.Cluster(ranks)
+        cluster.run(lambda rank: rank.all_reduce(np.arange(3 * rank.size) + rank.index))
+        hops = cluster.trace[0].collectives()[0].hops()
+        assert len(hops) == 2 * ranks * (ranks - 1)
+        assert {(hop.source, hop.destination) for hop in hops} == {(r, (r + 1) % ranks) for r in range(ranks)}
+
+
+@pytest.mark.parametrize("row", sorted(POWERS_ONLY), ids=" by ".join)
+def test_an_algorithm_of_powers_of_two_refuses_other_worlds_and_names_others(row: tuple[str, str]) -> None:
+    for ranks in (3, 5, 6, 7):
+        text = (rf"{row[0]} by {row[1]} needs a power of two of ranks, because partners at distance 1, 2, 4, \.\.\. "
+                rf"must all exist; this group has {ranks}. Use ring, (pairwise|bruck)\.")
+        with pytest.raises(ValueError, match=text):
+            zs.Cluster(ranks).run(lambda rank: ask(rank, *row, np.arange(4) + rank.index))
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_an_extremum_keeps_nan_and_tells_the_zeros_apart(op: str) -> None:
+    columns = [[1, 2, 3, -4], [0.0, -0.0, -0.0, 0.0], [1, np.nan, 2, 3], [-2, -2, -2, -2]]
+    for operation, algorithm in [row for row in ROWS if "reduce" in row[0]]:
+        for dtype in FLOATS.values():
+            x = [np.array(row).astype(np.float32).astype(dtype) for row in zip(*columns, strict=True)]
+            for kind in ("plain", "debug"):
+                results = zs.Cluster(4, **KINDS[kind]).run(
+                    lambda rank, row=(operation, algorithm), x=x: ask(rank, *row, x[rank.index], op=op))
+                found = np.concatenate([r for r in results if r is not None]).astype(np.float64)
+                assert found[[0, 3]].tolist() == [3 if op == "max" else -4, -2], (operation, algorithm, dtype)
+                assert np.isnan(found[2])
+                assert np.signbit(found[1]) == (op == "min")
+
+
+def test_a_broadcast_reads_the_root_alone() -> None:
+    """Elsewhere the input gives the shape and type only, so what is in it may be anything."""
+    vectors = [np.full(5, np.nan), np.arange(5.0), np.full(5, -7.0)]
+    for algorithm in ("tree", "naive"):
+        for kind in ("plain", "debug"):
+            results = zs.Cluster(3, **KINDS[kind]).run(
+                lambda rank, a=algorithm: rank.broadcast(vectors[rank.index], 1, algorithm=a))
+            assert all(same(result, vectors[1]) for result in results)
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "gather"])
+def test_without_a_length_all_chunks_are_as_long_as_the_own_one(operation: str) -> None:
+    for ranks in (1, 2, 3, 5):
+        results = zs.Cluster(ranks).run(lambda rank: getattr(rank, operation)(np.full(2, rank.index)))
+        assert results[0].tolist() == [index for index in range(ranks) for _ in range(2)]
+
+
+def test_splits_may_be_any_integers_that_rise() -> None:
+    for make in [lambda: (0, 2, 7), lambda: [0, 2, 7], lambda: np.array([0, 2, 7]), lambda: iter([0, 2, 7])]:
+        def program(rank, make=make):
+            own = rank.reduce_scatter(np.arange(7) * (rank.index + 1), splits=make())
+            return rank.all_gather(own, splits=make())
+        assert all(np.array_equal(result, np.arange(7) * 3) for result in zs.Cluster(2).run(program))
+
+
+def test_a_wire_of_the_vector_s_own_format_changes_nothing() -> None:
+    x = normals(4, 30, np.float16)
+    check("plain", [Asked("reduce_scatter", "ring", x, options=options) for options in ({}, {"wire": "fp16"})])
+
+
+def test_any_bits_travel_as_they_are() -> None:
+    """Each kind of NaN, subnormals and infinities, in every type."""
+    for dtype in (FLOATS | INTEGERS).values():
+        for row in [row for row in ROWS if "reduce" not in row[0]]:
+            check("plain", [Asked(*row, any_bits(4, 9, dtype))])

@@ -1,0 +1,142 @@
+"""The outcome of a check as it is shown: in a terminal, in a notebook, as data.
+
+Every byte is that of the rank that has most; steps are hops one after the other, on the longest chain.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+MEASURES = ("peak_nbytes", "sent_nbytes", "steps")
+PASSED, REFUSED, OPEN = "passed", "refused", "open"
+WIDTH = 80  # columns
+HEADS = ("N", "case", "peak bytes", "target", "bytes sent", "target", "steps", "target")
+
+
+class Hole(NotImplementedError):
+    """A hole of a stub that is still open."""
+
+
+class Refused(Exception):
+    """An answer that is wrong; the text is the one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Memory at its fullest, bytes sent and steps of a good answer: from the closed forms."""
+
+    peak_nbytes: int
+    sent_nbytes: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measurements of one case, beside its target."""
+
+    ranks: int
+    title: str
+    peak_nbytes: int
+    sent_nbytes: int
+    steps: int
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The outcome of a check: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
+
+    ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
+    the rank that has most) beside their targets.
+    """
+
+    puzzle: str
+    verdict: str
+    sentence: str
+    rows: tuple[Measured, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """True when every case is right and no limit was exceeded."""
+        return self.verdict == PASSED
+
+    @property
+    def targets_met(self) -> tuple[str, ...]:
+        """The measures that stay within their target in every case; none for an answer that did not pass."""
+        return tuple(measure for measure in MEASURES if self.passed and all(
+            getattr(row, measure) <= getattr(row.target, measure) for row in self.rows))
+
+    @property
+    def stars(self) -> str:
+        """``★★☆``: a star for each target that is met."""
+        return "★" * len(self.targets_met) + "☆" * (len(MEASURES) - len(self.targets_met))
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"puzzle": self.puzzle, "verdict": self.verdict, "sentence": self.sentence,
+                "targets_met": list(self.targets_met), "rows": [asdict(row) for row in self.rows]}
+
+    @property
+    def _mark(self) -> str:
+        return {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [(str(row.ranks), row.title, *(f"{value:,}" for measure in MEASURES
+                                              for value in (getattr(row, measure), getattr(row.target, measure))))
+                for row in self.rows]
+
+    def __repr__(self) -> str:
+        text = f"{self.puzzle}: {self._mark}\n  {self.sentence}"
+        if not self.passed:
+            return text
+        table = [HEADS, *self._cells()]
+        widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
+        lines = ["  ".join(cell.ljust(width) if column == 1 else cell.rjust(width)
+                           for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in table]
+        return "\n".join([text, "", *("  " + line for line in lines)])
+
+    def _repr_html_(self) -> str:
+        head = f"<p><b>{escape(self.puzzle)}: {self._mark}</b><br>{escape(self.sentence)}</p>"
+        if not self.passed:
+            return head
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
+        return f"{head}<table><tr>{''.join(f'<th>{name}</th>' for name in HEADS)}</tr>{rows}</table>"
+
+
+def judged(name: str, attempts: Iterable[Measured], praise: Callable[[list[Measured]], str]) -> Score:
+    """The score of attempts that are made one after the other, until one raises Refused or Hole."""
+    rows: list[Measured] = []
+    try:
+        with np.errstate(all="ignore"):  # inf and NaN are part of some cases
+            rows.extend(attempts)
+    except Hole as error:
+        return Score(name, OPEN, f"A hole is open: {error}.", tuple(rows))
+    except Refused as error:
+        return Score(name, REFUSED, f"{error}.", tuple(rows))
+    return Score(name, PASSED, praise(rows), tuple(rows))
+
+
+class Page(str):
+    """A text that a terminal shows as it is, and a notebook in its own type face."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self)}</pre>"
+
+
+def filled(text: str) -> str:
+    """Paragraphs filled to the width of a terminal; lines that are indented stay as they are."""
+    lines: list[str] = []
+    for indented, group in groupby(text.strip("\n").splitlines(), key=lambda line: line[:1] in ("", " ")):
+        run = tuple(group)
+        lines += run if indented else textwrap.wrap(" ".join(run), WIDTH, break_on_hyphens=False)
+    return "\n".join(lines)

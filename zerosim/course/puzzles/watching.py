@@ -1,0 +1,257 @@
+"""The checker's instruments: an alarm, words for errors, a rank that hears nothing, and an audit of memory."""
+
+import _thread
+import threading
+import traceback
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from zerosim.course.puzzles.score import Hole, Measured, Refused, Target
+from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.numerics.arrays import poison
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.rank import Rank, Work
+
+SECONDS = 60.0  # a case takes a fraction of one
+
+
+def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -> Sequence[Any]:
+    """The result of each rank; Refused, in one sentence about ``where`` (``N=3 (n=7)``), for whatever is raised.
+
+    A run that never ends is interrupted, as by Ctrl-C. Hole and a KeyboardInterrupt of the reader's pass through.
+    """
+    with limited(where):
+        try:
+            return cluster.run(program, *args)
+        except (Hole, KeyboardInterrupt):
+            raise
+        except Refused as error:
+            raise Refused(f"On {where} {error}") from error
+        except BaseException as error:  # sys.exit() too must not end the check, as if all were well
+            raise Refused(explained(where, error)) from error
+
+
+def measured(cluster: Cluster, title: str, target: Target) -> Measured:
+    """The most that a rank of the last run held and sent, and the steps in sequence, beside a target."""
+    return Measured(len(cluster.ranks), title, max(cluster.memory.peak_nbytes), max(cluster.trace.sent_nbytes()),
+                    steps_in_sequence(cluster.trace), target)
+
+
+@contextmanager
+def limited(where: str, seconds: float | None = None) -> Iterator[None]:
+    """Raises Refused where the ``with`` block has not ended after ``seconds`` (SECONDS where none are given).
+
+    Only the main thread can be interrupted, and only where Ctrl-C is not ignored; elsewhere the block runs on.
+    """
+    limit = SECONDS if seconds is None else seconds
+    alarm = _Alarm(limit)
+    said = f"On {where} it has not ended after {limit:g} seconds; look for a loop that never ends"
+    try:
+        try:
+            if threading.current_thread() is threading.main_thread():
+                alarm.start()
+            yield
+        finally:
+            alarm.put_off()
+    except KeyboardInterrupt as error:
+        alarm.put_off()  # once more: the interrupt may have come before the first one was done
+        if alarm.has_rung:
+            raise Refused(said) from error
+        raise
+    if alarm.has_rung:  # and somebody caught the interrupt
+        raise Refused(said)
+
+
+class _Alarm(threading.Thread):
+    """Interrupts the main thread until it is put off, and never after the block that it watches.
+
+    Once is not enough: an answer may catch the first interrupt, in one rank, and go on in another.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.has_rung = False
+        self._seconds = seconds
+        self._off = threading.Event()
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        while not self._off.wait(self._seconds):
+            with self._lock:
+                if not self._off.is_set():
+                    self.has_rung = True
+                    _thread.interrupt_main()
+
+    def put_off(self) -> None:
+        with self._lock:
+            self._off.set()
+
+
+def explained(where: str, error: BaseException) -> str:
+    """The sentence, without its full stop, for what came out of a run on ``where``, as in ``N=3 (n=7)``."""
+    match error:
+        case DeadlockError():
+            lines = [" ".join(line.split()) for line in str(error).splitlines()[1:-1]]
+            return f"On {where} no rank can go on: {'; '.join(lines)}"
+        case MismatchError():
+            return f"On {where} {_first_sentence(str(error))}"
+        case PendingWorkError() | OutOfMemoryError():
+            return f"On {where} {_first_sentence(str(error))}"
+    raised = next((note for note in getattr(error, "__notes__", ()) if note.startswith("raised by")), "")
+    who = raised.removeprefix("raised by ").partition(" of ")[0] or "a rank"
+    said = _first_sentence(_text(error))
+    return f"On {where} {who} raised {type(error).__name__}{_line(error)}" + (f": {said}" if said else "")
+
+
+def _text(error: BaseException) -> str:
+    """The text of an error; nothing where saying it fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _line(error: BaseException) -> str:
+    """`` in line 7 of ring``, of the innermost function that is not the package's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if not frame.filename.startswith((PACKAGE, "<frozen "))]
+    return f" in line {frames[-1].lineno} of {frames[-1].name}" if frames else ""
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
+
+
+class SilencedWork:
+    """A Work whose result is poisoned when it is waited for."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> Any:
+        """Blocks as the Work does, and returns NaN."""
+        return _poisoned(self._work.wait())
+
+    @property
+    def result(self) -> Any:
+        """Raises PendingWorkError before ``wait()``, as the Work does."""
+        return self._work.result
+
+
+def _poisoned(found: Any) -> Any:
+    if isinstance(found, Work):
+        return SilencedWork(found)
+    if isinstance(found, np.ndarray):
+        poison(found)
+    return found
+
+
+def _silenced(operation: str) -> Callable[..., Any]:
+    def called(self: "SilencedRank", *args: Any, **options: Any) -> Any:
+        return _poisoned(getattr(super(SilencedRank, self), operation)(*args, **options))
+
+    return called
+
+
+class SilencedRank(Rank):
+    """The same rank, which takes part in everything, sends what it has, and hears nothing: what arrives is NaN.
+
+    An answer that is right all the same has not learnt it from messages.
+    """
+
+    exchange = _silenced("exchange")
+    reduce_scatter = _silenced("reduce_scatter")
+    all_gather = _silenced("all_gather")
+    all_reduce = _silenced("all_reduce")
+    all_to_all = _silenced("all_to_all")
+    broadcast = _silenced("broadcast")
+    reduce = _silenced("reduce")
+    gather = _silenced("gather")
+
+    @classmethod
+    def of(cls, rank: Rank) -> "SilencedRank":
+        """A silenced handle of a rank."""
+        return cls(rank._state, rank.group, rank.communicator)
+
+
+@dataclass(slots=True)
+class AuditedRank:
+    """One rank: its ledger, the bytes that it made, and the most that its ledger missed."""
+
+    memory: Memory
+    live_nbytes: int
+    missed_at_rest_nbytes: int = 0
+    missed_in_between_nbytes: int = 0
+
+
+class Audit:
+    """Sees what each rank really holds, beside what its ledger says, while the ``with`` block runs: NumPy's arrays too.
+
+    Python's tracer counts the bytes of all; since exactly one rank runs at a time, what is made between two switches is
+    the running rank's. ``ranks`` are those that have entered, in the order of their entry.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[Any, AuditedRank] = {}
+        self._began = 0
+        self._traced_before = False
+        self._previous: Callable[..., None] | None = None
+
+    def __enter__(self) -> "Audit":
+        import greenlet
+
+        self._traced_before = tracemalloc.is_tracing()
+        if not self._traced_before:
+            tracemalloc.start()
+        self._previous = greenlet.settrace(self._switched)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        import greenlet
+
+        greenlet.settrace(self._previous)
+        self.ranks.clear()
+        if not self._traced_before:
+            tracemalloc.stop()
+
+    def enter(self, memory: Memory) -> None:
+        """Called by a rank's program before it makes anything."""
+        from greenlet import getcurrent
+
+        self.ranks[getcurrent()] = AuditedRank(memory, memory.now_nbytes)
+        self._begin(memory)
+
+    def look(self) -> None:
+        """Called by a rank's program at its end, when what it returns is all that it holds."""
+        from greenlet import getcurrent
+
+        self._end(self.ranks[getcurrent()])
+        self._begin(self.ranks[getcurrent()].memory)
+
+    def _switched(self, event: str, args: tuple[Any, Any]) -> None:
+        origin, target = args
+        if origin in self.ranks:
+            self._end(self.ranks[origin])
+        self._begin(self.ranks[target].memory if target in self.ranks else None)
+
+    def _begin(self, memory: Memory | None) -> None:
+        if memory is not None:
+            memory.reset_peak()
+        tracemalloc.reset_peak()
+        self._began = tracemalloc.get_traced_memory()[0]
+
+    def _end(self, rank: AuditedRank) -> None:
+        now, peak = tracemalloc.get_traced_memory()
+        peak += rank.live_nbytes - self._began
+        rank.live_nbytes += now - self._began
+        at_rest = rank.live_nbytes - rank.memory.now_nbytes
+        rank.missed_at_rest_nbytes = max(rank.missed_at_rest_nbytes, at_rest)
+        rank.missed_in_between_nbytes = max(rank.missed_in_between_nbytes, peak - rank.memory.peak_nbytes)
