@@ -240,7 +240,7 @@ def test_any_script_of_calls_gives_the_right_results(script: tuple[str, list[Ask
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" by ".join)
-def test_without_data_ranks_hold_and_send_what_they_do_with_data_and_one_may_stand_for_all(row: tuple[str, str]) -> None:
+def test_without_data_ranks_hold_and_send_what_they_do_with_data_and_one_may_stand_for_all(row) -> None:
     """Where every rank brings and sends as much as it does; elsewhere it is refused."""
     worlds = [ranks for ranks in (1, 2, 3, 4, 8) if allowed(*row, ranks)]
     for ranks, asynchronous, extra in mixed(ROWS.index(row), 6, worlds, (False, True), (0, 1)):
