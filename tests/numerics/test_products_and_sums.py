@@ -1,8 +1,5 @@
 """Products of matrices, sums over rows, sums of squares, and the test for what is not finite."""
 
-import re
-
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,21 +25,17 @@ def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, dtype:
 
 
 @by_row
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_float32s_rounded_once(row: Row, shape: tuple[int, int, int]) -> None:
-    m, k, n = shape
-    a, b, bias = normal((m, k), row.dtype, 1), normal((k, n), row.dtype, 2), normal((n,), row.dtype, 3)
-    in_float32 = np.matmul(a.astype(np.float32), b.astype(np.float32))
-    assert same(product(a, b), cast(in_float32, row.dtype))
-    assert same(product(a, b, bias), cast(in_float32 + bias.astype(np.float32), row.dtype))
-    assert same(product(a, b, bias, np.dtype(np.float32)), in_float32 + bias.astype(np.float32))
-
-
-@by_low
-def test_rounding_before_the_bias_is_added_would_give_other_bits(row: Row) -> None:
-    a, b, bias = normal((70, 33), row.dtype, 1), normal((33, 50), row.dtype, 2), normal((50,), row.dtype, 3)
-    twice = cast(product(a, b).astype(np.float32) + bias.astype(np.float32), row.dtype)
-    assert not same(product(a, b, bias), twice)
+def test_a_product_is_float32s_with_the_bias_rounded_once(row: Row) -> None:
+    """Rounding before the bias is added would give other bits."""
+    for m, k, n in SHAPES:
+        a, b, bias = normal((m, k), row.dtype, 1), normal((k, n), row.dtype, 2), normal((n,), row.dtype, 3)
+        in_float32 = np.matmul(a.astype(np.float32), b.astype(np.float32))
+        assert same(product(a, b), cast(in_float32, row.dtype))
+        found = product(a, b, bias)
+        assert same(found, cast(in_float32 + bias.astype(np.float32), row.dtype))
+        assert same(product(a, b, bias, np.dtype(np.float32)), in_float32 + bias.astype(np.float32))
+        twice = cast(product(a, b).astype(np.float32) + bias.astype(np.float32), row.dtype)
+        assert row.name == "fp32" or m * n < 1000 or not same(found, twice)
 
 
 @by_row
@@ -81,29 +74,6 @@ def test_a_product_neither_warns_nor_raises_under_a_strict_errstate() -> None:
         assert np.isnan(product(a * np.float16(0), np.full((4, 4), np.inf, np.float16))).all()
 
 
-MISFITS = [
-    ((2, 3), (4, 5), None, (2, 5)),
-    ((2, 3), (3, 5), (4,), (2, 5)),
-    ((2, 3), (3, 5), None, (5, 2)),
-    ((3,), (3, 5), None, (5,)),
-]
-
-
-@pytest.mark.parametrize(("a", "b", "bias", "out"), MISFITS)
-def test_factors_that_do_not_fit_are_refused_with_their_shapes(
-    a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None, out: tuple[int, ...]
-) -> None:
-    addend = None if bias is None else np.zeros(bias)
-    wanted = r"matmul needs a \(m, k\), b \(k, n\), bias \(n,\) if any, and out \(m, n\), got a "
-    with pytest.raises(ValueError, match=wanted + re.escape(str(a))):
-        NumpyKernels().matmul(np.zeros(a), np.zeros(b), bias=addend, out=np.zeros(out))
-
-
-def test_factors_that_are_not_of_floating_point_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"matmul computes in floating point .* got b of type int64"):
-        NumpyKernels().matmul(np.zeros((2, 2)), np.zeros((2, 2), np.int64), out=np.zeros((2, 2)))
-
-
 def rows_in_order(x: np.ndarray) -> np.ndarray:
     total = np.zeros(x.shape[1], np.float32)
     for row in x.astype(np.float32):
@@ -111,39 +81,25 @@ def rows_in_order(x: np.ndarray) -> np.ndarray:
     return total
 
 
-@by_row
-@pytest.mark.parametrize("shape", [(0, 3), (1, 4), (7, 1), (1000, 1), (1000, 2), (999, 3), (513, 17), (300, 700)])
-def test_rows_are_added_one_after_the_other_in_float32(row: Row, shape: tuple[int, int]) -> None:
-    x = normal(shape, row.dtype, 10)
-    expected = rows_in_order(x)
-    for dtype in (np.float32, row.dtype):
-        for given_x in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
-            out = np.empty(shape[1], dtype)
-            NumpyKernels().column_sum(given_x, out)
-            assert same(out, cast(expected, dtype))
-
-
-def test_the_order_of_rows_does_change_a_sum() -> None:
-    x = normal((500, 8), np.dtype(np.float32), 11)
-    here, there = np.empty((2, 8), np.float32)
-    NumpyKernels().column_sum(x, here)
-    NumpyKernels().column_sum(x[::-1], there)
-    assert (here != there).any()
-
-
-@by_row
-@pytest.mark.parametrize("columns", [1, 4])
-def test_a_sum_begins_at_zero_and_leaves_its_rows_alone(row: Row, columns: int) -> None:
-    x = np.full((3, columns), -0.0, np.float32).astype(row.dtype)
-    out = np.empty(columns, np.float32)
+def column_sum(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    before, out = x.copy(), np.empty(x.shape[1], dtype)
     NumpyKernels().column_sum(x, out)
-    assert not np.signbit(out).any()
-    assert np.signbit(x).all()
+    assert same(x.copy(), before)
+    return out
 
 
-def test_a_sum_of_rows_needs_a_matrix_and_a_row() -> None:
-    with pytest.raises(ValueError, match=r"adds the rows of x \(m, n\) into out \(n,\), got \(3, 4\) and \(3,\)"):
-        NumpyKernels().column_sum(np.zeros((3, 4)), np.zeros(3))
+@by_row
+def test_rows_are_added_one_after_the_other_in_float32(row: Row) -> None:
+    """From +0 on; their order does change the sum."""
+    for shape in [(0, 3), (1, 4), (7, 1), (1000, 1), (1000, 2), (999, 3), (513, 17), (300, 700)]:
+        x = normal(shape, row.dtype, 10)
+        expected = rows_in_order(x)
+        assert row.name != "fp32" or x.size < 5000 or (expected != rows_in_order(x[::-1])).any()
+        for dtype in (np.dtype(np.float32), row.dtype):
+            for given_x in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
+                assert same(column_sum(given_x, dtype), cast(expected, dtype)), shape
+        zeros = np.full((3, shape[1]), -0.0, np.float32).astype(row.dtype)
+        assert not np.signbit(column_sum(zeros, row.dtype)).any()
 
 
 @by_low
@@ -154,34 +110,35 @@ def test_every_code_is_finite_or_not_as_its_value_is(row: Row) -> None:
         assert not kernels.all_finite(every_code(row)[[0, code, 1]])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 2])
-def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: type, bad: float, place: int) -> None:
-    x = np.full(2 * BLOCK + 3, 3.3e4, np.float32).astype(dtype)
-    assert NumpyKernels().all_finite(x)
-    x[place] = bad
-    assert not NumpyKernels().all_finite(x)
-    assert NumpyKernels().all_finite(np.delete(x, place).reshape(2, -1)[:, ::2])
-
-
-def test_nothing_and_integers_are_finite() -> None:
-    assert NumpyKernels().all_finite(np.zeros(0, np.float16))
-    assert NumpyKernels().all_finite(np.arange(3))
+@pytest.mark.parametrize("dtype", [*(row.dtype for row in ROWS), np.dtype(np.float64)], ids=str)
+def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: np.dtype) -> None:
+    """NaN is counted too; nothing and integers are finite, and no NaN."""
+    k, x = NumpyKernels(), np.full(2 * BLOCK + 3, 400, np.float32).astype(dtype)
+    assert k.all_finite(x)
+    for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 2):
+        for bad in (np.nan, np.inf, -np.inf):
+            spoiled = x.copy()
+            spoiled[place] = bad
+            assert not k.all_finite(spoiled), (place, bad)
+            assert k.count_nan(spoiled) == int(np.isnan(spoiled).sum())
+            assert k.all_finite(np.delete(spoiled, place).reshape(2, -1)[:, ::2])
+    assert k.all_finite(np.zeros(0, dtype))
+    assert k.all_finite(np.arange(3))
+    assert k.count_nan(np.arange(3)) == 0
 
 
 @by_row
-@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row, length: int) -> None:
-    x, divisor = normal((length,), row.dtype, 12), 3.0
-    expected = 0.0
-    for first in range(0, length, BLOCK):
-        quotient = x[first : first + BLOCK].astype(np.float32) / np.float32(divisor)
-        expected += np.add.reduce(quotient.astype(np.float64) ** 2)
-    found = NumpyKernels().sum_of_squares(x, divisor)
-    assert found == expected
-    assert isinstance(found, float)
-    assert NumpyKernels().sum_of_squares(x) != found or length == 0
+def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row) -> None:
+    for length in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
+        x, divisor = normal((length,), row.dtype, 12), 3.0
+        expected = 0.0
+        for first in range(0, length, BLOCK):
+            quotient = x[first:first + BLOCK].astype(np.float32) / np.float32(divisor)
+            expected += np.add.reduce(quotient.astype(np.float64) ** 2)
+        found = NumpyKernels().sum_of_squares(x, divisor)
+        assert found == expected
+        assert isinstance(found, float)
+        assert NumpyKernels().sum_of_squares(x) != found or length == 0
 
 
 @given(x=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), max_size=50))

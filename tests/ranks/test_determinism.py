@@ -68,20 +68,28 @@ def test_no_seed_changes_a_bit_or_a_row(seeds: list[int], ranks: int) -> None:
 
 
 def test_a_seed_really_tries_other_orders() -> None:
-    """Else the tests of the schedule would prove nothing."""
-    orders = set()
+    """Of ranks that wait, and of one that has just issued something: else these tests would prove nothing."""
+    orders, issues = set(), set()
     for seed in range(12):
-        order = []
+        order, issue = [], []
 
-        def program(rank, order=order):
+        def program(rank, order=order, issue=issue):
             for _ in range(2):
                 order.append(rank.index)
                 rank.barrier()
+            issue.append(rank.index)
+            work = rank.all_reduce(np.ones(1), async_op=True)
+            issue.append(rank.index)
+            work.wait()
 
         zs.Cluster(4, seed=seed).run(program)
         orders.add(tuple(order))
+        issues.add(any(before != after for before, after in zip(issue[::2], issue[1::2], strict=True)))
+        if seed == 0:
+            assert order == [0, 1, 2, 3] * 2
+            assert issue == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(orders) > 6
-    assert tuple([0, 1, 2, 3] * 2) in orders
+    assert issues == {False, True}, "a rank that has issued may have to wait for its turn"
 
 
 def digest() -> str:

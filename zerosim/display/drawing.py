@@ -20,9 +20,11 @@ from zerosim.numerics.units import BYTES
 from zerosim.ranks.memory import RESTING_KINDS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
 
     from zerosim.display.picture import Picture
+else:
+    Axes = Any  # Matplotlib is imported when something is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,18 @@ class Style:
         with matplotlib.style.context(["default", self.settings]):
             yield
 
-    def figure(self, width_inches: float, height_inches: float) -> "Picture":
-        """An empty figure; call it, and draw, while the style is in force."""
+    @contextmanager
+    def figure(self, width_inches: float, height_inches: float) -> "Iterator[Picture]":
+        """An empty figure, to be drawn inside the ``with`` block, while the style is in force."""
         from zerosim.display.picture import Picture
 
-        return Picture(figsize=(width_inches, height_inches))
+        with self.in_force():
+            yield Picture(figsize=(width_inches, height_inches))
 
 
 LIGHT = Style("light", background="#FFFFFF", ink="#1A1A1A", muted="#595959", faint="#D4D4D4")
 DARK = Style("dark", background="#16181D", ink="#F2F2F2", muted="#B8BDC6", faint="#464B54")
 
-
-# -- A drawing: a Matplotlib figure with its title and its words, as SVG or PNG, the same bytes every time -----------
 
 FORMATS = ("svg", "png")
 SUFFIXES = (".svg", ".png")
@@ -142,6 +144,16 @@ def heading(figure: "Picture", title: str, words: str, style: Style, *, below: f
     figure.text(0.2 / width, 1 - below / height, words, va="center", color=style.muted, **air)
 
 
+def in_inches(figure: "Picture") -> Axes:
+    """Axes over the whole page, in inches from its lower left corner, without a frame."""
+    width, height = figure.get_size_inches()
+    axes: Axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
+    axes.set_axis_off()
+    return axes
+
+
 def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
     """The color of a kind of memory, and hatching where it lives only during a step."""
     hatch = "" if kind in RESTING_KINDS else "////"
@@ -153,7 +165,7 @@ def scale_of(nbytes: int) -> tuple[float, str]:
     return next((unit, name) for unit, name in BYTES if nbytes >= unit or unit == 1)
 
 
-def within_limits(axes: "Axes") -> None:
+def within_limits(axes: Axes) -> None:
     """Keeps the ticks that the axes show; Matplotlib makes one more at each end, whose label lies on other words."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter
 

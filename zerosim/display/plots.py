@@ -3,13 +3,14 @@
 Legend: N ranks, H changes of a ledger.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zerosim.display.colors import KIND_COLORS, PHASE_COLORS
-from zerosim.display.drawing import DARK, LIGHT, Drawing, Style, heading, look, scale_of, within_limits
+from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, heading, look, scale_of, within_limits
 from zerosim.display.objects import PARTS, parts_of, row_name
 from zerosim.display.traffic_plots import (
     ring_traffic,
@@ -27,9 +28,7 @@ from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd, Trace, Traces
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 MOST_RANKS = 16
 
@@ -108,9 +107,8 @@ def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
     """Stacked areas by kind, from each change of the ledger to the next."""
     title = f"What {data.owner} held in the last run"
     peak, final = max(data.totals), data.totals[-1]
-    with style.in_force():
-        figure, axes = _page(style, title, f"At most {peak:,} bytes, {final:,} at the end. Hatched: kinds that live "
-                             "only during a step.", list(data.nbytes))
+    with _page(style, title, f"At most {peak:,} bytes, {final:,} at the end. Hatched: kinds that live only during a "
+               "step.", list(data.nbytes)) as (figure, axes):
         unit, name = scale_of(max(peak, 1))
         low, changes = [0.0] * len(data.totals), range(len(data.totals))
         for kind, column in data.nbytes.items():
@@ -130,7 +128,7 @@ def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
                    f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
 
 
-def _strip(axes: "Axes", phases: Sequence[tuple[str, int, int]], style: Style) -> None:
+def _strip(axes: Axes, phases: Sequence[tuple[str, int, int]], style: Style) -> None:
     """A strip of the program's phases above the areas, each named where its name has room."""
     if phases:
         (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
@@ -148,8 +146,7 @@ def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:
     title, ranks = "What the ranks hold now, and held at their fullest", len(data.owners)
     kinds = [kind for kind in KIND_COLORS if any(held.get(kind) for held in (*data.now, *data.peak))]
     peak = max(sum(held.values()) for held in data.peak)
-    with style.in_force():
-        figure, axes = _page(style, title, "Left bar of each rank: now; right bar: at its fullest instant.", kinds)
+    with _page(style, title, "Left bar of each rank: now; right bar: at its fullest instant.", kinds) as (figure, axes):
         unit, name = scale_of(peak)
         for rank, (now, full) in enumerate(zip(data.now, data.peak, strict=True)):
             for x, held in ((rank - 0.2, now), (rank + 0.2, full)):
@@ -170,21 +167,23 @@ def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:
     return Drawing("ledgers", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
 
 
-def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> "tuple[Any, Axes]":
+@contextmanager
+def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iterator[tuple[Any, Axes]]:
+    """A figure with its heading and a legend of kinds, and axes between them."""
     from matplotlib.patches import Patch
 
     width, rows = 9.6, -(-len(kinds) // 4)
     height = 5.3 + 0.27 * rows
-    figure = style.figure(width, height)
-    axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
-                            1 - (2.05 + 0.27 * rows) / height))
-    heading(figure, title, subtitle, style, below=0.76)
-    figure.legend([Patch(**look(kind, style)) for kind in kinds], [kind.replace("_", " ") for kind in kinds],
-                  loc="lower center", ncols=4, columnspacing=1.6)
-    return figure, axes
+    with style.figure(width, height) as figure:
+        axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
+                                1 - (2.05 + 0.27 * rows) / height))
+        heading(figure, title, subtitle, style, below=0.76)
+        figure.legend([Patch(**look(kind, style)) for kind in kinds], [kind.replace("_", " ") for kind in kinds],
+                      loc="lower center", ncols=4, columnspacing=1.6)
+        yield figure, axes
 
 
-def _capacity(axes: "Axes", capacity_nbytes: int | None, peak: int, unit: float, style: Style) -> None:
+def _capacity(axes: Axes, capacity_nbytes: int | None, peak: int, unit: float, style: Style) -> None:
     """A dashed line at the capacity, where it is in sight of what was held."""
     if capacity_nbytes is not None and capacity_nbytes <= 2 * peak:
         axes.axhline(capacity_nbytes / unit, color=style.ink, linestyle="--", linewidth=1.2)
@@ -228,9 +227,8 @@ def plan_bars_data(plan: Plan) -> PlanBars:
 def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:
     """One stacked bar for each row, and a line where the device is full."""
     title = f"What one rank would hold: {data.model}"
-    with style.in_force():
-        width, height = 11.0, 3.15 + 0.42 * len(data.bars)
-        figure = style.figure(width, height)
+    width, height = 11.0, 3.15 + 0.42 * len(data.bars)
+    with style.figure(width, height) as figure:
         axes = figure.add_axes((1.85 / width, 1.6 / height, 1 - 3.55 / width, 1 - 2.85 / height))
         widest = max(data.capacity_nbytes, *(sum(held.values()) for held in data.bars.values())) / 1e9
         for place, held in enumerate(data.bars.values()):
@@ -298,7 +296,7 @@ def show_ring(cluster: Cluster, *, dark: bool = False) -> "Figure":
     return ring_traffic(data, DARK if dark else LIGHT).shown()
 
 
-def draw_step(step: Step, *, dark: bool = False) -> "Axes":
+def draw_step(step: Step, *, dark: bool = False) -> Axes:
     """One step of a run; ValueError for more ranks than a page holds."""
     axes: Axes = step_sheet(step_sheet_data(step), DARK if dark else LIGHT).shown().axes[0]
     return axes

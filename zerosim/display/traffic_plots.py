@@ -8,22 +8,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zerosim.display.colors import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, in_inches, scale_of, within_limits
 from zerosim.display.numbers import short
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.ranks.hub import expand
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 MOST_LANES = 16
 ARITHMETIC = "other arithmetic"  # outside the spans that have a color
@@ -86,9 +82,8 @@ def color_of(what: str) -> str:
 def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
     """A lane for each rank; under them, the bytes that the busiest rank has sent by then, stacked by purpose."""
     lanes = len(data.names)
-    with style.in_force():
-        width, height = 11.0, 5.0 + 0.42 * lanes
-        figure = style.figure(width, height)
+    width, height = 11.0, 5.0 + 0.42 * lanes
+    with style.figure(width, height) as figure:
         grid = figure.add_gridspec(2, 1, height_ratios=(0.42 * lanes, 2.1), left=1.0 / width, right=1 - 0.3 / width,
                                    top=1 - 1.1 / height, bottom=1.45 / height, hspace=0.35 / (0.2 + 0.21 * lanes))
         order, sent = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
@@ -116,7 +111,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
 TITLE = "What the ranks did, in their order"
 
 
-def _sent(axes: "Axes", data: TraceOrder, style: Style) -> None:
+def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
     curves = data.by_purpose(data.busiest)
     unit, name = scale_of(max(1, sum(curve[-1] for curve in curves.values())))
     low = [0.0] * (len(data.whats[data.busiest]) + 1)
@@ -225,13 +220,9 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
     """Ranks on a circle, from rank 0 at the top clockwise; the wider an arrow, the more went over it."""
     from matplotlib.patches import Circle
 
-    with style.in_force():
-        figure = style.figure(SIDE, SIDE + RING_TOP - 0.6)
-        axes = figure.add_axes((0, 0, 1, 1))
-        height = SIDE + RING_TOP - 0.6
-        axes.set_xlim(0, SIDE)
-        axes.set_ylim(0, height)
-        axes.set_axis_off()
+    height = SIDE + RING_TOP - 0.6
+    with style.figure(SIDE, height) as figure:
+        axes = in_inches(figure)
         figure.text(0.2 / SIDE, 1 - 0.34 / height, _ring_title(data), va="center", fontsize=17, fontweight="bold")
         figure.text(0.2 / SIDE, 1 - 0.84 / height, _subtitle(data), va="center", color=style.muted, linespacing=1.4)
         for link, nbytes in sorted(data.links.items(), key=lambda item: item[0] in data.around):
@@ -251,7 +242,7 @@ def _place(rank: float, ranks: int, radius: float) -> tuple[float, float]:
     return SIDE / 2 + radius * math.sin(angle), SIDE / 2 - 0.15 + radius * math.cos(angle)
 
 
-def _arrow(axes: "Axes", data: RingTraffic, link: Link, style: Style) -> None:
+def _arrow(axes: Axes, data: RingTraffic, link: Link, style: Style) -> None:
     """An arc outside the circle for a neighbor, a straight line across for any other; a neighbor's has its bytes."""
     from matplotlib.patches import FancyArrowPatch
 
@@ -400,15 +391,9 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
     if LEFT + 2 * max(1, data.chunks) * cell + RIGHT > MOST_WIDTH:
         cell = max(0.3, (MOST_WIDTH - LEFT - RIGHT) / 2 / max(1, data.chunks))
     half = max(1, data.chunks) * cell
-    with style.in_force():
-        width = max(9.4, LEFT + 2 * half + 0.4 + RIGHT)
-        height = STEP_TOP + len(data.rows) * (ROW + GAP) + BOTTOM
-        figure = style.figure(width, height)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, width)
-        axes.set_ylim(0, height)
-        axes.set_axis_off()
-        sheet = StepPage(axes, style, data, cell, half, height)
+    height = STEP_TOP + len(data.rows) * (ROW + GAP) + BOTTOM
+    with style.figure(max(9.4, LEFT + 2 * half + 0.4 + RIGHT), height) as figure:
+        sheet = StepPage(in_inches(figure), style, data, cell, half, height)
         sheet.words()
         for place, row in enumerate(data.rows):
             sheet.rank(place, row)
@@ -421,7 +406,7 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
 class StepPage:
     """The places of everything, and what it is drawn with."""
 
-    axes: "Axes"
+    axes: Axes
     style: Style
     data: StepSheet
     cell: float

@@ -162,8 +162,8 @@ class Engine(Shown):
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         if self._update.under_way is not None:
-            raise ValueError(f"the update of step {self._update.under_way} was broken off, and some weights are of this "
-                             "step, others of the one before; make a new engine")
+            raise ValueError(f"the update of step {self._update.under_way} was broken off, and some weights are of "
+                             "that step, others of the one before; make a new engine")
         if self._is_out_of_date():
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
                              "call all_gather_parameters() first")
@@ -455,7 +455,8 @@ def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, set
     step = update.steps_taken + 1  # a run that was broken off may have updated some ranks and not others
     factor = update.lr_factor(step)
     scheduled = "" if factor is None else f", lr times {factor:g}"
-    return f"step {step}, micro-batch {micro_batch}, loss scale {loss_scale.scale:g}, {optimizer}{scheduled}, {settings}"
+    return (f"step {step}, micro-batch {micro_batch}, loss scale {loss_scale.scale:g}, {optimizer}{scheduled}, "
+            f"{settings}")
 
 
 def _digest(model: Model, settings: Mapping[str, Settings], others: object) -> str:

@@ -75,7 +75,9 @@ class Unsharder:
                 wholes[name] = self._unshard(name)
             if in_pass:
                 self._prefetch(unit.name)
-            views = {name: view for source, whole in wholes.items() for name, view in self._views(source, whole).items()}
+            views: dict[str, np.ndarray] = {}
+            for name, whole in wholes.items():
+                views |= self._views(name, whole)
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
             for name in wholes:
