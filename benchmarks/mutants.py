@@ -279,14 +279,17 @@ class Marks:
     def install(self) -> None:
         """Marks every module of the package that is imported from now on."""
         setattr(builtins, HITS, self.hits)
-        plain = importlib.machinery.SourceFileLoader.source_to_code
+        loader_class = importlib.machinery.SourceFileLoader
+        plain = loader_class.get_code
 
-        def source_to_code(loader: Any, data: Any, path: Any, **options: Any) -> Any:
-            if not str(path).startswith(self.package):
-                return plain(loader, data, path, **options)
-            return compile(self.marked(ast.parse(data), str(path)), path, "exec", dont_inherit=True)
+        def get_code(loader: Any, name: str) -> Any:
+            path = str(loader.get_filename(name))
+            if not path.startswith(self.package):
+                return plain(loader, name)
+            # Neither read from a cache of compiled modules nor written to one: marks are those of this process.
+            return compile(self.marked(ast.parse(loader.get_data(path)), path), path, "exec", dont_inherit=True)
 
-        importlib.machinery.SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]
+        loader_class.get_code = get_code  # type: ignore[method-assign]
 
     def marked(self, tree: ast.Module, path: str) -> ast.Module:
         """The module with a mark before each statement of its functions."""

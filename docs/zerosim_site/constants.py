@@ -41,9 +41,10 @@ class Constant:
 
 @cache
 def constant(module: str, name: str) -> Constant:
-    """The constant that ``module`` assigns or imports; raises ValueError where it does neither."""
+    """The constant that ``module`` assigns or imports, for type checkers too; ValueError where it does neither."""
     source = inspect.getsource(importlib.import_module(module))
-    for node in ast.parse(source).body:
+    body = ast.parse(source).body
+    for node in [*body, *(inner for block in body if isinstance(block, ast.If) for inner in block.body)]:
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
             return constant(str(node.module), name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):

@@ -19,7 +19,7 @@ import zerosim as zs
 from tests.backends import fake_cupy
 from tests.backends.doubles import differing
 from tests.support import assert_refused
-from tests.zero.test_gpt import token_batches
+from tests.zero.training import batches as batches_of
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
 from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.models import GPT
@@ -46,7 +46,7 @@ def trained(rank: zs.Rank, model: GPT, data: list, options: dict[str, Any]) -> d
 def both_trained(ranks: int, steps: int, batches: int = 1, **options: Any) -> tuple[zs.Cluster, zs.Cluster]:
     """A Cluster and a CuPyCluster after the same run."""
     model = GPT("gpt-nano")
-    data, clusters = token_batches(model, ranks, batches, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
+    data, clusters = batches_of(model, ranks, batches, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
     for cluster in clusters:
         cluster.run(lambda rank: trained(rank, model, data, dict(options)))
     return clusters
@@ -184,7 +184,7 @@ def test_the_ledger_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None
     gc.collect()
     before = pool.used_bytes()
     cluster = zs.CuPyCluster(3)
-    data = token_batches(model, 3, 1, 1)
+    data = batches_of(model, 3, 1, 1)
 
     def program(rank: zs.Rank) -> zs.Engine:
         engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))

@@ -1,82 +1,160 @@
-"""The lesson on mixed precision: what is counted on a text, and that its words say only what the numbers show."""
+"""The lesson on mixed precision: each gradient is counted once, as exact arithmetic says, what is counted on a text is
+what training leaves, and its words say only what the numbers show."""
 
 import json
-import re
+import math
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from rich.console import Console
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim import display
-from zerosim.course.precision import (
-    PATTERN,
-    SCALES,
-    Precision,
-    PrecisionQuestion,
-    Underflows,
-    precision,
-    traces,
-    underflows,
-)
-from zerosim.course.precision_runs import SCALINGS
-from zerosim.course.precision_view import histogram, scale_text
+from tests.numerics import oracle
+from tests.support import assert_refused, broken_lines, printed
+from zerosim.course import precision as lesson
+from zerosim.course import precision_view
+from zerosim.course.precision import Binade, Fates, PrecisionQuestion, rounded_fates
 from zerosim.models.text import Corpus, shipped
-from zerosim.models.units import one_pass
-from zerosim.numerics.formats import format_of
 
 SMALL = PrecisionQuestion("fp16", "gpt-nano", 30)
-FEW = PrecisionQuestion("fp16", "gpt-nano", 3)
+ANY = st.floats(width=32, allow_nan=False)
+TINY = st.floats(-(2.0**-10), 2.0**-10, width=32)
 
 
-def printed(found: Precision, width: int = 80) -> str:
-    console = Console(file=StringIO(), width=width, highlight=False)
-    console.print(display.text(found))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+def array(*values):
+    return np.array(values, np.float32)
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def fate(value, row):
+    """The name of a count, from an exact value as rounded by the oracle."""
+    if not math.isfinite(value):
+        return "not_finite"
+    return "lost" if value == 0 else "subnormal" if abs(value) < 2.0**row.emin else "normal"
+
+
+@given(st.lists(ANY | TINY, max_size=12), st.integers(-8, 24), st.sampled_from(oracle.LOW))
+def test_every_gradient_is_counted_once_and_as_exact_arithmetic_has_it(values, power, row):
+    expected = dict.fromkeys(("zero", "lost", "subnormal", "normal", "not_finite"), 0)
+    for value in values:
+        with np.errstate(over="ignore"):
+            scaled = float(np.float32(value) * np.float32(2.0**power))  # the product is one of fp32
+        expected["zero" if value == 0 else fate(oracle.rounded(scaled, row, "nearest"), row)] += 1
+    gradients = array(*values)
+    found = rounded_fates([gradients[:5].reshape(-1, 1), gradients[5:]], row.name, 2.0**power)
+    assert found == Fates(row.name, 2.0**power, len(values), **expected)
+    np.testing.assert_array_equal(gradients, array(*values))
+
+
+def test_fp16_loses_up_to_2_to_the_minus_25_and_keeps_all_bits_from_its_smallest_normal_number_on():
+    half = 2.0**-25  # of the smallest subnormal number, a tie that goes to 0
+    above, below = (np.nextafter(np.float32(x), np.float32(to)) for x, to in ((half, 1), (2.0**-14, 0)))
+    edges = array(half, above, below, 2.0**-14, 65519.0, 65520.0, 0.0)
+    # The number just below 2^-14 is rounded up to it, and so is normal.
+    assert rounded_fates([edges], "fp16") == Fates("fp16", 1.0, 7, zero=1, lost=1, subnormal=1, normal=3, not_finite=1)
+
+
+def test_a_scale_of_2_to_the_k_lifts_by_k_binades_and_bf16_needs_none():
+    g = np.exp2(np.arange(-60, 10, dtype=np.float32))
+    for power in (0, 8, 16):
+        found = rounded_fates([g], "fp16", 2.0**power)
+        assert (found.lost, found.subnormal) == (-25 + 61 - power, 10)
+        assert found.not_finite == max(0, power + 9 - 15)
+    assert rounded_fates([np.exp2(np.arange(-100, 10, dtype=np.float32))], "bf16").normal == 110
+
+
+def test_what_is_0_in_fp32_is_not_lost_whatever_the_format_found():
+    found = lesson.fates([array(0.0, 0.0, 1.0)], [array(0.0, 0.5, 0.0)], "fp32", 1.0)
+    assert (found.zero, found.lost, found.lost_share) == (2, 1, 1.0)
+    assert rounded_fates([array(0.0)], "fp16").lost_share == 0
+
+
+@given(st.lists(ANY, max_size=20))
+def test_every_finite_gradient_but_0_lies_in_one_binade_and_empty_binades_are_there_too(values):
+    finite = [abs(value) for value in values if math.isfinite(value) and value]
+    found = lesson.binades([array(*values[:3]), array(*values[3:])])
+    assert [binade.exponent for binade in found] == list(range(
+        min((math.frexp(x)[1] for x in finite), default=1) - 1, max((math.frexp(x)[1] for x in finite), default=0)))
+    for binade in found:
+        assert binade.elements == sum(2.0**binade.exponent <= x < 2.0 ** (binade.exponent + 1) for x in finite)
+    assert lesson.binades([array(1.0, -1.5), array(0.3)]) == (Binade(-2, 1), Binade(-1, 0), Binade(0, 2))
+
+
+def test_the_parameters_that_lose_most_come_first_and_those_that_lose_nothing_not_at_all():
+    exact = {"a": array(1e-9, 1.0), "b": array(1.0), "c": array(1e-9, 1e-9)}
+    found = {name: g.astype(np.float16) for name, g in exact.items()}
+    assert [(t.name, t.elements, t.lost) for t in lesson.losses_by_tensor(exact, found, "fp16", 1.0)] == [
+        ("c", 2, 2), ("a", 2, 1)]
+
+
+# -- one pass ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fmt", "tied"), [("fp32", True), ("bf16", False), ("fp16", True)])
+def test_a_pass_finds_the_bits_that_an_engine_reduces_and_changes_neither_weights_nor_data(fmt, tied):
+    model, policy, scale = zs.models.GPT("gpt-nano", tied=tied), zs.Policy(fmt, loss_scale=64.0), 64.0
+    x, target = np.random.default_rng(0).integers(0, 17, (2, 3, 8))
+    weights = zs.models.first_weights(model)
+    before = [array.tobytes() for array in (*weights.values(), x, target)]
+
+    def program(rank):
+        engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=policy)
+        tape = engine.forward(x, target)
+        engine.backward(tape)
+        engine.reduce()
+        return tape.loss, {name: engine.state(name)["gradient"].reshape(shape) for name, shape in model.shapes.items()}
+
+    loss, gradients = zs.Cluster(1).run(program)[0]
+    found = zs.models.one_pass(model, weights, policy, x, target, scale)
+    assert found.loss == loss
+    assert found.gradients.keys() == gradients.keys()
+    for name, gradient in found.gradients.items():
+        np.testing.assert_array_equal(gradient.astype(np.float32) / np.float32(scale), gradients[name])
+    assert [array.tobytes() for array in (*weights.values(), x, target)] == before
+
+
+def test_a_pass_sees_the_largest_output_of_each_unit_and_where_backward_begins():
+    model = zs.models.MLP([3, 4, 2], seed=1)
+    x, target = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+    w = zs.models.first_weights(model)
+    found = zs.models.one_pass(model, w, zs.Policy(), x, target[:, :2], 4.0)
+    hidden = np.maximum(x @ w["layer0.weight"], 0)
+    y = hidden @ w["layer1.weight"]
+    assert found.largest == pytest.approx({"layer0": hidden.max(), "layer1": np.abs(y).max()}, rel=1e-6)
+    np.testing.assert_allclose(found.output_gradient, 4 * (y - target[:, :2]) / 5, rtol=1e-5, atol=1e-6)
+
+
+# -- gradients of a text ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def seen() -> Underflows:
-    return underflows(SMALL, shipped())
+def seen():
+    return lesson.underflows(SMALL, shipped())
 
 
-@pytest.fixture(scope="module")
-def found() -> Precision:
-    return precision(FEW, shipped())
-
-
-@pytest.fixture(scope="module")
-def lesson(found) -> str:
-    return printed(found)
-
-
-# --- gradients of a text ------------------------------------------------------------------------------------
-
-
-def test_fp16_without_scaling_loses_gradients_on_a_text_and_with_scaling_next_to_none(seen):
+def test_fp16_without_scaling_loses_gradients_on_a_text_and_bf16_none(seen):
     lost = {fates.scale: fates.lost for fates in seen.computed}
     assert lost[1.0] > 20 > 10 * lost[2.0**16]
+    wide = lesson.underflows(replace(SMALL, format="bf16"), shipped())
+    assert [fates.lost + fates.subnormal + fates.not_finite for fates in wide.rounded] == [0] * len(lesson.SCALES)
+    assert len({replace(fates, scale=1.0) for fates in wide.computed}) == 1
 
 
-def test_every_gradient_of_the_model_is_counted_in_every_row(seen):
+def test_every_gradient_of_the_model_is_counted_in_every_row_and_what_is_rounded_follows_from_the_histogram(seen):
     count = SMALL.build().parameter_count
-    for fates in (*seen.rounded, *seen.computed):
-        assert fates.elements == count
-    for fates in (*seen.rounded, *seen.computed, *seen.at_output):
-        parts = (fates.zero, fates.lost, fates.subnormal, fates.normal, fates.not_finite)
-        assert sum(parts) == fates.elements
-    assert {fates.elements for fates in seen.at_output} == {seen.tokens * 256}
+    for rows, elements in ((seen.rounded, count), (seen.computed, count), (seen.at_output, seen.tokens * 256)):
+        assert [fates.scale for fates in rows] == list(lesson.SCALES)
+        for fates in rows:
+            parts = (fates.zero, fates.lost, fates.subnormal, fates.normal, fates.not_finite)
+            assert sum(parts) == fates.elements == elements
     assert sum(binade.elements for binade in seen.binades) == count - seen.rounded[0].zero
-    assert [fates.scale for fates in seen.computed] == list(SCALES)
-
-
-def test_what_is_rounded_alone_follows_from_the_histogram(seen):
-    """At S = 1 fp16 loses what lies below 2^-25, and 2^-25 itself; what lies just below 2^-14 is rounded up to it."""
-    below = sum(binade.elements for binade in seen.binades if binade.exponent < -25)
-    assert seen.rounded[0].lost == below
+    # At S = 1 fp16 loses what lies below 2^-25, and 2^-25 itself; what lies just below 2^-14 is rounded up to it.
+    assert seen.rounded[0].lost == sum(binade.elements for binade in seen.binades if binade.exponent < -25)
     above = sum(binade.elements for binade in seen.binades if binade.exponent >= -14)
     assert above <= seen.rounded[0].normal <= above + 3
 
@@ -91,7 +169,7 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
         return {name: engine.state(name)["master"].reshape(shape) for name, shape in model.shapes.items()}
 
     weights, batch = zs.Cluster(1).run(program)[0], corpus.batch(0, SMALL.steps, 0, 4, 8)
-    exact, half = (one_pass(model, weights, zs.Policy(fmt), *batch) for fmt in ("fp32", "fp16"))
+    exact, half = (zs.models.one_pass(model, weights, zs.Policy(fmt), *batch) for fmt in ("fp32", "fp16"))
     assert seen.loss == exact.loss
     lost = {name: int(((half.gradients[name] == 0) & (g != 0)).sum()) for name, g in exact.gradients.items()}
     assert seen.computed[0].lost == sum(lost.values())
@@ -99,40 +177,35 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
         ((name, count) for name, count in lost.items() if count), key=lambda pair: (-pair[1], pair[0]))[:4]
 
 
-def test_bf16_underflows_nowhere_and_is_the_same_with_every_scale():
-    seen = underflows(replace(SMALL, format="bf16"), shipped())
-    assert [fates.lost + fates.subnormal + fates.not_finite for fates in seen.rounded] == [0] * len(SCALES)
-    assert len({replace(fates, scale=1.0) for fates in seen.computed}) == 1
-
-
-def test_a_text_too_short_is_refused():
-    with pytest.raises(ValueError, match="the text tiny has 20 bytes"):
-        underflows(SMALL, Corpus("tiny", np.arange(20, dtype=np.uint8)))
-
-
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"format": "fp61"}, "no number format is named 'fp61'"), ({"model": "gpt-5"}, "the presets are gpt-nano"),
-    ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")], ids=str)
-def test_a_question_that_makes_no_sense_is_refused(settings, text):
-    with pytest.raises(ValueError, match=text):
-        PrecisionQuestion(**settings)
+def test_questions_that_make_no_sense_and_texts_too_short_are_refused():
+    for settings, text in [
+            ({"format": "fp61"}, "no number format is named 'fp61'"), ({"model": "gpt-5"}, "the presets are gpt-nano"),
+            ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")]:
+        assert_refused(lambda settings=settings: PrecisionQuestion(**settings), text)
+    tiny = Corpus("tiny", np.arange(20, dtype=np.uint8))
+    assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
 
 
 def test_few_steps_on_the_text_are_still_one_round_of_the_small_networks_data():
     assert [PrecisionQuestion(steps=steps).resting_steps for steps in (1, 2, 3, 50)] == [20, 20, 24, 400]
 
 
-# --- the other parts ----------------------------------------------------------------------------------------
-
-
 def test_the_traces_are_the_published_ones():
-    text = {(t.kind, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in traces()}
+    text = {(t.kind, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in lesson.traces()}
     assert text == {
         ("torch", 1): "256 512 512 1024 1024 512 256 256 512 512 1024 512 512 256 128",
         ("deepspeed", 1): "256 256 512 512 1024 512 256 256 256 512 512 256 256 128 64",
         ("deepspeed", 2): "256 256 512 512 1024 1024 512 512 512 1024 1024 1024 1024 512 256",
         ("deepspeed-legacy", 2): "256 512 512 1024 1024 1024 512 512 1024 1024 2048 2048 2048 1024 512"}
-    assert "".join(str(int(overflow)) for overflow in PATTERN) == "000001100001011"
+    assert "".join(str(int(overflow)) for overflow in lesson.PATTERN) == "000001100001011"
+
+
+# -- the words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found():
+    return lesson.precision(PrecisionQuestion("fp16", "gpt-nano", 3), shipped())
 
 
 def test_json_has_every_part_and_no_number_that_json_has_not(found):
@@ -141,45 +214,40 @@ def test_json_has_every_part_and_no_number_that_json_has_not(found):
     assert data["question"] == {"format": "fp16", "model": "gpt-nano", "steps": 3}
     assert {trial["last_loss"] for trial in data["trials"] if trial["unit"] != 1 and trial["format"] == "fp16"} <= {
         "nan", "inf"}
-    assert len(data["trials"]) == 2 * (len(SCALINGS) + 2)
+    assert len(data["trials"]) == 2 * (4 + 2)
 
 
-# --- the words ----------------------------------------------------------------------------------------------
-
-
-def test_every_part_is_printed(found, lesson):
-    seen = found.underflows
+def test_every_part_is_printed_in_80_columns(found):
+    text, seen = printed(found), found.underflows
     for words in ("gpt-nano on moby_dick", "1. Small gradients in fp16", "becomes 0", "subnormal",
                   f"Without scaling {seen.computed[0].lost:,} of 6,960 gradients", f"{seen.computed[0].subnormal:,}",
                   "2. Dynamic loss scaling", "deepspeed-legacy (2)", "    15  overflow    128             64",
                   "3. Overflow in backward, and in forward", "x 32768", "16 of 17, gave up", "bf16 and fp32 come to",
                   "4. What rests between steps: 24 steps of Adam, lr = 0.0001", "m and v in fp16", "experiment"):
-        assert words in lesson
+        assert words in text
+    wide = printed(found, columns=200).splitlines()
+    assert [line.rstrip() for line in text.splitlines()] == [line.rstrip() for line in wide]
 
 
-def test_the_lesson_fits_80_columns_and_breaks_no_line(found, lesson):
-    wide = printed(found, width=200).splitlines()
-    assert max(map(len, lesson.splitlines())) <= 80
-    assert [line.rstrip() for line in lesson.splitlines()] == [line.rstrip() for line in wide]
+def counted_as(found, computed=(), rounded=(), **of_the_rest):
+    """The lesson's words where these counts are so at every scale."""
+    seen = found.underflows
+    rows = {"computed": tuple(replace(fates, **dict(computed)) for fates in seen.computed),
+            "rounded": tuple(replace(fates, **dict(rounded)) for fates in seen.rounded)}
+    return printed(replace(found, underflows=replace(seen, **rows, **of_the_rest)))
 
 
 def test_the_longest_names_and_largest_counts_fit_too(found):
     """The widest format, with the counts of the model that the command takes unless told otherwise."""
     large = {"elements": 834304, "lost": 573506, "subnormal": 583258, "not_finite": 177073}
-    seen = found.underflows
-    wide = replace(seen, rounded=tuple(replace(fates, **large) for fates in seen.rounded),
-                   computed=tuple(replace(fates, **large) for fates in seen.computed))
     rested = [replace(run, compute="fp8_e5m2", last_loss=3.5e16) if run.compute == "fp16" else run
               for run in found.rested]
     rested[3] = replace(rested[3], state="fp8_e5m2")
-    text = printed(replace(found, underflows=wide, rested=tuple(rested)))
-    assert max(map(len, text.splitlines())) <= 80
-    assert [line for line in text.splitlines() if re.fullmatch(r"\s*\S{1,3}\s*", line)] == []  # a cell that broke
+    assert broken_lines(counted_as(replace(found, rested=tuple(rested)), large, large)) == []
 
 
 def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):
-    row = format_of("fp16")
-    lines = list(histogram(found, row))
+    lines = list(precision_view.histogram(found, zs.FORMATS["fp16"]))
     assert sum(int(line[2].replace(",", "")) for line in lines) == sum(b.elements for b in found.underflows.binades)
     borders = [(line[0], line[1]) for line in lines]
     assert all(low == high for (low, _), (_, high) in pairwise(borders))
@@ -191,40 +259,29 @@ def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(fo
     assert max(len(line[3]) for line in lines) == 28
 
 
-def test_remarks_that_the_numbers_do_not_bear_out_are_not_made(found):
-    text = printed(precision(PrecisionQuestion("bf16", "gpt-nano", 1), shipped()))
+def test_remarks_are_made_where_the_numbers_bear_them_out_and_nowhere_else(found):
+    text = printed(lesson.precision(PrecisionQuestion("bf16", "gpt-nano", 1), shipped()))
     for remark in ("Without scaling", "is too much", "overflow in backward", "gives up", "m and v in", "qkv"):
         assert remark not in text
-    seen = found.underflows
-    none = replace(seen, computed=tuple(replace(fates, lost=0, not_finite=0) for fates in seen.computed), worst=())
-    text = printed(replace(found, underflows=none))
+    text = counted_as(found, {"lost": 0, "not_finite": 0}, worst=())
     assert "Nothing becomes 0 without scaling: fp16 reaches down far enough" in text
     assert "is too much" not in text
-
-
-def test_zeros_that_no_scale_changes_are_not_called_underflow(found):
-    seen = found.underflows
-    same = replace(seen, rounded=tuple(replace(fates, lost=0) for fates in seen.rounded),
-                   computed=tuple(replace(fates, lost=3) for fates in seen.computed))
-    said = printed(replace(found, underflows=same))
-    assert "3 come out as 0 with every S: sums that cancel, and no underflow." in said
-
-
-def test_queries_and_keys_are_named_where_all_of_them_are_lost(found):
-    tensor = replace(found.underflows.worst[0], name="block0.attention.qkv.weight", elements=300, lost=199)
-    said = {lost: "Two thirds of a qkv weight are queries and keys" in printed(replace(
-        found, underflows=replace(found.underflows, worst=(replace(tensor, lost=lost),)))) for lost in (150, 199)}
-    assert said == {150: False, 199: True}
+    text = counted_as(found, {"lost": 3}, {"lost": 0})
+    assert "3 come out as 0 with every S: sums that cancel, and no underflow." in text
+    tensor = replace(found.underflows.worst[0], name="block0.attention.qkv.weight", elements=300)
+    for lost in (150, 199):
+        text = counted_as(found, worst=(replace(tensor, lost=lost),))
+        assert ("Two thirds of a qkv weight are queries and keys" in text) is (lost == 199)
 
 
 def test_scales_are_written_shortly():
-    assert [scale_text(scale) for scale in (1.0, 256.0, 2.0**16, 2.0**-4, 3.0, 1000.0)] == [
+    assert [precision_view.scale_text(scale) for scale in (1.0, 256.0, 2.0**16, 2.0**-4, 3.0, 1000.0)] == [
         "1", "256", "2^16", "2^-4", "3", "1000"]
 
 
 @pytest.mark.slow  # the question as the command asks it
 def test_fp16_without_scaling_loses_all_gradients_of_queries_and_keys_of_a_gpt_on_the_shipped_text():
-    seen = underflows(PrecisionQuestion(), shipped())
+    seen = lesson.underflows(PrecisionQuestion(), shipped())
     assert seen.computed[0].lost_share > 0.05
     assert seen.computed[2].lost < 20
     assert (seen.computed[2].scale, seen.computed[2].not_finite) == (2.0**16, 0)

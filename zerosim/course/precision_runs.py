@@ -1,21 +1,23 @@
-"""One step of mixed precision, watched: which arrays pass from where to where, in which dtype, and how many bytes.
+"""Two small networks trained in many formats, step by step: what overflows, what underflows, and what stands still.
 
-Nothing is derived: the loss and the optimizer note what they are handed, the rest is read from the ledger, the trace
-and the arrays at rest. Legend: P parameters, N ranks, S loss scale.
+The data of each may be measured in another unit u, a power of two: inputs and targets are u times as large, losses and
+gradients u² times. That changes no bit of what formats of a wide range learn, for SGD's learning rate is divided by u²,
+and Adam divides the gradient by its own size (its ε is given in the unit too); but a large u makes activations large,
+and a small one makes gradients small, as averages over many tokens do in large models.
+
+Legend: B batch, N ranks, S loss scale, u the unit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from zerosim.models.layers import Context
-from zerosim.models.losses import HalfSquaredError
 from zerosim.models.small import MLP
 from zerosim.models.units import first_weights, one_pass
 from zerosim.numerics import random
@@ -23,156 +25,79 @@ from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted, Scaling, Static
 from zerosim.numerics.policy import Policy
-from zerosim.optim import SGD, Adam, UpdateContext
-from zerosim.optim.base import State
+from zerosim.optim import SGD, Adam, Optimizer
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Arrays of one format that passed together."""
+class SmallTask:
+    """A network, its optimizer, and a batch of x and target in fp32 for each step and rank."""
 
-    format: str
-    nbytes: int
+    network: Callable[[], MLP]
+    optimizer: Optimizer
+    batch: Callable[[int, int], tuple[Array, Array]]
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedStep:
-    """The memory that rank 0 held, the values that it handed on and the bytes that it sent in a step.
+@dataclass(slots=True)
+class Course:
+    """The course of a training on one rank, by step: its loss, S, whether the step was skipped, and whether the rank's
+    own gradients were finite.
 
-    ``master``, ``weights``, ``gradient`` and ``state`` rest between steps. ``kept`` are the inputs of layers that
-    forward keeps for backward, beside ``signs_nbytes`` of ReLU's signs; ``output`` is what it hands to the loss,
-    ``output_gradient`` the gradient of S times the loss that backward begins with. ``sent_nbytes`` is what the sum of
-    gradients over ranks sent, and ``gradient_divisor`` what it is divided by; ``wide_gradient`` is what the optimizer
-    was handed then, in blocks of at most ``block_nbytes``.
+    ``gave_up`` is the step at which the scaler raised, or None; ``scale`` is S after the last step, and ``moved_share``
+    the share of the rank's weights that the last step changed, as far as their format shows it.
     """
 
-    parameter_count: int
-    ranks: int
-    scale: float
-    skipped: bool
-    master: Passed
-    weights: Passed
-    kept: Passed
-    signs_nbytes: int
-    output: Passed
-    output_gradient: Passed
-    gradient: Passed
-    sent_nbytes: int
-    gradient_divisor: float
-    wide_gradient: Passed
-    block_nbytes: int
-    state: Passed
+    losses: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    finite: list[bool] = field(default_factory=list)
+    gave_up: int | None = None
+    scale: float = 1.0
+    moved_share: float = 0.0
 
 
-class _Notes:
-    """Formats and bytes of the arrays handed over, by name, in the order in which they were."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[Passed]] = {}
-
-    def note(self, name: str, array: np.ndarray) -> None:
-        """One more array."""
-        self.seen.setdefault(name, []).append(Passed(format_of(array.dtype).name, array.nbytes))
-
-    def all(self, name: str) -> Passed:
-        """The arrays of one name, which have one format."""
-        (fmt,) = {passed.format for passed in self.seen[name]}
-        return Passed(fmt, sum(passed.nbytes for passed in self.seen[name]))
+def trained(task: SmallTask, policy: Policy, steps: int, ranks: int) -> list[Course]:
+    """Trains through the engine; the course of each rank."""
+    return list(Cluster(ranks).run(_program, task, policy, steps))
 
 
-@dataclass(frozen=True)
-class _WatchedLoss(HalfSquaredError):
-    """Half the squared error; notes the output that it reads and the gradient that it gives back."""
-
-    notes: _Notes
-
-    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
-        self.notes.note("output", y)
-        return super().forward(ctx, y, target)
-
-    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
-        dy = super().backward(ctx, kept, scale)
-        self.notes.note("output_gradient", dy)
-        return dy
-
-
-@dataclass(frozen=True)
-class _WatchedAdam(Adam):
-    """Adam; notes the gradients that it is handed."""
-
-    notes: _Notes = field(default_factory=_Notes, repr=False)
-
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        self.notes.note("wide_gradient", g)
-        super().update(ctx, w, g, state, step)
+def _program(rank: Rank, task: SmallTask, policy: Policy, steps: int) -> Course:
+    engine, course = Engine(rank, task.network(), task.optimizer, stage=1, policy=policy), Course()
+    for step in range(steps):
+        tape = engine.forward(*task.batch(step, rank.index))
+        engine.backward(tape)
+        course.finite.append(rank.kernels.all_finite(engine.param_group.gradient))
+        engine.reduce()
+        before = _bits(engine.param_group.master)
+        try:
+            result = engine.update([tape.loss])
+        except LossScaleExhausted:
+            course.gave_up = step + 1
+            break
+        engine.all_gather_parameters()
+        course.losses.append(tape.loss)
+        course.scales.append(result.scale)
+        course.skipped.append(result.skipped)
+        course.moved_share = float(np.mean(_bits(engine.param_group.master) != before))
+    course.scale = engine.loss_scale.scale
+    return course
 
 
-def observed_step(compute: str = "fp16", widths: Sequence[int] = (256,) * 4, rows: int = 32, *, ranks: int = 2,
-                  scale: float = 1024.0) -> ObservedStep:
-    """Takes one step of an MLP without biases with Adam, at stage 0, on ``rows`` samples of each rank.
-
-    Raises ValueError for a format that needs no master beside it.
-    """
-    if format_of(compute).name == "fp32":
-        raise ValueError("asked to watch a step that computes in fp32, which has one copy of the weights and nothing "
-                         "to cast; take compute='fp16' or 'bf16'")
-    policy = Policy(compute, loss_scale=scale)
-    found: ObservedStep = Cluster(ranks).run(_observed_program, policy, tuple(widths), rows)[0]
-    return found
+def _bits(weights: Array) -> np.ndarray:
+    """A copy as whole numbers, so that NaN equals itself."""
+    return weights.view(f"u{weights.dtype.itemsize}").copy()
 
 
-def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> ObservedStep:
-    notes, model = _Notes(), MLP(widths, bias=False)
-    model.loss = _WatchedLoss(notes)
-    engine = Engine(rank, model, _WatchedAdam(notes=notes), stage=0, policy=policy)
-    x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
-                 for name, width in (("x", widths[0]), ("target", widths[-1])))
-    tape = engine.forward(x, target)
-    for array in _arrays(tape.saved):
-        if array.dtype == policy.compute_dtype:
-            notes.note("kept", array)
-    signs_nbytes = sum(array.nbytes for array in _arrays(tape.saved) if array.dtype == np.uint8)
-    engine.backward(tape)
-    engine.reduce()
-    divisor = engine.param_group.reduced_gradient.divisor
-    result = engine.update([tape.loss])
-    engine.all_gather_parameters()
-    resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
-
-    def rests(kind: str, *arrays: np.ndarray) -> Passed:
-        (dtype,) = {array.dtype for array in arrays}
-        return Passed(format_of(dtype).name, resting[kind])
-
-    return ObservedStep(
-        model.parameter_count, rank.size, result.scale, result.skipped,
-        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=notes.all("kept"),
-        signs_nbytes=signs_nbytes, output=notes.all("output"), output_gradient=notes.all("output_gradient"),
-        gradient=rests("gradient", group.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
-        gradient_divisor=divisor, wide_gradient=notes.all("wide_gradient"),
-        block_nbytes=max(passed.nbytes for passed in notes.seen["wide_gradient"]),
-        state=rests("optimizer_state", *group.slots.values()))
+def has_wide_range(fmt: str) -> bool:
+    """True when a format has fp32's exponents."""
+    return format_of(fmt).max_exponent == FORMATS["fp32"].max_exponent
 
 
-def _arrays(kept: Any) -> Iterator[np.ndarray]:
-    """The arrays in lists and tuples of such, each once more for each time that it is there."""
-    if isinstance(kept, np.ndarray):
-        yield kept
-    elif kept is not None:
-        for one in kept:
-            yield from _arrays(one)
-
-
-# -- Two overflows: one in backward, which a smaller loss scale cures, and one in forward, which none does -----------
-# The same small network learns the same task twice; only the unit in which its inputs and targets are measured differs.
-# In the small unit fp16 holds all its activations; in the large one fp16 still holds the inputs, but not what the first
-# layer adds up of them. Since the large unit is a power of two, and the learning rate is divided by its square, formats
-# of a wide range learn the same in both, to the bit.
-#
-# Legend: B batch, N ranks, S loss scale, u the unit.
-
+# -- Two overflows: one in backward, which a smaller loss scale cures, and one in forward, which none does ------------
+# The same network learns the same task in a small unit, in which fp16 holds all its activations, and in a large one, in
+# which fp16 still holds the inputs, but not what the first layer adds up of them.
 
 OVERFLOW_WIDTHS = (8, 256, 1)
 OVERFLOW_ROWS = 16  # B
@@ -232,18 +157,12 @@ def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
             yield trial(unit, name, "S = 1", steps)
 
 
-def has_wide_range(fmt: str) -> bool:
-    """True when a format has fp32's exponents."""
-    return format_of(fmt).max_exponent == FORMATS["fp32"].max_exponent
-
-
 def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
-    """Trains through the engine, on two ranks, with one of SCALINGS."""
-    policy = Policy(fmt, loss_scale=SCALINGS[scaling])
-    results, scale, gave_up = Cluster(RANKS).run(_overflow_program, unit, policy, steps)[0]
-    losses = [loss / unit**2 for loss, _ in results]
-    skipped = sum(skipped for _, skipped in results)
-    return Trial(unit, fmt, scaling, steps, skipped, losses[0], losses[-1], scale, gave_up)
+    """Trains on two ranks, with one of SCALINGS; the losses are rank 0's."""
+    task = SmallTask(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit))
+    course = trained(task, Policy(fmt, loss_scale=SCALINGS[scaling]), steps, RANKS)[0]
+    return Trial(unit, fmt, scaling, steps, sum(course.skipped), course.losses[0] / unit**2,
+                 course.losses[-1] / unit**2, course.scale, course.gave_up)
 
 
 def largest_values(fmt: str) -> Iterator[LargestValue]:
@@ -269,28 +188,11 @@ def overflow_batch(unit: float, step: int, rank: int) -> tuple[Array, Array]:
     return x * np.float32(unit), target * np.float32(unit)
 
 
-def _overflow_program(rank: Rank, unit: float, policy: Policy,
-                      steps: int) -> tuple[list[tuple[float, bool]], float, int | None]:
-    """One rank: its losses and skips by step, S at the end, and the step at which the scaler gave up."""
-    engine = Engine(rank, overflow_network(), SGD(OVERFLOW_LR / unit**2), stage=2, policy=policy)
-    results: list[tuple[float, bool]] = []
-    for step in range(steps):
-        try:
-            result = engine.step([overflow_batch(unit, step, rank.index)])
-        except LossScaleExhausted:
-            return results, engine.loss_scale.scale, step + 1
-        results.append((result.losses[0], result.skipped))
-    return results, engine.loss_scale.scale, None
+# -- The same data learned with Adam in many formats: losses, loss scale, and whose gradients overflowed --------------
 
-
-# ----------------------------------------------------------------------------------------------------
-# One small training in many formats, step by step: its losses, its loss scale, and which ranks' gradients overflowed
-# The data may be measured in another unit u, a power of two: inputs and targets are u times as large, losses and
-# gradients u² times. That changes no bit of what formats of a wide range learn, for Adam divides the gradient by its
-# own size (its ε is given in the unit too); but a small u makes gradients small, as averages over many tokens do in
-# large models. Legend: B batch, N ranks, S loss scale, u the unit.
-
-
+WIDTHS = (8, 32, 32, 2)
+ROWS = 32  # B
+BATCHES = 20  # the data: they come round and round
 FORMAT_RUN_LR = 3e-4
 EPSILON = 1e-8  # Adam's, at u = 1
 SMALL_UNIT = 2.0**-10
@@ -322,52 +224,32 @@ class FormatRun:
 
 def format_run(policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0,
                lr: float = FORMAT_RUN_LR) -> FormatRun:
-    """Trains the network of `resting_formats` with Adam through the engine, on other data on every rank."""
-    found = list(Cluster(ranks).run(_format_run_program, policy, steps, unit, lr))
-    losses = tuple(sum(losses) / ranks / unit**2 for losses in zip(*(losses for losses, *_ in found), strict=True))
-    overflowed = tuple(tuple(rank for rank, (_, finite, _) in enumerate(found) if not finite[step])
+    """Trains with Adam, on data of its own on every rank."""
+    adam = Adam(lr, epsilon=EPSILON * unit**2)
+    found = trained(SmallTask(format_run_network, adam, partial(samples, unit=unit)), policy, steps, ranks)
+    losses = tuple(sum(losses) / ranks / unit**2 for losses in zip(*(course.losses for course in found), strict=True))
+    overflowed = tuple(tuple(rank for rank, course in enumerate(found) if not course.finite[step])
                        for step in range(steps))
-    results = found[0][2]
-    return FormatRun(policy, ranks, unit, losses, tuple(scale for scale, _ in results),
-                     tuple(skipped for _, skipped in results), overflowed)
+    return FormatRun(policy, ranks, unit, losses, tuple(found[0].scales), tuple(found[0].skipped), overflowed)
 
 
 def format_run_network() -> MLP:
     """Without biases, so that its outputs are u times as large where its inputs are."""
-    return MLP(RESTING_WIDTHS, bias=False, seed=0)
+    return MLP(WIDTHS, bias=False, seed=0)
 
 
-def samples(step: int, rank: int, unit: float = 1.0) -> tuple[Array, Array]:
-    """x (B, 8) and target (B, 2) of `resting_formats`, u times as large; other data on every rank."""
-    x, target = resting_batch(step, rank)
+def samples(step: int, rank: int = 0, unit: float = 1.0) -> tuple[Array, Array]:
+    """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2 of the numbers at u = 1; in fp32, u times
+    as large, and different data on every rank."""
+    x = random.normal((0, "resting formats", step % BATCHES, rank), 0, ROWS * WIDTHS[0]).reshape(ROWS, WIDTHS[0])
+    target = np.stack([np.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3] / 2], axis=1)
     return x * x.dtype.type(unit), target * target.dtype.type(unit)
 
 
-def _format_run_program(rank: Rank, policy: Policy, steps: int, unit: float,
-             lr: float) -> tuple[list[float], list[bool], list[tuple[float, bool]]]:
-    """One rank: its losses, whether its own gradients were finite, and (S, skipped), by step."""
-    engine = Engine(rank, format_run_network(), Adam(lr, epsilon=EPSILON * unit**2), stage=1, policy=policy)
-    losses, finite, results = [], [], []
-    for step in range(steps):
-        tape = engine.forward(*samples(step, rank.index, unit))
-        engine.backward(tape)
-        finite.append(rank.kernels.all_finite(engine.param_group.gradient))
-        engine.reduce()
-        result = engine.update([tape.loss])
-        engine.all_gather_parameters()
-        losses.append(tape.loss)
-        results.append((result.scale, result.skipped))
-    return losses, finite, results
-
-
-# -- The same training with what rests between steps in other formats: master weights, Adam's state, products in fp8 ---
+# -- The same data with what rests between steps in other formats: master weights, Adam's state, products in fp8 ------
 # A network as small as this one shows it: weights that are updated in the format that computes move only where lr is
-# half a gap, or more; Adam's v in fp16 is 0, so that Adam divides by its ε. Legend: B batch, S loss scale.
+# half a gap, or more; Adam's v in fp16 is 0, so that Adam divides by its ε.
 
-
-RESTING_WIDTHS = (8, 32, 32, 2)
-RESTING_ROWS = 32  # B
-BATCHES = 20  # the data: they come round and round
 RESTING_LR = 1e-4
 
 
@@ -404,37 +286,12 @@ def policies(fmt: str) -> Iterator[Policy]:
 
 
 def rested(policy: Policy, steps: int) -> Rested:
-    """Trains with Adam through the engine; at least one round of the data."""
+    """Trains with Adam, at least one round of the data."""
     if steps < BATCHES:
         raise ValueError(f"asked for {steps} steps; one round of the data takes {BATCHES}, so ask for that or more")
-    losses, skipped, moved = Cluster(1).run(_resting_program, policy, steps)[0]
-    middle = (steps - BATCHES) // 2
+    (course,) = trained(SmallTask(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples), policy, steps, 1)
+    starts = (0, (steps - BATCHES) // 2, steps - BATCHES)
     with np.errstate(all="ignore"):  # a mean of infinities is one
-        first, halfway, last = (float(np.mean(losses[start:start + BATCHES])) for start in (0, middle, steps - BATCHES))
-    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, skipped, first, halfway, last,
-                  moved)
-
-
-def resting_batch(step: int, rank: int = 0) -> tuple[Array, Array]:
-    """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2; in fp32, other data on every rank."""
-    shape = (RESTING_ROWS, RESTING_WIDTHS[0])
-    x = random.normal((0, "resting formats", step % BATCHES, rank), 0, RESTING_ROWS * RESTING_WIDTHS[0]).reshape(shape)
-    return x, np.stack([np.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3] / 2], axis=1)
-
-
-def _resting_program(rank: Rank, policy: Policy, steps: int) -> tuple[list[float], int, float]:
-    """The losses by step, how many steps were skipped, and the share of weights that the last one moved."""
-    engine = Engine(rank, MLP(RESTING_WIDTHS, seed=0), Adam(RESTING_LR), stage=1, policy=policy)
-    results, before = [], _masters(engine)
-    for step in range(steps):
-        if step == steps - 1:
-            before = _masters(engine)
-        results.append(engine.step([resting_batch(step)]))
-    moved = float(np.mean(_masters(engine) != before))
-    return [result.losses[0] for result in results], sum(result.skipped for result in results), moved
-
-
-def _masters(engine: Engine) -> Array:
-    """All weights that the optimizer updates, as bits, so that NaN equals itself (P,)."""
-    found = [np.asarray(engine.state(name)["master"]).reshape(-1) for name in engine.model.shapes]
-    return np.concatenate(found).view(f"u{found[0].dtype.itemsize}").copy()
+        first, middle, last = (float(np.mean(course.losses[start:start + BATCHES])) for start in starts)
+    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(course.skipped), first, middle,
+                  last, course.moved_share)

@@ -1,6 +1,6 @@
 """The lesson on mixed precision as a view: four short sections, each with a table of what was run, and what it shows.
 
-Legend: g a gradient, S the loss scale.
+Legend: g a gradient, S the loss scale, lr the learning rate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from zerosim.course.precision import INITIAL, LR, WINDOW, Fates, Precision
 from zerosim.course.precision_runs import HIGHEST, LOWEST, RESTING_LR, Rested, Trial, has_wide_range
 from zerosim.display.numbers import percent, rough, short
-from zerosim.display.views import Heading, Part, TextLine, View, marked_table
+from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.rounding import spacing
 
@@ -22,32 +22,30 @@ QUERIES_AND_KEYS = 2 / 3  # of a fused weight of queries, keys and values
 
 def lesson(found: Precision) -> View:
     """All four sections."""
-    sections = (underflows, scaler_traces, overflows, resting)
     return View("Mixed precision", ": what goes wrong in 16 bits, and what helps.",
-                tuple(part for section in sections for part in section(found)))
+                parts(_underflows(found), _scaler_traces(found), _overflows(found), _resting(found)))
 
 
-# --- 1: gradients too small for the format -------------------------------------------------------------------
+# -- 1: gradients too small for the format ----------------------------------------------------------------------------
 
 
-def underflows(found: Precision) -> Iterator[Part]:
+def _underflows(found: Precision) -> Iterator[Part | str]:
     """The places of the gradients, and what the format makes of them at several loss scales."""
     question, seen = found.question, found.underflows
     row = format_of(question.format)
     yield Heading(1, f"Small gradients in {question.format}")
-    yield TextLine(f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}.")
-    yield TextLine(f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they")
-    yield TextLine(f"become in {row.name}.")
-    yield TextLine("")
+    yield f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}."
+    yield f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they"
+    yield f"become in {row.name}."
+    yield ""
     yield marked_table(">from", "to", ">gradients", "", "", rows=histogram(found, row))
-    yield TextLine("")
+    yield ""
     yield marked_table(
         ">S", ">rounded: 0", ">subnormal", ">inf", ">computed: 0", ">subnormal", ">inf", ">logits: 0",
         rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
-    yield TextLine("Rounded: S times the gradients above. Computed: a backward all in the format,")
-    yield TextLine("from S times the loss; logits: where it begins. Subnormal: with fewer bits.")
-    for line in underflow_notes(found, row):
-        yield TextLine(line)
+    yield "Rounded: S times the gradients above. Computed: a backward all in the format,"
+    yield "from S times the loss; logits: where it begins. Subnormal: with fewer bits."
+    yield from _underflow_notes(found, row)
 
 
 def histogram(found: Precision, row: Format) -> Iterator[tuple[str, ...]]:
@@ -85,7 +83,7 @@ def scale_text(scale: float) -> str:
     return short(scale) if mantissa != 0.5 or 1 <= scale < 1000 else f"2^{exponent - 1}"
 
 
-def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
+def _underflow_notes(found: Precision, row: Format) -> Iterator[str]:
     """Words for what the tables show of these numbers."""
     seen = found.underflows
     first, best = seen.computed[0], min(seen.computed, key=lambda fates: (fates.not_finite, fates.lost))
@@ -107,50 +105,45 @@ def underflow_notes(found: Precision, row: Format) -> Iterator[str]:
                "skipped.")
 
 
-# --- 2: dynamic loss scaling ---------------------------------------------------------------------------------
+# -- 2: dynamic loss scaling ------------------------------------------------------------------------------------------
 
 
-def scaler_traces(found: Precision) -> Iterator[Part]:
+def _scaler_traces(found: Precision) -> Iterator[Part | str]:
     """The scale after each step by each of the machines in use."""
     yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
     names = [f">{trace.kind}" + (f" ({trace.hysteresis})" if trace.kind != "torch" else "")
              for trace in found.traces]
-    rows = ((str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
-            for step, overflow in enumerate(found.pattern, start=1))
-    yield marked_table(">step", "", *names, rows=rows)
-    yield TextLine("An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,")
-    yield TextLine("is how many that takes, until S grows again. S doubles on the last good step")
-    yield TextLine("of a window (torch, deepspeed-legacy), or on the next one (deepspeed).")
+    yield marked_table(">step", "", *names, rows=(
+        (str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
+        for step, overflow in enumerate(found.pattern, start=1)))
+    yield "An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,"
+    yield "is how many that takes, until S grows again. S doubles on the last good step"
+    yield "of a window (torch, deepspeed-legacy), or on the next one (deepspeed)."
 
 
-# -- Prints what the lesson on mixed precision says of training runs: overflow in forward, and what rests in 16 bits ---
-# Legend: S the loss scale, lr the learning rate.
+# -- 3: overflow ------------------------------------------------------------------------------------------------------
 
 
-# --- 3: overflow ---------------------------------------------------------------------------------------------
-
-
-def overflows(found: Precision) -> Iterator[Part]:
+def _overflows(found: Precision) -> Iterator[Part | str]:
     """The same training in two units, with every loss scaling."""
     fmt, unit = found.question.format, found.trials[-1].unit
     yield Heading(3, "Overflow in backward, and in forward")
-    yield TextLine(f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where")
-    yield TextLine(f"inputs and targets are {short(unit)} times as large. Losses are in the first unit.")
-    yield TextLine("")
+    yield f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where"
+    yield f"inputs and targets are {short(unit)} times as large. Losses are in the first unit."
+    yield ""
     small = [trial for trial in found.trials if trial.unit == 1]
     large = [trial for trial in found.trials if trial.unit != 1]
-    rows = ((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True))
-    yield marked_table("format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped",
-                              ">loss, last", rows=rows)
-    yield TextLine("")
+    yield marked_table(
+        "format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped", ">loss, last",
+        rows=((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True)))
+    yield ""
     columns = list(dict.fromkeys((value.unit, value.format) for value in found.largest))
     layers = {value.layer: [""] * len(columns) for value in found.largest}
     for value in found.largest:
         layers[value.layer][columns.index((value.unit, value.format))] = _value(value.value)
     yield marked_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
-                              rows=((layer, *cells) for layer, cells in layers.items()))
-    for line in overflow_notes(found, fmt, small, large):
-        yield TextLine(line)
+                       rows=((layer, *cells) for layer, cells in layers.items()))
+    yield from _overflow_notes(fmt, small, large)
 
 
 def _trial_cells(trial: Trial) -> tuple[str, str]:
@@ -164,50 +157,45 @@ def _value(value: float, digits: int = 4) -> str:
     return rough(value, digits if value < 1000 else digits - 1)
 
 
-def overflow_notes(found: Precision, fmt: str, small: list[Trial], large: list[Trial]) -> Iterator[str]:
+def _overflow_notes(fmt: str, small: list[Trial], large: list[Trial]) -> Iterator[str]:
     """Words for what the tables show of these numbers."""
-    largest = format_of(fmt).largest
-    dynamic = [trial for trial in small if trial.scaling == "torch" and trial.skipped]
-    for trial in dynamic:
+    for trial in (trial for trial in small if trial.scaling == "torch" and trial.skipped):
         yield f"First unit, S = 2^16: overflow in backward; skipped until S is {short(trial.scale)}."
     if not has_wide_range(fmt) and all(trial.skipped == (trial.gave_up or trial.steps + 1) - 1 for trial in large
                                        if trial.format == fmt):
-        yield f"Other unit: the first layer adds up to more than {rough(largest, 5)}, long before S."
+        yield f"Other unit: the first layer adds up to more than {rough(format_of(fmt).largest, 5)}, long before S."
         yield "  Every step is skipped; torch halves on and on, deepspeed gives up at S = 1."
     wide = {trial.format: trial.last_loss for trial in small if has_wide_range(trial.format)}
     if all(wide[trial.format] == trial.last_loss for trial in large if trial.format in wide):
-        names = " and ".join(wide)
         yield "What helps is inputs of a sensible size, or a format of fp32's range:"
-        yield f"  {names} come to the same losses in both units, to the bit."
+        yield f"  {' and '.join(wide)} come to the same losses in both units, to the bit."
 
 
-# --- 4: what rests -------------------------------------------------------------------------------------------
+# -- 4: what rests ----------------------------------------------------------------------------------------------------
 
 
-def resting(found: Precision) -> Iterator[Part]:
+def _resting(found: Precision) -> Iterator[Part | str]:
     """The same training with masters, state and products in other formats."""
-    first = found.rested[0]
-    yield Heading(4, f"What rests between steps: {first.steps} steps of Adam, lr = {RESTING_LR:g}")
-    rows = ((run.compute, run.master if run.master != run.compute or run.compute == "fp32" else "none", run.state,
-             run.matmul or "", *(_value(loss, 3) for loss in (run.first_loss, run.middle_loss, run.last_loss)),
-             percent(run.moved_share), str(run.skipped)) for run in found.rested)
-    yield marked_table("compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved",
-                              ">skips", rows=rows)
-    yield TextLine("Losses are means over all data. Moved: weights that the last step changed.")
-    for line in rested_notes(found.rested):
-        yield TextLine(line)
+    yield Heading(4, f"What rests between steps: {found.rested[0].steps} steps of Adam, lr = {RESTING_LR:g}")
+    yield marked_table(
+        "compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved", ">skips",
+        rows=((run.compute, run.master if run.master != run.compute or run.compute == "fp32" else "none", run.state,
+               run.matmul or "", *(_value(loss, 3) for loss in (run.first_loss, run.middle_loss, run.last_loss)),
+               percent(run.moved_share), str(run.skipped)) for run in found.rested))
+    yield "Losses are means over all data. Moved: weights that the last step changed."
+    yield from _rested_notes(found.rested)
 
 
-def rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:
+def _rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:
     """Words for what the table shows of these numbers."""
     with_master = {run.compute: run for run in runs if run.master == run.state == "fp32" and run.matmul is None}
     for run in runs:
-        plain = with_master[run.compute]
-        if run.matmul is None and run.master != plain.master and run.moved_share < plain.moved_share / 2:
+        exact = with_master[run.compute]
+        if run.matmul is None and run.master != exact.master and run.moved_share < exact.moved_share / 2:
             half_gap = float(spacing(0.25, run.compute)) / 2
             yield f"{run.compute} without a master: most weights stand still. From 0.25 on, to grow"
             yield f"  takes an update of more than {rough(half_gap)}; Adam's is about lr, {RESTING_LR:g}."
-        if run.state != "fp32" and not run.last_loss <= 2 * plain.last_loss:
+        if run.state != "fp32" and not run.last_loss <= 2 * exact.last_loss:
             yield f"m and v in {run.state}: where g² is too small v is 0, and Adam divides by ε."
     if any(run.matmul for run in runs):
         yield "Matrix products in fp8 are an experiment: values in e4m3, gradients in e5m2."

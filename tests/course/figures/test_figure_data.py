@@ -11,7 +11,7 @@ import pytest
 import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.course import figures, lost_updates, measured, precision_runs, published_runs
+from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published_runs
 from zerosim.course.published import published
 from zerosim.display import report
 from zerosim.planning import activations, closed_forms, hardware, recording, timeline
@@ -447,9 +447,9 @@ def test_formats_with_a_master_and_scaling_keep_up_with_fp32_and_the_others_do_n
 def test_a_step_passes_what_the_formulas_say(compute, ranks):
     """4 + 2 + 2 + 8 bytes per parameter with Adam. Source: Rajbhandari et al. 2020, section 3.1; the all-reduce sends
     2(N - 1)/N of the gradient, here cut into N equal chunks."""
-    widths, rows, passed = (30, 60, 60, 30), 7, precision_runs.Passed
+    widths, rows, passed = (30, 60, 60, 30), 7, observed_step.Passed
     p = 30 * 60 + 60 * 60 + 60 * 30
-    found = precision_runs.observed_step(compute, widths, rows, ranks=ranks, scale=8.0)
+    found = observed_step.observed_step(compute, widths, rows, ranks=ranks, scale=8.0)
     assert (found.parameter_count, found.ranks, found.scale, found.skipped) == (p, ranks, 8.0, False)
     assert found.master == passed("fp32", 4 * p)
     assert found.weights == found.gradient == passed(compute, 2 * p)
@@ -464,14 +464,14 @@ def test_a_step_passes_what_the_formulas_say(compute, ranks):
 
 
 def test_a_large_gradient_is_widened_block_by_block_and_an_fp32_step_has_no_master_to_watch():
-    found = precision_runs.observed_step(widths=(300, 300), rows=2)
+    found = observed_step.observed_step(widths=(300, 300), rows=2)
     assert (found.wide_gradient.nbytes, found.block_nbytes) == (4 * 90_000, 4 * 65_536)
-    assert_refused(lambda: precision_runs.observed_step("fp32", (4, 4), 2),
+    assert_refused(lambda: observed_step.observed_step("fp32", (4, 4), 2),
                    r"computes in fp32, which has one copy .*; take compute=.fp16. or .bf16.")
 
 
 def test_every_number_of_bytes_in_the_drawing_is_of_the_step_and_its_arrows_join_boxes():
-    for data in (seen.data_of("mixed-precision"), precision_runs.observed_step("bf16", (5, 6, 7), 3, ranks=4)):
+    for data in (seen.data_of("mixed-precision"), observed_step.observed_step("bf16", (5, 6, 7), 3, ranks=4)):
         drawing = figures.mixed_precision(data)
         words = " ".join(text.get_text() for text in seen.texts(drawing))
         drawn = {int(number.replace(",", "")) for number in re.findall(r"([\d,]+) B\b", words)}

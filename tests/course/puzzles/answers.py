@@ -2,18 +2,18 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from zerosim.course import puzzles
-from zerosim.course.puzzles.solutions import SOLUTIONS
+from zerosim.course.puzzles import solutions
 
 
 def changed(name: str, *changes: tuple[str, str]) -> Callable[..., Any]:
     """The solution of a puzzle, each ``(old, new)`` replaced in its text, once."""
-    solution = SOLUTIONS[name]
+    solution = solutions.SOLUTIONS[name]
     text = inspect.getsource(solution)
     for old, new in changes:
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}"
@@ -38,3 +38,21 @@ def refusal(name: str, answer: Callable[..., Any]) -> str:
     assert score.verdict == "refused", score
     assert score.stars == "☆☆☆"
     return score.sentence
+
+
+def graded(name: str, changes: Sequence[tuple[str, str]]) -> str:
+    """The sentence that refuses one of a course's functions, which is the solutions' with its text changed."""
+    score = puzzles.adapters.GRADERS[name](function(name, changes))
+    assert score.verdict == "refused", score
+    return score.sentence
+
+
+def function(name: str, changes: Sequence[tuple[str, str]] = ()) -> Callable[..., Any]:
+    """A course's function of the solutions, the module's text changed."""
+    text = inspect.getsource(solutions)
+    for old, new in changes:
+        assert text.count(old) == 1, (old, text.count(old))
+        text = text.replace(old, new)
+    space = {"__name__": "answers"}
+    exec(compile(text, "answers.py", "exec"), space)
+    return space[name]

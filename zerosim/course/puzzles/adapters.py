@@ -12,6 +12,7 @@ a layer.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -323,6 +324,7 @@ class Reference:
     target: Target
 
 
+@cache
 def engine_run(ranks: int, stage: int) -> Reference:
     """STEPS steps on N ranks under a ZeRO stage, in fp32, every layer cut by itself."""
     watched = Cluster(ranks).run(_watched_steps, stage)
@@ -364,6 +366,7 @@ def _states(engine: Engine, what: str) -> Arrays:
     return found
 
 
+@cache
 def unsharded_run() -> list[Arrays]:
     """The parameters after each step of the optimizer on one device, fed with ``gradients(step)``."""
     weights, found = first_values(), []

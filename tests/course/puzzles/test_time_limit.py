@@ -1,0 +1,131 @@
+"""An answer that never ends is refused; Ctrl-C stays Ctrl-C, and an answer that ends is never struck afterwards."""
+
+import _thread
+import signal
+import threading
+
+import pytest
+
+from tests.course.puzzles.answers import refusal
+from zerosim.course import puzzles
+from zerosim.course.puzzles import score, watching
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(watching, "SECONDS", 0.2)
+
+
+def turning(rank, x):
+    while True:
+        pass
+
+
+def calling(rank, x):
+    while True:
+        rank.exchange(x, (rank.index + 1) % rank.size, x.copy(), (rank.index - 1) % rank.size)
+
+
+def catching(rank, x):
+    """Catches the interrupt on every rank, and then answers rightly."""
+    try:
+        while True:
+            pass
+    except BaseException:
+        total = rank.all_reduce(x)
+        total /= rank.size
+        return total
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_never_ends_is_refused_also_where_it_catches_the_interrupt():
+    for name, answer, case in (("ring", turning, "N=1 (n=5)"), ("ring", calling, "N=1 (n=5)"),
+                               ("mean", catching, "N=1 (n=1)")):
+        assert refusal(name, answer) == (f"On {case} it has not ended after 0.2 seconds; "
+                                         "look for a loop that never ends.")
+    graded = puzzles.adapters.grade_ddp(lambda *given: turning(None, None))
+    assert "On N=1 it has not ended after 0.2 seconds" in graded.sentence
+
+
+def test_ctrl_c_is_not_taken_for_the_end_of_the_time():
+    def answer(rank, x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        puzzles.check("ring", answer)
+
+
+class UpWhenItIsSet(threading.Event):
+    """Says once that time is up, in the moment in which the block has ended."""
+
+    said = False
+
+    def wait(self, timeout=None):
+        super().wait()
+        before, self.said = self.said, True
+        return before
+
+
+@pytest.fixture
+def alarms(monkeypatch):
+    """Every alarm that is made."""
+    made = []
+
+    class Noted(watching._Alarm):
+        def __init__(self, seconds):
+            super().__init__(seconds)
+            made.append(self)
+
+    monkeypatch.setattr(watching, "_Alarm", Noted)
+    return made
+
+
+def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatch):
+    monkeypatch.setattr(threading, "Event", UpWhenItIsSet)
+    with watching.limited("here", 0.001):
+        monkeypatch.undo()
+    alarms[0].join()
+    assert alarms[0]._off.said
+    assert not alarms[0].has_rung
+
+
+def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(alarms, monkeypatch):
+    struck = []
+
+    def put_off(self, its=watching._Alarm.put_off):
+        if not struck:
+            struck.append(self)
+            self.has_rung = True
+            raise KeyboardInterrupt
+        its(self)
+
+    monkeypatch.setattr(watching._Alarm, "put_off", put_off)
+    with pytest.raises(score.Refused, match="it has not ended after 60 seconds"), watching.limited("here"):
+        pass
+    alarms[0].join()  # without end, if it were not put off
+
+
+def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
+    def never():
+        raise AssertionError("the main thread has been interrupted")
+
+    monkeypatch.setattr(_thread, "interrupt_main", never)
+    begun = []
+
+    def watched():
+        before = threading.enumerate()
+        with watching.limited("here", 0.01):
+            begun.append(set(threading.enumerate()) - set(before))
+
+    thread = threading.Thread(target=watched)
+    thread.start()
+    thread.join()
+    assert begun == [set()]  # there is nothing that could interrupt anybody

@@ -1,0 +1,160 @@
+"""One step of mixed precision, watched: which arrays pass from where to where, in which dtype, and how many bytes.
+
+Nothing is derived: the loss and the optimizer note what they are handed, the rest is read from memory, the trace and
+the arrays at rest. Legend: P parameters, N ranks, S loss scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zerosim.models.layers import Context
+from zerosim.models.losses import HalfSquaredError
+from zerosim.models.small import MLP
+from zerosim.numerics import random
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.policy import Policy
+from zerosim.optim import Adam, UpdateContext
+from zerosim.optim.base import State
+from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.rank import Rank
+from zerosim.zero.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Arrays of one format that passed together."""
+
+    format: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStep:
+    """The memory that rank 0 held, the values that it handed on and the bytes that it sent in a step.
+
+    ``master``, ``weights``, ``gradient`` and ``state`` rest between steps. ``kept`` are the inputs of layers that
+    forward keeps for backward, beside ``signs_nbytes`` of ReLU's signs; ``output`` is what it hands to the loss,
+    ``output_gradient`` the gradient of S times the loss that backward begins with. ``sent_nbytes`` is what the sum of
+    gradients over ranks sent, and ``gradient_divisor`` what it is divided by; ``wide_gradient`` is what the optimizer
+    was handed then, in blocks of at most ``block_nbytes``.
+    """
+
+    parameter_count: int
+    ranks: int
+    scale: float
+    skipped: bool
+    master: Passed
+    weights: Passed
+    kept: Passed
+    signs_nbytes: int
+    output: Passed
+    output_gradient: Passed
+    gradient: Passed
+    sent_nbytes: int
+    gradient_divisor: float
+    wide_gradient: Passed
+    block_nbytes: int
+    state: Passed
+
+
+class _Notes:
+    """Formats and bytes of the arrays handed over, by name, in the order in which they were."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Passed]] = {}
+
+    def note(self, name: str, array: np.ndarray) -> None:
+        """One more array."""
+        self.seen.setdefault(name, []).append(Passed(format_of(array.dtype).name, array.nbytes))
+
+    def all(self, name: str) -> Passed:
+        """The arrays of one name, which have one format."""
+        (fmt,) = {passed.format for passed in self.seen[name]}
+        return Passed(fmt, sum(passed.nbytes for passed in self.seen[name]))
+
+
+@dataclass(frozen=True)
+class _WatchedLoss(HalfSquaredError):
+    """Half the squared error; notes the output that it reads and the gradient that it gives back."""
+
+    notes: _Notes
+
+    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
+        self.notes.note("output", y)
+        return super().forward(ctx, y, target)
+
+    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
+        dy = super().backward(ctx, kept, scale)
+        self.notes.note("output_gradient", dy)
+        return dy
+
+
+@dataclass(frozen=True)
+class _WatchedAdam(Adam):
+    """Adam; notes the gradients that it is handed."""
+
+    notes: _Notes = field(default_factory=_Notes, repr=False)
+
+    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+        self.notes.note("wide_gradient", g)
+        super().update(ctx, w, g, state, step)
+
+
+def observed_step(compute: str = "fp16", widths: Sequence[int] = (256,) * 4, rows: int = 32, *, ranks: int = 2,
+                  scale: float = 1024.0) -> ObservedStep:
+    """Takes one step of an MLP without biases with Adam, at stage 0, on ``rows`` samples of each rank.
+
+    Raises ValueError for a format that needs no master beside it.
+    """
+    if format_of(compute).name == "fp32":
+        raise ValueError("asked to watch a step that computes in fp32, which has one copy of the weights and nothing "
+                         "to cast; take compute='fp16' or 'bf16'")
+    policy = Policy(compute, loss_scale=scale)
+    found: ObservedStep = Cluster(ranks).run(_observed_program, policy, tuple(widths), rows)[0]
+    return found
+
+
+def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> ObservedStep:
+    notes, model = _Notes(), MLP(widths, bias=False)
+    model.loss = _WatchedLoss(notes)
+    engine = Engine(rank, model, _WatchedAdam(notes=notes), stage=0, policy=policy)
+    x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
+                 for name, width in (("x", widths[0]), ("target", widths[-1])))
+    tape = engine.forward(x, target)
+    for array in _arrays(tape.saved):
+        if array.dtype == policy.compute_dtype:
+            notes.note("kept", array)
+    signs_nbytes = sum(array.nbytes for array in _arrays(tape.saved) if array.dtype == np.uint8)
+    engine.backward(tape)
+    engine.reduce()
+    divisor = engine.param_group.reduced_gradient.divisor
+    result = engine.update([tape.loss])
+    engine.all_gather_parameters()
+    resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
+
+    def rests(kind: str, *arrays: np.ndarray) -> Passed:
+        (dtype,) = {array.dtype for array in arrays}
+        return Passed(format_of(dtype).name, resting[kind])
+
+    return ObservedStep(
+        model.parameter_count, rank.size, result.scale, result.skipped,
+        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=notes.all("kept"),
+        signs_nbytes=signs_nbytes, output=notes.all("output"), output_gradient=notes.all("output_gradient"),
+        gradient=rests("gradient", group.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
+        gradient_divisor=divisor, wide_gradient=notes.all("wide_gradient"),
+        block_nbytes=max(passed.nbytes for passed in notes.seen["wide_gradient"]),
+        state=rests("optimizer_state", *group.slots.values()))
+
+
+def _arrays(kept: Any) -> Iterator[np.ndarray]:
+    """The arrays in lists and tuples of such, each once more for each time that it is there."""
+    if isinstance(kept, np.ndarray):
+        yield kept
+    elif kept is not None:
+        for one in kept:
+            yield from _arrays(one)
