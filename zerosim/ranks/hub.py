@@ -389,7 +389,9 @@ class Hub(Backend):
             try:
                 self.results[rank] = program()
             except RankStopped as error:
-                if not self.stopping:  # the program's own, which stops nobody
+                if self.stopping:
+                    clear_frames(error)
+                else:  # the program's own, which stops nobody
                     self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
                 self._failed(rank, RuntimeError("the program let a StopIteration out; catch it where next() is called"),
@@ -502,6 +504,7 @@ class Hub(Backend):
             error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
             error.add_note(f"rank {rank} raised {later!r} when it was stopped")
+            clear_frames(later)
         # A rank's own error has only that rank's errors behind it; the hub's may have the caller's.
         clear_frames(error, chain=self.failure is not None)
         self.results.clear()

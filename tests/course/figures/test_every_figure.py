@@ -253,8 +253,9 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
 
 
 def test_the_gif_plays_every_frame_for_ever_the_same_each_time_in_the_colors_of_the_ranks():
-    content = figures.ring_animation(figures.ring_data(2, 2)).gif()
-    assert content == figures.ring_animation(figures.ring_data(2, 2)).gif()
+    animation = figures.ring_animation(figures.ring_data(2, 2))
+    content = animation.gif()
+    assert content == animation.gif()
     with Image.open(io.BytesIO(content)) as image:
         assert (image.n_frames, image.info["loop"]) == (5, 0)
         durations = [image.seek(number) or image.info["duration"] for number in range(image.n_frames)]

@@ -27,7 +27,8 @@ from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
 from zerosim.course.observed_step import observed_step
-from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
+from zerosim.display.animation import ANIMATION_FORMATS, Animation
+from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.activations import Block
 
