@@ -172,13 +172,14 @@ def sent(one: Asked) -> closed_forms.Sent:
 
 def calls(row: tuple[str, str], ranks: int, dtype: np.dtype, lengths: list[int], forms: Any,
           options: list[dict[str, Any]]) -> list[Asked]:
-    """Some of the lengths, cuts, roots, forms and options of one row of the table, each length with each cut."""
+    """Calls of one row of the table: each length with some cuts; roots, forms and options by turns."""
     (operation, algorithm), turns = row, count()
     make = anything if "reduce" not in operation else normals if dtype in FLOATS.values() else whole_numbers
     legal, asked = [one for one in options if fits(operation, algorithm, dtype, one)] or [{}], []
     for length in lengths:
         vectors = make(ranks, length, dtype)
-        for cut in (None, *(cuts_of(length, ranks) if takes_splits(operation, algorithm, ranks) else ())):
+        cuts = list(cuts_of(length, ranks)) if takes_splits(operation, algorithm, ranks) else []
+        for cut in (None, *cuts[length % 2::2]):
             turn = next(turns)
             asked.append(Asked(operation, algorithm, vectors, cut, turn % ranks if operation in ROOTED else 0,
                                forms[turn % len(forms)], legal[turn % len(legal)]))
