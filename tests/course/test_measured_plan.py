@@ -200,6 +200,9 @@ def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_calle
     assert former.stdout == now.stdout
     assert (former.stderr, now.stderr) == (
         "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
+    both = ask("--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
+    assert both.exit_code == 2
+    assert "are one option; leave --dialect out" in both.stderr
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-3.1-405b"])
