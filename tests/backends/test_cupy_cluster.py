@@ -16,7 +16,7 @@ import pytest
 import zerosim as zs
 from tests.backends import fake_cupy
 from tests.backends.fakes import differing, kernels
-from tests.zero.test_gpt import token_batches
+from tests.zero.training import batches
 from zerosim.models import GPT
 from zerosim.numerics.arrays import on_device, to_host
 from zerosim.numerics.formats import FORMATS
@@ -58,7 +58,7 @@ def assert_equal_runs(ranks: int, model: Any, data: list, **options: Any) -> Non
 def test_a_gpt_trains_to_the_bits_of_a_cluster(compute: str, stage: int) -> None:
     model, ranks, steps = GPT("gpt-nano"), {0: 2, 1: 4, 2: 3, 3: 3}[stage], 2 if stage == 3 else 1
     policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
-    assert_equal_runs(ranks, model, token_batches(model, ranks, 2, steps), stage=stage, policy=policy, clip_norm=1.0)
+    assert_equal_runs(ranks, model, batches(model, ranks, 2, steps), stage=stage, policy=policy, clip_norm=1.0)
 
 
 @pytest.mark.parametrize("options", [
@@ -68,7 +68,7 @@ def test_a_gpt_trains_to_the_bits_of_a_cluster(compute: str, stage: int) -> None
     {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}], ids=str)  # fmt: skip
 def test_levers_of_the_engine_work_on_devices_arrays(options: dict[str, Any]) -> None:
     model = GPT("gpt-nano")
-    assert_equal_runs(3, model, token_batches(model, 3, 2, 1), stage=3, **({"policy": zs.Policy("bf16")} | options))
+    assert_equal_runs(3, model, batches(model, 3, 2, 1), stage=3, **({"policy": zs.Policy("bf16")} | options))
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -77,7 +77,7 @@ def test_levers_of_the_engine_work_on_devices_arrays(options: dict[str, Any]) ->
 def test_every_optimizer_steps_on_devices_arrays(optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
     model = GPT("gpt-nano")
-    data = token_batches(model, 2, 1, 2)
+    data = batches(model, 2, 1, 2)
     options = {"stage": 2, "policy": zs.Policy("fp32"), "optimizer": optimizer, "gather": True}
     expected = zs.Cluster(2).run(lambda rank: trained(rank, model, data, dict(options)))
     found = zs.CuPyCluster(2).run(lambda rank: trained(rank, model, data, dict(options)))

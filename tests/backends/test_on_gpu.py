@@ -17,7 +17,7 @@ import zerosim as zs
 from tests.backends import test_cupy_arithmetic, test_cupy_cluster
 from tests.backends.test_cupy_arithmetic import DTYPES, NARROW, all_codes, chance
 from tests.backends.test_cupy_cluster import trained
-from tests.zero.test_gpt import token_batches
+from tests.zero.training import batches
 from zerosim.backends.cupy.cluster import cupy_on
 from zerosim.models import GPT
 from zerosim.numerics.arrays import to_host
@@ -117,7 +117,7 @@ def test_rows_attention_and_loss_are_near_numpys(kernels: Any, name: str) -> Non
 def run(kind: type, ranks: int, compute: str, stage: int, steps: int = 3) -> Any:
     model, scale = GPT("gpt-nano"), 1024.0 if compute == "fp16" else 1.0
     options = {"stage": stage, "policy": zs.Policy(compute, loss_scale=scale), "optimizer": zs.optim.SGD(lr=0.1)}
-    data = token_batches(model, ranks, 1, steps)
+    data = batches(model, ranks, 1, steps)
     return kind(ranks).run(lambda rank: trained(rank, model, data, dict(options)))
 
 
@@ -151,7 +151,7 @@ def test_the_ledger_at_rest_is_the_pools_used_bytes() -> None:
     gc.collect()
     before = pool.used_bytes()
     cluster = zs.CuPyCluster(3)
-    data = token_batches(model, 3, 1, 1)
+    data = batches(model, 3, 1, 1)
 
     def program(rank: zs.Rank) -> zs.Engine:
         engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))

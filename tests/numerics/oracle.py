@@ -80,12 +80,12 @@ def exponent_of(magnitude: Fraction) -> int:
     return e if magnitude >= Fraction(2) ** e else e - 1
 
 
-def rounded(x: float, row: Row, mode: str, word: int | None = None) -> float:
+def rounded(x: float, row: Row, mode: str = "nearest", word: int | None = None, *, saturate: bool = False) -> float:
     """x in the format; for stochastic rounding with this word of 32 bits."""
     if isnan(x):
         return nan
     sign = np.copysign(1.0, x)
-    overflow = sign * (inf if row.has_infinity else nan)
+    overflow = sign * (float(row.largest) if saturate else inf if row.has_infinity else nan)
     if isinf(x):
         return overflow
     magnitude = abs(Fraction(x))
@@ -137,14 +137,17 @@ def cast(x: Array, dtype: npt.DTypeLike) -> Array:
         return x.astype(dtype)
 
 
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38], np.float32)
+
+
 def awkward_floats(count: int, seed: int) -> npt.NDArray[np.float32]:
-    """float32 (count,): a third of them random bits, NaN and infinities among these, a third gradients of all
-    magnitudes from 1e-10 on, a third around the largest numbers of the formats; and both zeros."""
+    """float32 (count,): a third of them random bits, a third gradients of all magnitudes from 1e-10 on, a third around
+    the largest numbers of the formats; first zeros, infinities, NaN, and the ends of float32's range."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
     gradients = (rng.standard_normal(count) * 10.0 ** rng.uniform(-10, 0, count)).astype(np.float32)
     tops = np.array([65504, 57344, 448, 3.39e38, 65520, 61440, 464], np.float32)
     large = cast(rng.choice(tops, count) * rng.uniform(0.9, 1.1, count), np.float32)
     picked = np.choose(rng.integers(0, 3, count), [bits, gradients, large]).astype(np.float32)
-    picked[: min(2, count)] = [0.0, -0.0][: min(2, count)]
+    picked[:SPECIAL.size] = SPECIAL[:count]
     return picked

@@ -1,17 +1,14 @@
 """Products of matrices, sums over rows, sums of squares, and the test for what is not finite."""
 
-import re
-
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
-from zerosim.numerics.arrays import BLOCK
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, kernels
 
+BLOCK = arrays.BLOCK
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 SHAPES = [(1, 1, 1), (3, 5, 2), (70, 33, 50), (1, 64, 17), (40, 1, 40), (5, 0, 4), (0, 3, 4), (300, 20, 300)]
@@ -23,26 +20,22 @@ def normal(shape: tuple[int, ...], dtype: np.dtype, seed: int = 0) -> np.ndarray
 
 def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, dtype: np.dtype | None = None) -> np.ndarray:
     out = np.empty((a.shape[0], b.shape[1]), dtype or a.dtype)
-    NumpyKernels().matmul(a, b, bias=bias, out=out)
+    kernels.NumpyKernels().matmul(a, b, bias=bias, out=out)
     return out
 
 
 @by_row
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_float32s_rounded_once(row: Row, shape: tuple[int, int, int]) -> None:
-    m, k, n = shape
-    a, b, bias = normal((m, k), row.dtype, 1), normal((k, n), row.dtype, 2), normal((n,), row.dtype, 3)
-    in_float32 = np.matmul(a.astype(np.float32), b.astype(np.float32))
-    assert same(product(a, b), cast(in_float32, row.dtype))
-    assert same(product(a, b, bias), cast(in_float32 + bias.astype(np.float32), row.dtype))
-    assert same(product(a, b, bias, np.dtype(np.float32)), in_float32 + bias.astype(np.float32))
-
-
-@by_low
-def test_rounding_before_the_bias_is_added_would_give_other_bits(row: Row) -> None:
-    a, b, bias = normal((70, 33), row.dtype, 1), normal((33, 50), row.dtype, 2), normal((50,), row.dtype, 3)
-    twice = cast(product(a, b).astype(np.float32) + bias.astype(np.float32), row.dtype)
-    assert not same(product(a, b, bias), twice)
+def test_a_product_is_float32s_with_the_bias_rounded_once(row: Row) -> None:
+    """Rounding before the bias is added would give other bits."""
+    for m, k, n in SHAPES:
+        a, b, bias = normal((m, k), row.dtype, 1), normal((k, n), row.dtype, 2), normal((n,), row.dtype, 3)
+        in_float32 = np.matmul(a.astype(np.float32), b.astype(np.float32))
+        assert same(product(a, b), cast(in_float32, row.dtype))
+        found = product(a, b, bias)
+        assert same(found, cast(in_float32 + bias.astype(np.float32), row.dtype))
+        assert same(product(a, b, bias, np.dtype(np.float32)), in_float32 + bias.astype(np.float32))
+        twice = cast(product(a, b).astype(np.float32) + bias.astype(np.float32), row.dtype)
+        assert row.name == "fp32" or m * n < 1000 or not same(found, twice)
 
 
 @by_row
@@ -62,10 +55,10 @@ def test_a_product_may_be_written_over_a_factor_or_through_strides(row: Row) -> 
     a, b = normal((16, 16), row.dtype, 8), normal((16, 16), row.dtype, 9)
     expected = product(a, b)
     over = a.copy()
-    NumpyKernels().matmul(over, b, out=over)
+    kernels.NumpyKernels().matmul(over, b, out=over)
     assert same(over, expected)
     turned = np.empty((16, 16), row.dtype).T
-    NumpyKernels().matmul(a, b, out=turned)
+    kernels.NumpyKernels().matmul(a, b, out=turned)
     assert same(np.ascontiguousarray(turned), expected)
 
 
@@ -81,29 +74,6 @@ def test_a_product_neither_warns_nor_raises_under_a_strict_errstate() -> None:
         assert np.isnan(product(a * np.float16(0), np.full((4, 4), np.inf, np.float16))).all()
 
 
-MISFITS = [
-    ((2, 3), (4, 5), None, (2, 5)),
-    ((2, 3), (3, 5), (4,), (2, 5)),
-    ((2, 3), (3, 5), None, (5, 2)),
-    ((3,), (3, 5), None, (5,)),
-]
-
-
-@pytest.mark.parametrize(("a", "b", "bias", "out"), MISFITS)
-def test_factors_that_do_not_fit_are_refused_with_their_shapes(
-    a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None, out: tuple[int, ...]
-) -> None:
-    addend = None if bias is None else np.zeros(bias)
-    wanted = r"matmul needs a \(m, k\), b \(k, n\), bias \(n,\) if any, and out \(m, n\), got a "
-    with pytest.raises(ValueError, match=wanted + re.escape(str(a))):
-        NumpyKernels().matmul(np.zeros(a), np.zeros(b), bias=addend, out=np.zeros(out))
-
-
-def test_factors_that_are_not_of_floating_point_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"matmul computes in floating point .* got b of type int64"):
-        NumpyKernels().matmul(np.zeros((2, 2)), np.zeros((2, 2), np.int64), out=np.zeros((2, 2)))
-
-
 def rows_in_order(x: np.ndarray) -> np.ndarray:
     total = np.zeros(x.shape[1], np.float32)
     for row in x.astype(np.float32):
@@ -111,98 +81,85 @@ def rows_in_order(x: np.ndarray) -> np.ndarray:
     return total
 
 
-@by_row
-@pytest.mark.parametrize("shape", [(0, 3), (1, 4), (7, 1), (1000, 1), (1000, 2), (999, 3), (513, 17), (300, 700)])
-def test_rows_are_added_one_after_the_other_in_float32(row: Row, shape: tuple[int, int]) -> None:
-    x = normal(shape, row.dtype, 10)
-    expected = rows_in_order(x)
-    for dtype in (np.float32, row.dtype):
-        for given_x in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
-            out = np.empty(shape[1], dtype)
-            NumpyKernels().column_sum(given_x, out)
-            assert same(out, cast(expected, dtype))
-
-
-def test_the_order_of_rows_does_change_a_sum() -> None:
-    x = normal((500, 8), np.dtype(np.float32), 11)
-    here, there = np.empty((2, 8), np.float32)
-    NumpyKernels().column_sum(x, here)
-    NumpyKernels().column_sum(x[::-1], there)
-    assert (here != there).any()
+def column_sum(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    before, out = x.copy(), np.empty(x.shape[1], dtype)
+    kernels.NumpyKernels().column_sum(x, out)
+    assert same(x.copy(), before)
+    return out
 
 
 @by_row
-@pytest.mark.parametrize("columns", [1, 4])
-def test_a_sum_begins_at_zero_and_leaves_its_rows_alone(row: Row, columns: int) -> None:
-    x = np.full((3, columns), -0.0, np.float32).astype(row.dtype)
-    out = np.empty(columns, np.float32)
-    NumpyKernels().column_sum(x, out)
-    assert not np.signbit(out).any()
-    assert np.signbit(x).all()
-
-
-def test_a_sum_of_rows_needs_a_matrix_and_a_row() -> None:
-    with pytest.raises(ValueError, match=r"adds the rows of x \(m, n\) into out \(n,\), got \(3, 4\) and \(3,\)"):
-        NumpyKernels().column_sum(np.zeros((3, 4)), np.zeros(3))
+def test_rows_are_added_one_after_the_other_in_float32(row: Row) -> None:
+    """From +0 on; their order does change the sum."""
+    for shape in [(0, 3), (1, 4), (7, 1), (1000, 1), (1000, 2), (999, 3), (513, 17), (300, 700)]:
+        x = normal(shape, row.dtype, 10)
+        expected = rows_in_order(x)
+        assert row.name != "fp32" or x.size < 5000 or (expected != rows_in_order(x[::-1])).any()
+        for dtype in (np.dtype(np.float32), row.dtype):
+            for given_x in (x, np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2]):
+                assert same(column_sum(given_x, dtype), cast(expected, dtype)), shape
+        zeros = np.full((3, shape[1]), -0.0, np.float32).astype(row.dtype)
+        assert not np.signbit(column_sum(zeros, row.dtype)).any()
 
 
 @by_low
 def test_every_code_is_finite_or_not_as_its_value_is(row: Row) -> None:
-    kernels, finite = NumpyKernels(), np.isfinite(values(row))
-    assert kernels.all_finite(every_code(row)[finite])
+    k, finite = kernels.NumpyKernels(), np.isfinite(values(row))
+    assert k.all_finite(every_code(row)[finite])
     for code in np.flatnonzero(~finite)[:: max(1, row.bits // 4)]:
-        assert not kernels.all_finite(every_code(row)[[0, code, 1]])
+        assert not k.all_finite(every_code(row)[[0, code, 1]])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 2])
-def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: type, bad: float, place: int) -> None:
-    x = np.full(2 * BLOCK + 3, 3.3e4, np.float32).astype(dtype)
-    assert NumpyKernels().all_finite(x)
-    x[place] = bad
-    assert not NumpyKernels().all_finite(x)
-    assert NumpyKernels().all_finite(np.delete(x, place).reshape(2, -1)[:, ::2])
-
-
-def test_nothing_and_integers_are_finite() -> None:
-    assert NumpyKernels().all_finite(np.zeros(0, np.float16))
-    assert NumpyKernels().all_finite(np.arange(3))
+@pytest.mark.parametrize("dtype", [*(row.dtype for row in ROWS), np.dtype(np.float64)], ids=str)
+def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: np.dtype) -> None:
+    """NaN is counted too; nothing and integers are finite, and no NaN."""
+    k, x = kernels.NumpyKernels(), np.full(2 * BLOCK + 3, 400, np.float32).astype(dtype)
+    assert k.all_finite(x)
+    for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 2):
+        for bad in (np.nan, np.inf, -np.inf):
+            spoiled = x.copy()
+            spoiled[place] = bad
+            assert not k.all_finite(spoiled), (place, bad)
+            assert k.count_nan(spoiled) == int(np.isnan(spoiled).sum())
+            assert k.all_finite(np.delete(spoiled, place).reshape(2, -1)[:, ::2])
+    assert k.all_finite(np.zeros(0, dtype))
+    assert k.all_finite(np.arange(3))
+    assert k.count_nan(np.arange(3)) == 0
 
 
 @by_row
-@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row, length: int) -> None:
-    x, divisor = normal((length,), row.dtype, 12), 3.0
-    expected = 0.0
-    for first in range(0, length, BLOCK):
-        quotient = x[first : first + BLOCK].astype(np.float32) / np.float32(divisor)
-        expected += np.add.reduce(quotient.astype(np.float64) ** 2)
-    found = NumpyKernels().sum_of_squares(x, divisor)
-    assert found == expected
-    assert isinstance(found, float)
-    assert NumpyKernels().sum_of_squares(x) != found or length == 0
+def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row) -> None:
+    for length in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
+        x, divisor = normal((length,), row.dtype, 12), 3.0
+        expected = 0.0
+        for first in range(0, length, BLOCK):
+            quotient = x[first:first + BLOCK].astype(np.float32) / np.float32(divisor)
+            expected += np.add.reduce(quotient.astype(np.float64) ** 2)
+        found = kernels.NumpyKernels().sum_of_squares(x, divisor)
+        assert found == expected
+        assert isinstance(found, float)
+        assert kernels.NumpyKernels().sum_of_squares(x) != found or length == 0
 
 
 @given(x=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), max_size=50))
 def test_a_sum_of_squares_is_as_exact_as_float64_allows(x: list[float]) -> None:
     exact = float(np.sum(np.array(x, np.longdouble) ** 2))
-    assert NumpyKernels().sum_of_squares(np.array(x, np.float32)) == pytest.approx(exact, rel=1e-14)
+    assert kernels.NumpyKernels().sum_of_squares(np.array(x, np.float32)) == pytest.approx(exact, rel=1e-14)
 
 
 def test_squares_that_float32_cannot_hold_are_summed() -> None:
-    assert NumpyKernels().sum_of_squares(np.full(4, 1e30, np.float32)) == pytest.approx(4e60, rel=1e-6)
+    assert kernels.NumpyKernels().sum_of_squares(np.full(4, 1e30, np.float32)) == pytest.approx(4e60, rel=1e-6)
     with np.errstate(all="raise"):
-        assert NumpyKernels().sum_of_squares(np.full(4, np.inf, np.float32)) == np.inf
+        assert kernels.NumpyKernels().sum_of_squares(np.full(4, np.inf, np.float32)) == np.inf
 
 
 @by_row
 def test_a_gradient_block_is_divided_and_then_scaled_in_float32(row: Row) -> None:
     x = normal((BLOCK + 2,), row.dtype, 13)
     out = np.empty(x.shape, np.float32)
-    NumpyKernels().gradient_block(x, 3.0, 0.7, out)
+    kernels.NumpyKernels().gradient_block(x, 3.0, 0.7, out)
     assert same(out, (x.astype(np.float32) / np.float32(3)) * np.float32(0.7))
-    NumpyKernels().gradient_block(x, 3.0, 1.0, out)
+    kernels.NumpyKernels().gradient_block(x, 3.0, 1.0, out)
     assert same(out, x.astype(np.float32) / np.float32(3))
 
 
@@ -213,9 +170,9 @@ def test_a_divisor_beyond_float32_divides_as_one_within_does(divisor: float) -> 
     exact = (x.astype(np.float64) / (float(np.float32(divisor / 2**16)) * 2**16)).astype(np.float32)
     block, quotient = np.empty_like(x), np.empty_like(x)
     with np.errstate(all="raise"):
-        NumpyKernels().gradient_block(x, divisor, 1.0, block)
-        NumpyKernels().divide_rounded(x, divisor, quotient)
-        squares = NumpyKernels().sum_of_squares(x, divisor)
+        kernels.NumpyKernels().gradient_block(x, divisor, 1.0, block)
+        kernels.NumpyKernels().divide_rounded(x, divisor, quotient)
+        squares = kernels.NumpyKernels().sum_of_squares(x, divisor)
     assert abs(exact).max() > 2.0**-14
     assert np.flatnonzero(exact).size > 1000
     assert same(block, exact)

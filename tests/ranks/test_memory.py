@@ -13,6 +13,7 @@ import zerosim as zs
 from tests.ranks.asking import KINDS as CLUSTERS
 from tests.ranks.asking import ROWS, WORLDS, allowed, ask, mixed
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, whole_numbers
+from zerosim.numerics import arrays
 from zerosim.ranks import trace
 
 
@@ -182,7 +183,9 @@ def test_in_debug_mode_what_is_new_and_what_was_freed_is_poison(dtype: np.dtype)
             assert a.size == 0 or not poisoned(array)
             its.free(array)
         assert poisoned(a)
+        assert arrays.is_poisoned(a)
         assert a.size == 0 or not poisoned(b), "without debug what was freed stays as it was"
+        assert a.size == 0 or not arrays.is_poisoned(b)
     a = memory.alloc((4, 4), dtype, "workspace")
     a[...] = np.zeros((), dtype)
     memory.free(a[:, ::2])

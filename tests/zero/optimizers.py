@@ -30,7 +30,7 @@ class Spectral(Optimizer):
         assert w.ndim == 2, "a matrix optimizer is never handed part of a matrix"
         state["m"] += g
         state["rows"] += (g * g).sum(1)
-        norm = np.sqrt((state["m"] * state["m"]).sum())
+        norm = np.sqrt((state["m"] * state["m"]).sum()) or np.float32(1)  # of a matrix that had no gradient
         w -= np.float32(lr) * state["m"] / norm / np.sqrt(1 + state["rows"])[:, None]
 
 

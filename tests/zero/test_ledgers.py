@@ -1,150 +1,90 @@
-"""What the engine holds and sends equals pencil and paper, to the byte."""
+"""What the engine holds at any moment equals pencil and paper, to the byte, and what NumPy has allocated.
+
+What rests after a step and what was sent is compared with the closed forms wherever bits are: `test_stages_agree.py`.
+"""
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.cases import covering
-from tests.zero.training import MODELS, batches
-from tests.zero.units import tied
-from zerosim.models import MLP
-from zerosim.models.units import Recompute
-from zerosim.planning import closed_forms as pencil
+from tests.zero.training import ADAM, BF16, GRADIENTS, MODELS, SGD, alone, batches, run
+from zerosim.models import GPT, MLP, GPTConfig
+from zerosim.planning import activations, closed_forms
+from zerosim.planning.activations import snapshots
 
-WORLDS = (1, 2, 3, 4, 5, 8)
-GRADIENTS = ("gradient", "unit_gradient")
-STATE_KINDS = ("parameter", "gradient", "master", "optimizer_state")
+SQUARE = MLP((8, 8, 8, 8), seed=1)
 
 
-def steps(rank, model, data, **options):
-    """Takes the steps and returns the engine, so that what it holds at rest stays held."""
-    engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), **options)
-    for step in data:
-        engine.step(step[rank.index])
-    return engine
+def peaks_of(kinds, **options):
+    """The largest number of bytes of these kinds at one moment of one step of 4 ranks, by rank."""
+    cluster = zs.Cluster(4)
+    run(SQUARE, batches(SQUARE, 4, 1, 1), cluster, policy=zs.Policy("fp16"), **options)
+    return [memory.peak_nbytes_of(kinds) for memory in cluster.memory]
 
 
-def job_of(model, ranks, stage, policy, layout, micro_batches, recompute_units=None):
-    return pencil.Job(tuple(unit.parameter_count for unit in model.units), ranks, pencil.STAGES[stage], layout=layout,
-                      policy=policy, slots=2, micro_batches=micro_batches, recompute_units=recompute_units)
+def test_stage_2_never_holds_all_gradients_and_stage_3_one_gathered_unit_at_a_time():
+    assert peaks_of(GRADIENTS, stage=2)[0] < 2 * SQUARE.parameter_count < peaks_of(GRADIENTS, stage=1)[0]
+    largest = max(unit.parameter_count for unit in SQUARE.units)
+    assert peaks_of(["gathered_parameter"], stage=3) == [2 * largest] * 4
 
 
-def assert_ledgers_equal_pencil(model, ranks, stage, policy, layout, micro_batches, recompute="none",
-                                 debug=False):
-    """One step; resting bytes by kind, peak of gradients, bytes sent by purpose, and the number of gathers."""
-    cluster = zs.Cluster(ranks, debug=debug)
-    cluster.run(lambda rank: steps(rank, model, batches(model, ranks, micro_batches, 1), stage=stage, policy=policy,
-                                   layout=layout, recompute=recompute))
-    units = Recompute.parse(recompute).units_per_segment
-    job = job_of(model, ranks, stage, policy, layout, micro_batches, units)
-    assert [memory.now_nbytes_by_kind for memory in cluster.memory] == pencil.resting_nbytes(job)
-    sent = pencil.sent_nbytes(job)
-    assert {purpose: cluster.trace.sent_nbytes(purpose) for purpose in sent} == sent
-    assert cluster.trace.sent_nbytes() == [sum(of_rank) for of_rank in zip(*sent.values(), strict=True)]
-    assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == pencil.gradient_peak_nbytes(job)
-    if pencil.STAGES[stage].parameters_sharded:
-        gathers = micro_batches * sum(pencil.gathers_by_unit(len(model.units), units))
-        assert len(cluster.trace[0].collectives("all_gather", "parameters")) == gathers
-    return cluster
-
-
-@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_every_stage_holds_and_sends_what_the_closed_forms_say(stage, layout):
-    for ranks, compute, name, micro_batches in covering(
-            WORLDS, ("fp32", "fp16"), ("odd", "fewer_than_ranks"), (1, 3), turn=stage):
-        assert_ledgers_equal_pencil(MODELS[name](), ranks, stage, zs.Policy(compute), layout, micro_batches)
+def test_what_rests_after_each_backward_and_step_is_what_rested_before_and_goes_with_the_engine(stage):
+    cluster = zs.Cluster(3)
+
+    def program(rank):
+        engine = zs.Engine(rank, SQUARE, ADAM, stage=stage, policy=BF16, overlap=True, prefetch=1)
+        seen = [rank.memory.now_nbytes_by_kind]
+        for step in batches(SQUARE, 3, 2, 3):
+            for x, t in step[rank.index]:
+                tape = engine.forward(x, t)
+                engine.backward(tape)
+                del tape
+                seen.append(rank.memory.now_nbytes_by_kind)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+            seen.append(rank.memory.now_nbytes_by_kind)
+        return seen
+
+    for seen in cluster.run(program):
+        assert all({kind: n for kind, n in held.items() if kind != "input"} == seen[0] for held in seen)
+    assert cluster.memory.now_nbytes == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        zs.Policy("bf16", accumulate="fp32"),
-        zs.Policy("bf16", reduce="fp32"),
-        zs.Policy("fp16", wire="fp32"),
-        zs.Policy("fp8_e5m2", reduce="bf16", accumulate="fp32"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_mixed_formats_hold_and_send_what_the_closed_forms_say(stage, policy):
-    for ranks, micro_batches in covering((1, 3, 4), (1, 2), turn=stage):
-        assert_ledgers_equal_pencil(MODELS["deep"](), ranks, stage, policy, "per_unit", micro_batches)
+def test_a_capacity_one_byte_short_runs_out_and_one_that_fits_does_not():
+    model = MODELS["odd"]()
+    data, roomy = batches(model, 3, 1, 1), zs.Cluster(3)
+    run(model, data, roomy, stage=3)
+    need = max(roomy.memory.peak_nbytes)
+    run(model, data, zs.Cluster(3, capacity_nbytes=need), stage=3)
+    short = zs.Cluster(3, capacity_nbytes=need - 1)
+    for _ in range(2):
+        with pytest.raises(zs.OutOfMemoryError,
+                           match=r"rank \d asked for .* left of capacity_nbytes=.* it holds .*parameter"):
+            run(model, data, short, stage=3)
+        assert short.memory.now_nbytes == [0, 0, 0]
 
 
-@pytest.mark.parametrize("recompute", ["none", "block", "segment(2)", "segment(3)"])
-@pytest.mark.parametrize("layout", ["per_unit", "contiguous"])
-def test_recomputation_costs_the_gathers_that_the_closed_forms_say(recompute, layout):
-    model = MLP((3, 4, 4, 4, 4, 2), seed=1)
-    for stage, ranks in covering((2, 3), (2, 3)):
-        assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy("fp16"), layout, 2, recompute)
-
-
-@given(
-    widths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
-    ranks=st.integers(1, 9),
-    stage=st.sampled_from([0, 1, 2, 3]),
-    micro_batches=st.integers(1, 3),
-    layout=st.sampled_from(["per_unit", "contiguous"]),
-    compute=st.sampled_from(["fp32", "fp16", "bf16"]),
-    debug=st.booleans(),
-)
-def test_any_model_holds_and_sends_what_the_closed_forms_say(
-    widths, ranks, stage, micro_batches, layout, compute, debug):
-    """In debug mode the bytes are those of the hops really made; else the ring's, by its closed form."""
-    model = MLP(widths, seed=1)
-    assert_ledgers_equal_pencil(model, ranks, stage, zs.Policy(compute), layout, micro_batches, debug=debug)
-
-
-@pytest.mark.parametrize("recompute", ["none", "block", "segment(2)"])
-@pytest.mark.parametrize(("keep", "kept"), [((), ()), (None, (0,)), ("all", (0, 1, 2)), (("out",), (2,))])
-def test_tied_and_kept_units_cost_the_gathers_that_the_closed_forms_say(keep, kept, recompute):
-    model, ranks, policy = tied(), 3, zs.Policy("fp16")
-    cluster = zs.Cluster(ranks)
-    cluster.run(lambda rank: steps(rank, model, batches(model, ranks, 2, 1), stage=3, policy=policy,
-                                   keep_gathered=keep, recompute=recompute) and None)
-    job = job_of(model, ranks, 3, policy, "per_unit", 2, Recompute.parse(recompute).units_per_segment)
-    job = replace(job, kept_gathered=kept, tied=((1, 0),))
-    for purpose in ("gradients", "parameters"):
-        assert cluster.trace.sent_nbytes(purpose) == pencil.sent_nbytes(job)[purpose]
-    assert len(cluster.trace[0].collectives("all_gather", "parameters")) == 2 * sum(job.gathers)
-
-
-def test_stage_2_never_holds_all_gradients_and_peaks_lower_than_stage_1():
-    model, peaks = MLP((8, 8, 8, 8), seed=1), {}
-    for stage in (1, 2):
-        cluster = assert_ledgers_equal_pencil(model, 4, stage, zs.Policy("fp16"), "per_unit", 1)
-        peaks[stage] = cluster.memory[0].peak_nbytes_of(GRADIENTS)
-    whole = 2 * model.parameter_count
-    assert peaks[2] < whole < peaks[1]
-
-
-def test_stage_3_frees_every_gathered_unit_before_the_next_is_gathered():
-    model = MLP((8, 8, 8, 8), seed=1)
-    cluster = assert_ledgers_equal_pencil(model, 4, 3, zs.Policy("fp16"), "per_unit", 1)
-    largest = max(unit.parameter_count for unit in model.units)
-    assert [memory.peak_nbytes_of(["gathered_parameter"]) for memory in cluster.memory] == [2 * largest] * 4
-
-
-def audited(domain=np.lib.tracemalloc_domain):
-    """Bytes that NumPy's own allocations hold and held at most, by Python's tracer."""
-    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, domain)])
-    return sum(trace.size for trace in snapshot.traces)
+def audited():
+    """Bytes that NumPy's own allocations hold, by Python's tracer."""
+    numpys = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([numpys]).traces)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_an_audit_of_numpys_allocations_finds_what_the_ledger_says_at_rest(stage):
     """A first run fills the kernels' scratch and the model's caches, which are no rank's."""
     model, ranks = MLP((64, 64, 64), seed=1), 3
-    data, cluster = batches(model, ranks, 1, 2), zs.Cluster(ranks)
+    data, cluster = batches(model, ranks, 1, 1), zs.Cluster(ranks)
 
     def program(rank):
-        return steps(rank, model, data, stage=stage, policy=zs.Policy("bf16"))
+        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=BF16)
+        engine.step(data[0][rank.index])
+        return engine
 
     cluster.run(lambda rank: program(rank) and None)
     assert cluster.memory.now_nbytes == [0, 0, 0]
@@ -157,26 +97,102 @@ def test_an_audit_of_numpys_allocations_finds_what_the_ledger_says_at_rest(stage
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_the_bytes_after_many_steps_are_those_after_one(stage):
-    model, seen = MODELS["odd"](), []
-    for count in (1, 5):
-        cluster = zs.Cluster(3)
-        cluster.run(lambda rank, count=count: steps(rank, model, batches(model, 3, 2, count), stage=stage))
-        seen.append((cluster.memory.now_nbytes, cluster.memory.peak_nbytes))
-    assert seen[0] == seen[1]
+@pytest.mark.parametrize(("recompute", "kept_inputs"), [("none", []), ("block", [1, 2]), ("segment(2)", [2])])
+def test_between_the_passes_a_segment_holds_its_input_alone(recompute, kept_inputs):
+    """widths 2-3-3-1, 2 rows, fp16: unit i's input has 2 * width[i] * 2 bytes; the first one's is the batch itself."""
+    model = MODELS["deep"]()
+
+    def program(rank):
+        engine = zs.Engine(rank, model, SGD, policy=zs.Policy("fp16"), recompute=recompute)
+        tape = engine.forward(*batches(model, 1, 1, 1)[0][0][0])
+        held = rank.memory.now_nbytes_by_kind
+        engine.backward(tape)
+        return held
+
+    held = alone(program)
+    assert held.get("checkpointed_input", 0) == sum(2 * model.units[i].inputs * 2 for i in kept_inputs)
+    output = 2 * 1 * 2  # kept by the loss
+    assert (held["activation"] > output) is (recompute == "none")
 
 
-def test_a_capacity_one_byte_short_runs_out_and_one_that_fits_does_not():
-    model, data = MODELS["odd"](), batches(MODELS["odd"](), 3, 1, 1)
-    roomy = zs.Cluster(3)
-    roomy.run(lambda rank: steps(rank, model, data, stage=3) and None)
-    need = max(roomy.memory.peak_nbytes)
-    fits, short = zs.Cluster(3, capacity_nbytes=need), zs.Cluster(3, capacity_nbytes=need - 1)
-    fits.run(lambda rank: steps(rank, model, data, stage=3) and None)
-    for _ in range(2):
-        with pytest.raises(
-            zs.OutOfMemoryError, match=r"rank \d asked for .* left of capacity_nbytes=.* it holds .*parameter"
-        ):
-            short.run(lambda rank: steps(rank, model, data, stage=3) and None)
-        assert short.memory.now_nbytes == [0, 0, 0]
+def test_no_rank_ever_holds_the_whole_model_at_stage_3():
+    """Parameters are drawn shard by shard: until training gathers a unit, a rank holds its shard and no more."""
+    cluster = zs.Cluster(4)
+    engines = cluster.run(lambda rank: zs.Engine(rank, GPT("gpt-nano"), ADAM, stage=3, policy=BF16))
+    shard = engines[0].layout.shard_length(0)
+    assert cluster.memory.peak_nbytes == cluster.memory.now_nbytes == [16 * shard] * 4
+
+
+# -- activations of a GPT ---------------------------------------------------------------------------------------------
+
+FLOWING = ("activation", "checkpointed_input", "activation_gradient")
+POLICIES = ("none", "block", "segment(2)", "sub_block", "selective", "tiled")
+SHAPE = BATCH, TOKENS, CHANNELS, HEADS = 3, 16, 12, 3
+LAYERS, VOCABULARY = 3, 19
+BLOCK = activations.Block(*SHAPE)
+
+
+def gpt(layers=LAYERS, **options):
+    return GPT(GPTConfig(layers, CHANNELS, HEADS, TOKENS, VOCABULARY), **options)
+
+
+def stepped(model, cluster=None, **options):
+    """A cluster after one step."""
+    cluster, data = cluster or zs.Cluster(2), batches(model, 2, 1, 1, rows=BATCH)
+    cluster.run(lambda rank: zs.Engine(rank, model, ADAM, policy=BF16, **options).step(data[0][rank.index]) and None)
+    return cluster
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_block_more_keeps_what_the_closed_form_says_between_forward_and_backward(policy):
+    def held(rank, model):
+        engine = zs.Engine(rank, model, ADAM, stage=3, policy=BF16, recompute=policy)
+        tape = engine.forward(*batches(model, 1, 1, 1, rows=BATCH)[0][0][0])
+        now = rank.memory.now_nbytes_by_kind
+        engine.backward(tape)
+        return now.get("activation", 0) + now.get("checkpointed_input", 0)
+
+    two, four = (zs.Cluster(2).run(held, gpt(layers))[0] for layers in (2, 4))
+    of_block = {"block": 2 * BLOCK.stream, "segment(2)": BLOCK.stream}.get(policy)
+    assert four - two == 2 * (of_block or activations.kept(BLOCK, policy).nbytes)
+
+
+@pytest.mark.parametrize(("policy", "stage"), covering(POLICIES, zs.STAGES))
+def test_the_peak_of_activations_and_their_gradients_is_pencils_under_every_stage(policy, stage):
+    pencil = snapshots(BLOCK, LAYERS, VOCABULARY, policy)
+    for memory in stepped(gpt(), stage=stage, recompute=policy).memory:
+        assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in pencil)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_stage_3s_peak_is_explained_to_the_byte_by_kind(policy):
+    """Shards, one gathered unit, its gradient, and what flows at that moment: the largest sum of them is the peak."""
+    model = gpt(tied=False)
+    cluster = stepped(model, stage=3, recompute=policy)
+    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), 2, closed_forms.STAGES[3], policy=BF16)
+    resting, explained = closed_forms.resting_nbytes(job)[0], []
+    for moment in snapshots(BLOCK, LAYERS, VOCABULARY, policy):
+        in_unit = "loss" not in (moment.phase, moment.step)
+        back = in_unit and moment.phase == "backward"
+        unit = 2 * job.padded_lengths[moment.unit]
+        explained.append(resting | moment.nbytes | {
+            "gathered_parameter": unit * in_unit, "unit_gradient": unit * back,
+            "input": BATCH * TOKENS * 8 * (1 if back else 2)})  # int64; the targets go with the loss
+    largest = max(explained, key=lambda held: sum(held.values()))
+    assert {kind: n for kind, n in largest.items() if n} == cluster.memory[0].peak_nbytes_by_kind
+
+
+def test_segments_pay_their_own_gathers_and_finer_policies_do_not():
+    gathers = {policy: len(stepped(gpt(tied=False), stage=3, recompute=policy).trace[0].collectives(
+        "all_gather", "parameters")) for policy in POLICIES}
+    units = LAYERS + 2
+    assert gathers.pop("segment(2)") == sum(closed_forms.gathers_by_unit(units, 2)) > 2 * units
+    assert set(gathers.values()) == {2 * units}
+
+
+def test_activations_run_out_of_memory_at_stage_3_and_recomputation_makes_room():
+    """States are a small part of what stage 3 holds: what does not fit are activations."""
+    room = stepped(gpt(), stage=3, recompute="block").memory[0].peak_nbytes
+    with pytest.raises(zs.OutOfMemoryError, match=r"it holds .*activation [\d,]+"):
+        stepped(gpt(), zs.Cluster(2, capacity_nbytes=room), stage=3)
+    stepped(gpt(), zs.Cluster(2, capacity_nbytes=room), stage=3, recompute="block")

@@ -1,183 +1,104 @@
-"""Buckets, overlap, prefetch, keeping gathered: they change the trace and the memory, and no bit and no byte sent."""
+"""Buckets, overlap, prefetch, keeping gathered: what they change is the trace and the memory (bits: the twin's)."""
 
-from itertools import product
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.cases import chosen, covering
-from tests.zero.training import batches, bits, train
-from zerosim.models import MLP
-from zerosim.ranks.trace import Issue, Wait
-from zerosim.zero import lay_out, layout_of
-from zerosim.zero.layout import Bucket, buckets
+from tests.zero.training import BF16, MODELS, SGD, batches, outcome, run
+from zerosim.ranks import trace
+from zerosim.zero import PARTIAL, SHARDED, layout_of
 
-DEEP = MLP((3, 7, 5, 4, 2), activation="gelu", seed=4)
-WIDE = 4 * DEEP.parameter_count  # bytes: more than the whole model has in any format of these tests
+DEEP = zs.models.MLP((3, 7, 5, 4, 2), activation="gelu", seed=4)
 
 
-def outcome(cluster, model, data, **options):
-    """Everything of a run that no option may change, in bits."""
-    results = cluster.run(lambda rank: train(rank, model, data, **options))
-    return [{key: bits(np.asarray(value)) for key, value in result.items()} for result in results]
+def traced(ranks=3, model=DEEP, micro_batches=1, **options):
+    """The cluster after one step."""
+    cluster = zs.Cluster(ranks)
+    run(model, batches(model, ranks, micro_batches, 1), cluster, **options)
+    return cluster
 
 
-def sent(cluster):
-    return {purpose: cluster.trace.sent_nbytes(purpose) for purpose in ("parameters", "gradients", "control")}
-
-
-@pytest.mark.parametrize(("row", "ranks"), covering(
-    product(zs.STAGES, ["per_unit", "contiguous", "whole_matrices"]), [3, 4, 1]), ids=str)
-def test_options_change_neither_bits_nor_bytes(row, ranks):
-    stage, layout = row
-    data, policy = batches(DEEP, ranks, 2, 1), zs.Policy("bf16", reduce="fp16", accumulate="fp32")
-    plain, common = zs.Cluster(ranks), {"stage": stage, "layout": layout, "policy": policy, "recompute": "segment(2)"}
-    expected = outcome(plain, DEEP, data, **common)
-    every = [{"bucket_nbytes": 1}, {"overlap": True}, {"bucket_nbytes": 14}, {"prefetch": 1}, {"bucket_nbytes": WIDE},
-             {"prefetch": 3}, {"bucket_nbytes": 64}, {"bucket_nbytes": 50, "overlap": True, "prefetch": 2}]
-    for options in chosen(every[ranks % 2::2], every):
-        pulled = zs.Cluster(ranks)
-        assert outcome(pulled, DEEP, data, **common, **options) == expected, options
-        assert sent(pulled) == sent(plain), options
-
-
-@given(widths=st.lists(st.integers(1, 6), min_size=2, max_size=5), ranks=st.integers(1, 6),
-
-       stage=st.sampled_from([0, 1, 2, 3]), bucket=st.integers(1, 200), overlap=st.booleans(),
-       prefetch=st.integers(0, 2),
-       micro_batches=st.integers(1, 2), layout=st.sampled_from(["per_unit", "contiguous"]), debug=st.booleans())
-def test_any_options_on_any_model_change_no_bit(
-        widths, ranks, stage, bucket, overlap, prefetch, micro_batches, layout, debug):
-    model = MLP(widths, seed=1)
-    data, common = batches(model, ranks, micro_batches, 1), {"stage": stage, "layout": layout}
-    expected = outcome(zs.Cluster(ranks), model, data, **common)
-    assert outcome(zs.Cluster(ranks, debug=debug), model, data, **common, bucket_nbytes=bucket, overlap=overlap,
-                   prefetch=prefetch) == expected
-
-
-@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5), ranks=st.integers(1, 5), limit=st.integers(1, 40),
-       layout=st.sampled_from(["per_unit", "contiguous", "whole_matrices"]))
-def test_a_bucket_packs_every_element_once_and_owner_by_owner(lengths, ranks, limit, layout):
-    cut = lay_out(layout, {f"u{i}": {f"u{i}.w": (n,)} for i, n in enumerate(lengths)}, ranks)
-    ranges, seen, vector = [slice(region.low, region.high) for region in cut.regions], [], np.arange(cut.length)
-
-    def joined(parts):
-        assert [at for here, _ in parts for at in range(here.start, here.stop)] == list(range(sum(map(len_of, parts))))
-        return [int(element) for _, elements in parts for element in elements]
-
-    def len_of(part):
-        return len(part[1])
-
-    for bucket in buckets(cut, ranges, limit):
-        assert 0 < bucket.length <= limit
-        packed = joined(bucket.in_vector(vector))
-        assert len(packed) == bucket.length
-        seen += packed
-        for rank in range(ranks):
-            own = packed[bucket.cut[rank]:bucket.cut[rank + 1]]
-            assert own == joined(bucket.own_in_vector(rank, vector))
-            assert own == joined(bucket.own_in_shard(rank, cut.shard(rank, vector)))
-    assert sorted(seen) == list(range(cut.length))
-
-
-def test_without_a_limit_every_range_is_a_bucket_of_its_own_even_an_empty_one():
-    layout = lay_out("per_unit", {"a": {"a.w": (0,)}, "b": {"b.w": (3,)}}, 2)
-    ranges = [slice(region.low, region.high) for region in layout.regions]
-    assert buckets(layout, ranges, None) == [Bucket(layout, (lies,)) for lies in ranges]
-
-
-@pytest.mark.parametrize("bucket_nbytes", [None, 1, 2 * 28, 2 * 42, 2 * 44, WIDE])
-def test_a_bucket_decides_how_many_reductions_there_are(bucket_nbytes):
+@pytest.mark.parametrize("bucket_nbytes", [None, 1, 2 * 28, 2 * 42, 2 * 44, 4 * DEEP.parameter_count])
+def test_a_bucket_decides_how_many_reductions_there_are_in_one_order_on_every_rank(bucket_nbytes):
     """One element, less than a unit, equal to one (layer1 has 42 with its padding), more, and more than the model."""
-    model, cluster = DEEP, zs.Cluster(3)
-    lengths = [layout.stop - layout.start
-               for layout in layout_of(model, 3).units.values()]
-    cluster.run(lambda rank: train(rank, model, batches(model, 3, 1, 1), stage=2, policy=zs.Policy("bf16"),
-                                   bucket_nbytes=bucket_nbytes))
-    found = cluster.trace[0].collectives("reduce_scatter", "gradients")
-    expected = len(lengths) if bucket_nbytes is None else -(-sum(lengths) // max(1, bucket_nbytes // 2))
-    assert len(found) == expected
-    assert all(row.call.cut[-1] <= max(1, (bucket_nbytes or WIDE) // 2) for row in found)
+    cluster = traced(stage=2, policy=BF16, bucket_nbytes=bucket_nbytes)
+    lengths = [lies.stop - lies.start for lies in layout_of(DEEP, 3).units.values()]
+    orders = [[(row.call.cut, row.span) for row in of_rank.collectives("reduce_scatter", "gradients")]
+              for of_rank in cluster.trace]
+    room = sum(lengths) if bucket_nbytes is None else max(1, bucket_nbytes // 2)
+    assert orders[0] == orders[1] == orders[2]
+    assert len(orders[0]) == (len(lengths) if bucket_nbytes is None else -(-sum(lengths) // room))
+    assert all(cut[-1] <= room for cut, _ in orders[0])
 
 
-def rows_between(trace, issued, kinds):
+def rows_between(of_rank, issued, kinds):
     """The rows between an asynchronous collective's issue and its wait."""
-    start = next(i for i, row in enumerate(trace.rows) if isinstance(row, Issue) and row.call is issued)
-    stop = next(i for i, row in enumerate(trace.rows) if isinstance(row, Wait) and row.call is issued)
-    return [row for row in trace.rows[start:stop] if isinstance(row, kinds)]
+    start, stop = (next(i for i, row in enumerate(of_rank.rows) if isinstance(row, kind) and row.call is issued)
+                   for kind in (trace.Issue, trace.Wait))
+    return [row for row in of_rank.rows[start:stop] if isinstance(row, kinds)]
 
 
-def asynchronous(trace, operation, purpose, span):
-    return [row.call for row in trace.collectives(operation, purpose) if row.asynchronous and span in row.span]
+def asynchronous(of_rank, operation, purpose, span):
+    return [row.call for row in of_rank.collectives(operation, purpose) if row.asynchronous and span in row.span]
 
 
-def test_overlap_shows_in_the_trace():
-    from zerosim.ranks.trace import Compute
-
-    cluster = zs.Cluster(3)
-    cluster.run(lambda rank: train(rank, DEEP, batches(DEEP, 3, 1, 1), stage=2, overlap=True))
-    trace = cluster.trace[0]
-    reductions = asynchronous(trace, "reduce_scatter", "gradients", "backward")
+def test_overlap_reduces_beside_backward_and_gathers_beside_the_update():
+    of_rank = traced(stage=2, overlap=True).trace[0]
+    reductions = asynchronous(of_rank, "reduce_scatter", "gradients", "backward")
     assert len(reductions) == 4
-    assert all(rows_between(trace, call, Compute) for call in reductions[:-1])  # the first unit's is the last of all
-    all_gathers = asynchronous(trace, "all_gather", "parameters", "update")
-    assert len(all_gathers) == 4
-    first, last = (next(i for i, row in enumerate(trace.rows) if isinstance(row, kind) and row.call is call)
-                   for kind, call in ((Issue, all_gathers[-1]), (Wait, all_gathers[0])))
-    assert first < last  # the last region was updated while the first was on its way
+    # The first unit's is the last of all.
+    assert all(rows_between(of_rank, call, trace.Compute) for call in reductions[:-1])
+    first, *_, last = asynchronous(of_rank, "all_gather", "parameters", "update")
+    assert last in [row.call for row in rows_between(of_rank, first, trace.Issue)], "the first was still on its way"
 
 
 def test_prefetch_gathers_the_next_unit_while_one_computes_in_both_directions():
-    from zerosim.ranks.trace import Compute
-
-    cluster = zs.Cluster(3)
-    cluster.run(lambda rank: train(rank, DEEP, batches(DEEP, 3, 1, 1), stage=3, prefetch=1))
-    trace = cluster.trace[0]
+    ahead, plain = traced(stage=3, prefetch=1), traced(stage=3)
     for span in ("forward", "backward"):
-        calls = asynchronous(trace, "all_gather", "parameters", span)
+        calls = asynchronous(ahead.trace[0], "all_gather", "parameters", span)
         assert len(calls) == 3  # all but the first of each direction
-        assert all(rows_between(trace, call, Compute) for call in calls)
-    plain = zs.Cluster(3)
-    plain.run(lambda rank: train(rank, DEEP, batches(DEEP, 3, 1, 1), stage=3))
-    assert asynchronous(plain.trace[0], "all_gather", "parameters", "forward") == []
-    assert (cluster.memory[0].peak_nbytes_of(["gathered_parameter"])
-            > plain.memory[0].peak_nbytes_of(["gathered_parameter"]))
+        assert all(rows_between(ahead.trace[0], call, trace.Compute) for call in calls)
+        assert asynchronous(plain.trace[0], "all_gather", "parameters", span) == []
+    now, before = (cluster.memory[0].peak_nbytes_of(["gathered_parameter"]) for cluster in (ahead, plain))
+    assert now > before
 
 
-@pytest.mark.parametrize(("keep", "gathers"), [((), 8), (None, 8), ("all", 4), (("layer1",), 7), ("layer3", 7)])
-def test_units_that_stay_gathered_are_gathered_once_and_held_longer(keep, gathers):
-    data, clusters = batches(DEEP, 3, 1, 1), (zs.Cluster(3), zs.Cluster(3))
-    expected = outcome(clusters[0], DEEP, data, stage=3)
-    assert outcome(clusters[1], DEEP, data, stage=3, keep_gathered=keep) == expected
-    assert len(clusters[1].trace[0].collectives("all_gather", "parameters")) == gathers
-    now = [cluster.memory[0].peak_nbytes_of(["gathered_parameter"]) for cluster in clusters]
-    assert (now[1] > now[0]) == (gathers < 8)
-    assert clusters[0].memory.now_nbytes == clusters[1].memory.now_nbytes
+@pytest.mark.parametrize(("model", "keep", "gathers"), [
+    (DEEP, (), 8), (DEEP, None, 8), (DEEP, "all", 4), (DEEP, ("layer1",), 7), (DEEP, "layer3", 7),
+    (MODELS["tied"](), (), 8), (MODELS["tied"](), None, 5), (MODELS["tied"](), "all", 3)], ids=str)
+def test_units_that_stay_gathered_are_gathered_once_and_held_longer_and_tied_ones_are_reduced_once(
+        model, keep, gathers):
+    kept, plain = traced(model=model, stage=3, keep_gathered=keep), traced(model=model, stage=3, keep_gathered=())
+    assert len(kept.trace[0].collectives("all_gather", "parameters")) == gathers
+    assert len(kept.trace[0].collectives("reduce_scatter", "gradients")) == len(model.units)
+    now, before = (cluster.memory[0].peak_nbytes_of(["gathered_parameter"]) for cluster in (kept, plain))
+    assert (now > before) == (gathers < 8) or keep is None, "the owner of a tied weight is there with its other user"
+
+
+def test_gradients_can_wait_whole_while_parameters_are_sharded():
+    """No reduction before the last micro-batch ("no_sync"): a row of placements, not a mode."""
+    cluster = traced(micro_batches=3, stage=zs.Stage(SHARDED, PARTIAL, SHARDED))
+    assert len(cluster.trace[0].collectives("reduce_scatter", "gradients")) == len(DEEP.units)
+
+
+def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_reduced():
+    model, ranks = MODELS["deep"](), 3
+    cluster = zs.Cluster(ranks)
+    results = run(model, batches(model, ranks, 1, 1), cluster, stage=2, policy=BF16,
+                  groups=(zs.Group("*.weight", frozen=True),))
+    trained = sum(-(-shape[0] // ranks) for name, shape in model.shapes.items() if name.endswith("bias"))  # a shard
+    held = results[0]["held"]
+    assert (held["gradient"], held["master"], held["optimizer_state"]) == (2 * trained, 4 * trained, 8 * trained)
+    for purpose in ("gradients", "parameters"):  # the all-gather, of biases alone
+        assert cluster.trace[0].sent_nbytes(purpose) == 2 * trained * (ranks - 1)
 
 
 def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_reduce():
     """The option is each rank's own affair: no collective differs."""
-    data = batches(DEEP, 2, 1, 2)
-    expected = outcome(zs.Cluster(2), DEEP, data, stage=2)
-    results = zs.Cluster(2).run(lambda rank: train(rank, DEEP, data, stage=2, overlap=rank.index == 0))
-    assert [{key: bits(np.asarray(value)) for key, value in result.items()} for result in results] == expected
-
-
-@pytest.mark.parametrize("options", [{"overlap": True}, {"prefetch": 2}, {"bucket_nbytes": 64}], ids=str)
-def test_a_step_that_fails_and_is_abandoned_leaves_nothing_behind(options):
-    data = batches(DEEP, 2, 1, 1)[0]
+    data, overlapping = batches(DEEP, 2, 1, 1), zs.Cluster(2)
 
     def program(rank):
-        engine = zs.Engine(rank, DEEP, zs.optim.SGD(lr=0.1), stage=3, **options)
-        before = rank.memory.now_nbytes
-        with pytest.raises(ValueError, match="shape"):
-            engine.step([*data[rank.index], (np.zeros((2, 3)), np.zeros((2, 9)))])
-        assert rank.memory.now_nbytes == before
-        return engine.step(data[rank.index]).losses
+        engine = zs.Engine(rank, DEEP, SGD, stage=2, overlap=rank.index == 0)
+        return engine.step(data[0][rank.index]).norm
 
-    assert list(zs.Cluster(2).run(program)) == [
-        r["losses"][0] for r in zs.Cluster(2).run(lambda rank: train(rank, DEEP, [data], stage=3,
-                                                                     optimizer=zs.optim.SGD(lr=0.1)))]
+    norm, = {str([norm]) for norm in overlapping.run(program)}
+    assert norm == outcome(DEEP, data, stage=2, optimizer=SGD)[0]["norms"]

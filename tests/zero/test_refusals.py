@@ -1,28 +1,33 @@
-"""What the engine, its layouts and placements refuse: what was asked, what was found, what to do."""
+"""What engines, groups, layouts and placements refuse: what was asked, what was found, what to do.
+
+In a text, parts ... may be anything.
+"""
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.optim.papers import MATRIX, named
 from tests.zero.optimizers import Factored, Normed, Plain, Shapeless, Uncut
-from tests.zero.training import MODELS, alone
+from tests.zero.training import ADAM, MODELS, SGD, alone
 from tests.zero.units import tied
-from zerosim.models.units import LinearUnit, Model
+from zerosim.models import GPT, MLP, LinearUnit, Model
+from zerosim.numerics import loss_scale
+from zerosim.optim import check_shardable
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, lay_out
 
-MODEL, SGD, ADAM = MODELS["odd"](), zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01)
+MODEL = MODELS["odd"]()
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
-def refused(call, text):
-    """Asserts that the call raises ValueError with this text, whose parts ... may be anything."""
-    with pytest.raises(ValueError, match=".*".join(map(re.escape, text.split("...")))):
-        call()
+def pattern(text):
+    return ".*".join(map(re.escape, text.split("...")))
 
 
-def named(value):
+def title(value):
     return str(value).split(" at 0x")[0]
 
 
@@ -49,6 +54,7 @@ def named(value):
     ({"overlap": "no"}, "overlap='no' must be True or False"), ({"gather": "no"}, "gather='no' must be True or False"),
     ({"bucket_nbytes": 0}, "bucket_nbytes=0 must be a number of bytes, 1 or more"),
     ({"bucket_nbytes": 1.5}, "bucket_nbytes=1.5 must be"), ({"prefetch": -1}, "prefetch=-1 must be a number of units"),
+    ({"prefetch": 1.5}, "prefetch=1.5 must be a number of units, 0 or more"),
     ({"keep_gathered": ["layer9"]}, "keep_gathered=['layer9'] must be 'all', or names of units: layer0, layer1"),
     ({"keep_gathered": 3}, "keep_gathered=3 must be"), ({"keep_gathered": [[1]]}, "or names of units"),
     ({"seed": None}, "seed=None must be a whole number"),
@@ -62,44 +68,145 @@ def named(value):
     ({"optimizer": ADAM, "groups": [zs.Group("*.bias", lr=-1.0)]}, "lr is a finite number, 0 or more"),
     ({"groups": [zs.Group("*.bias", compute="fp61")]}, "no number format is named 'fp61'"),
     ({"groups": [zs.Group("*.bias", compute="fp32")], "policy": zs.Policy("bf16", master="bf16")},
-     "master='bf16' has fewer mantissa bits than compute='fp32'"),
-], ids=named)
+     "master='bf16' has fewer mantissa bits than compute='fp32'")], ids=title)
 def test_what_an_engine_cannot_use_is_refused_when_it_is_made(options, text):
-    refused(lambda: alone(lambda rank: zs.Engine(
-        **{"rank": rank, "model": MODEL, "optimizer": SGD, **options}) and None), text)
+    with pytest.raises(ValueError, match=pattern(text)):
+        alone(lambda rank: zs.Engine(**{"rank": rank, "model": MODEL, "optimizer": SGD, **options}) and None)
 
 
-@pytest.mark.parametrize(("misuse", "text"), [
-    (lambda engine: engine.reduce(), "without a gradient; call backward(forward"),
-    (lambda engine: engine.update(), "without a reduced gradient; call reduce() first"),
-    (lambda engine: (engine.backward(engine.forward(X, T)), engine.reduce(), engine.backward(engine.forward(X, T))),
-     "between reduce() and update()"),
-    (lambda engine: [engine.backward(tape) for tape in [engine.forward(X, T)] * 2],
-     "taken back already...make a new one by forward()"),
-    (lambda engine: engine.backward(T), "backward() takes the tape that forward() returns"),
-    (lambda engine: engine.state("layer0.wait"),
-     "no parameter 'layer0.wait'; it has ...did you mean 'layer0.weight'?")])
-def test_parts_called_in_the_wrong_order_or_with_wrong_things_say_what_to_call(misuse, text):
-    refused(lambda: alone(lambda rank: misuse(zs.Engine(rank, MODEL, SGD))), text)
+@pytest.mark.parametrize("optimizer", [*MATRIX, zs.optim.Adafactor()], ids=named)
+def test_an_optimizer_that_needs_whole_tensors_is_refused_where_the_layout_cuts_inside_them_and_only_there(optimizer):
+    def make(ranks, **options):
+        zs.Cluster(ranks).run(lambda rank: zs.Engine(rank, MODEL, optimizer, **options) and None)
+
+    for stage in (1, 2, 3):
+        with pytest.raises(ValueError, match=pattern(f"{named(optimizer)} needs all of layer0.weight (3, 5), which the "
+                                                     "layout 'per_unit' lays on several ranks; take layout='whole_matr"
+                                                     "ices', or gather=True")):
+            make(3, stage=stage)
+        make(3, stage=stage, layout="whole_matrices")
+        make(3, stage=stage, gather=True)
+    make(3, stage=0)
+    make(1, stage=3)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_weights_are_read_only(stage):
-    def program(rank):
-        engine = zs.Engine(rank, MODEL, SGD, stage=stage)
-        with engine.weights(engine.model.units[0]) as w:
+# -- its parts, and the batches that it is given ----------------------------------------------------------------------
+
+
+class Forgetful(LinearUnit):
+    def backward(self, ctx, w, kept, dy):
+        dx, grads = super().backward(ctx, w, kept, dy)
+        return dx, {name: grads[name] for name in list(grads)[:1]}
+
+
+class Rebinding(Plain):
+    """PyTorch's habit: the state is a dictionary to put arrays into."""
+
+    def update(self, ctx, w, g, state, step):
+        state["m"] = state["m"] + g
+        w -= np.float32(self.lr) * state["m"]
+
+
+class Adding(Plain):
+    def update(self, ctx, w, g, state, step):
+        state["extra"] = state.get("extra", 0) + g
+        w -= np.float32(self.lr) * state["extra"]
+
+
+def with_nan(array, dtype=np.float32):
+    array = array.copy()
+    array[0, 0] = np.nan
+    return array.astype(dtype)
+
+
+def of_other_weights(engine):
+    old = engine.forward(X, T)
+    engine.step([(X, T)])
+    engine.backward(old)
+
+
+def of_another_engine(engine):
+    engine.backward(zs.Engine(engine.rank, MODEL, SGD).forward(X, T))
+
+
+def weights_of(unit, write=False):
+    def ask(engine):
+        with engine.weights(engine.model.units[0] if write else unit) as w:
             w["layer0.weight"][...] = 7
 
-    refused(lambda: alone(program), "read-only")
+    return ask
 
 
-@pytest.mark.parametrize("asked", ["layer0", LinearUnit("layer0", 3, 5), None], ids=named)
-def test_weights_of_what_is_no_unit_of_the_model_are_refused(asked):
-    def program(rank):
-        with zs.Engine(rank, MODEL, SGD).weights(asked):
-            pass
+def tokens_of_two_lengths(engine):
+    tokens = np.random.default_rng(0).integers(0, 17, (2, 2, 8))
+    engine.step([(tokens[0], tokens[1]), (tokens[0, :1], tokens[1, :1])])
 
-    refused(lambda: alone(program), "no unit of this engine's model; take one of engine.model.units: layer0, layer1")
+
+MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=True)])
+
+
+@pytest.mark.parametrize(("misuse", "text", "options"), [
+    (lambda engine: engine.reduce(), "without a gradient; call backward(forward", {}),
+    (lambda engine: engine.update(), "without a reduced gradient; call reduce() first", {}),
+    (lambda engine: (engine.backward(engine.forward(X, T)), engine.reduce(), engine.backward(engine.forward(X, T))),
+     "between reduce() and update()", {}),
+    (lambda engine: [engine.backward(tape) for tape in [engine.forward(X, T)] * 2],
+     "taken back already...make a new one by forward()", {}),
+    (lambda engine: engine.backward(T), "backward() takes the tape that forward() returns", {}),
+    (of_other_weights, "made with other weights: before an update, or by another engine", {}),
+    (of_another_engine, "made with other weights: before an update, or by another engine", {}),
+    (lambda engine: engine.state("layer0.wait"), "no parameter 'layer0.wait'; it has ...did you mean 'layer0.weight'?",
+     {}),
+    *((weights_of(None, write=True), "read-only", {"stage": stage}) for stage in zs.STAGES),
+    *((weights_of(asked), "no unit of this engine's model; take one of engine.model.units: layer0, layer1", {})
+      for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
+    (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",
+     {"groups": [zs.Group("*.bias", frozen=True)]}),
+    *((lambda engine, given=given: engine.step(given), text, {}) for given, text in [
+        ([], "at least one; found 0 items"), (7, "at least one; found 0 items"),
+        ((X, T), "found 2 items, 0 of them pairs"), ([(X, T, T)], "found 1 items, 0 of them pairs"),
+        ([(X, T), X], "found 2 items, 1 of them pairs"), ([(X[:, :2], T)], "a row for each column of x"),
+        ([(X, T[:1])], "(1, 2)"), ([(X, T[:, 0])], "(2,)"), ([(X, with_nan(T))], "target has NaN in 1 of 4 values"),
+        *(([(with_nan(X, dtype), T)], "x has NaN in 1 of 6 values, and with it every gradient; look at")
+          for dtype in (np.float32, np.float64, ">f4", ml_dtypes.bfloat16))]),
+    (lambda engine: engine.step([(X, T)]), "backward of unit 'a' returned gradients of the shapes ...return one of tha",
+     {"model": Model([Forgetful("a", 3, 2)])}),
+    (lambda engine: engine.step([(X, T)]), "unit 'b' gave back no gradient of its input, which unit 'a' needs",
+     {"model": MIDDLE}),
+    (tokens_of_two_lengths, "equally many places, found 16 and 8; fill shorter ones up",
+     {"model": GPT("gpt-nano", normalization="global")}),
+    *((lambda engine: engine.step([(X, T)]), f"{named(optimizer)}.update replaced the state {state!r}, and what it put "
+       f"there would be lost; declare it in slots(), and write into it: state[{state!r}][...] = ",
+       {"optimizer": optimizer}) for optimizer, state in ((Rebinding(), "m"), (Adding(), "extra")))])
+def test_an_engine_used_wrongly_says_what_to_do(misuse, text, options):
+    with pytest.raises(ValueError, match=pattern(text)):
+        alone(lambda rank: misuse(zs.Engine(**{"rank": rank, "model": MODEL, "optimizer": SGD, **options})))
+
+
+class AnotherW(Plain):
+    """Makes another w."""
+
+    def slots(self, shape):
+        return {}
+
+    def update(self, ctx, w, g, state, step):
+        w = w - np.float32(self.lr) * g
+
+
+class EveryEighth(Plain):
+    """Elementwise, but at every eighth step."""
+
+    def update(self, ctx, w, g, state, step):
+        w -= np.float32(self.lr) * (g / np.abs(g).sum() if step % 8 == 0 else g)
+
+
+def test_mistakes_of_users_optimizers_that_an_engine_cannot_see_are_found_by_trying_them():
+    for optimizer, text in ((Rebinding(), "Rebinding.update replaced the state 'm'"), (
+            AnotherW(), "AnotherW.update changes nothing in 5 steps; update in place, with w -= ")):
+        with pytest.raises(ValueError, match=pattern(text)):
+            check_shardable(optimizer)
+    found = check_shardable(EveryEighth())
+    assert (found.cut, found.is_honest) == ("tensor", False)
 
 
 def test_old_names_of_the_engine_work_and_warn():
@@ -115,10 +222,64 @@ def test_old_names_of_the_engine_work_and_warn():
     assert alone(program) == [True, True, True]
 
 
+# -- ranks that disagree, before their replicas drift apart -----------------------------------------------------------
+
+EQUAL_UNITS = Model([LinearUnit("a", 3, 3), LinearUnit("b", 3, 3)])  # shapes alone do not tell which is gathered
+DIFFERING = {
+    "optimizer": lambda index: {"optimizer": zs.optim.SGD(lr=0.1 + index)},
+    "loss_scale": lambda index: {"policy": zs.Policy(loss_scale=1.0 + index)},
+    "clip_norm": lambda index: {"clip_norm": 1.0 + index}, "seed": lambda index: {"seed": index},
+    "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},
+    "master": lambda index: {"policy": zs.Policy("bf16", master=("fp32", "bf16")[index])},
+    "schedule": lambda index: {"schedule": lambda step: 1.0 + index},
+    "first values": lambda index: {"model": MLP((3, 5, 2), seed=index)},
+}
+
+
+SETTINGS = r"micro-batch \d, loss scale .* settings \w{8} \(policy, groups, clip_norm, seed, first values\)"
+
+
+def step(engine, index):
+    engine.step([(X, T)])
+
+
+def another_count(engine, index):
+    engine.step([(X, T)] * (1 + index))
+
+
+def another_scale(engine, index):
+    if index:
+        engine.loss_scale.update(True)
+    engine.step([(X, T)])
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize(("options", "use", "text"), [
+    *((options, step, SETTINGS) for options in DIFFERING.values()), (lambda index: {}, another_count, "rank"),
+    (lambda index: {"policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic())}, another_scale, "loss scale")],
+    ids=[*DIFFERING, "micro-batches", "scale"])
+def test_ranks_that_differ_are_stopped_and_told_in_what(options, use, text, stage):
+    def program(rank):
+        engine = zs.Engine(**{"rank": rank, "model": MODEL, "optimizer": ADAM, "stage": stage} | options(rank.index))
+        use(engine, rank.index)
+
+    with pytest.raises((zs.MismatchError, zs.DeadlockError) if use is another_count else zs.MismatchError, match=text):
+        zs.Cluster(2).run(program)
+
+
+def test_ranks_that_gather_different_units_are_told_so():
+    def program(rank):
+        with zs.Engine(rank, EQUAL_UNITS, SGD, stage=3).weights(EQUAL_UNITS.units[rank.index]) as w:
+            return w
+
+    with pytest.raises(zs.MismatchError, match=r"weights of a\).*weights of b\)"):
+        zs.Cluster(2).run(program)
+
+
 # -- groups, models, stages, layouts, placements ----------------------------------------------------------------------
 
-HAND = zs.layout_of(zs.models.MLP([3, 4, 2]), 3)
-VECTOR = HAND.flattened(zs.models.first_weights(zs.models.MLP([3, 4, 2])))
+HAND = zs.layout_of(MLP([3, 4, 2]), 3)
+VECTOR = HAND.flattened(zs.models.first_weights(MLP([3, 4, 2])))
 SMALL = lay_out("per_unit", {"a": {"a.w": (3,)}, "b": {"b.w": (2,)}}, 2)
 ENC, DEC, OUT = tied().units
 
@@ -139,31 +300,31 @@ ENC, DEC, OUT = tied().units
      "layer0.weight has the shape (3, 4), found values of shape (); nothing is broadcast"),
     (lambda: HAND.flattened({key: view.reshape(-1) for key, view in HAND.views(VECTOR).items()}),
      "layer0.weight has the shape (3, 4), found values of shape (12,)"),
-    (lambda: HAND.shard(-1, VECTOR), "this layout has the ranks 0 to 2, found -1"),
-    (lambda: HAND.shard(3, VECTOR), "this layout has the ranks 0 to 2, found 3"),
-    (lambda: HAND.shard(1.0, VECTOR), "this layout has the ranks 0 to 2, found 1.0"),
+    *((lambda rank=rank: HAND.shard(rank, VECTOR), f"this layout has the ranks 0 to 2, found {rank}")
+      for rank in (-1, 3, 1.0)),
     (lambda: HAND.shard(2, VECTOR[:-3]), "the layout's vector has 30 elements, padding included, found shape (27,)"),
     (lambda: HAND.views(np.zeros(31)), "has 30 elements, padding included, found shape (31,)"),
     (lambda: HAND.views(VECTOR[None]), "found shape (1, 30)"),
     (lambda: zs.layout_of(MODEL, 2.5), "found 2 units and 2.5 ranks"),
     (lambda: zs.layout_of(MODEL, True), "found 2 units and True ranks")])
 def test_what_does_not_fit_is_refused_and_nothing_is_cut_short_or_broadcast(call, text):
-    refused(call, text)
+    with pytest.raises(ValueError, match=pattern(text)):
+        call()
 
 
-@pytest.mark.parametrize(("have", "want", "length", "cut", "text"), [
-    (REPLICATED, PARTIAL, 6, (0, 3, 6), "a sum cannot be unsummed"),
-    (SHARDED, PARTIAL, 3, (0, 3, 6), "a sum cannot be unsummed"),
-    (REPLICATED, SHARDED, 4, (0, 3, 6), "replicated vector of 4 elements does not fit the cut"),
-    (REPLICATED, SHARDED, 6, (0, 9, 6), "does not cut"), (SHARDED, REPLICATED, 2, (0, 3, 6), "has 3 on rank"),
-    (REPLICATED, SHARDED, 6, (0, 6), "pass 3 rising boundaries"), ("partial", SHARDED, 6, (0, 3, 6), "is no placement"),
-    (PARTIAL, "sharded", 6, (0, 3, 6), "is no placement")], ids=named)
-def test_redistribute_refuses_what_does_not_fit_even_where_nothing_is_sent(have, want, length, cut, text):
-    refused(lambda: zs.Cluster(2).run(lambda rank: zs.redistribute(
-        rank, np.zeros(length, np.float32), have, want, cut, policy=zs.Policy())), text)
+CUT = (0, 3, 6)
 
 
-@pytest.mark.parametrize("out", [np.zeros(3, np.int8), np.zeros((2, 3), np.float32)], ids=str)
-def test_redistribute_writes_no_other_format_or_shape_than_it_has(out):
-    refused(lambda: zs.Cluster(2).run(lambda rank: zs.redistribute(
-        rank, np.zeros(6, np.float32), REPLICATED, SHARDED, (0, 3, 6), policy=zs.Policy(), out=out)), "out= has shape")
+@pytest.mark.parametrize(("have", "want", "length", "options", "text"), [
+    (REPLICATED, PARTIAL, 6, {}, "a sum cannot be unsummed"), (SHARDED, PARTIAL, 3, {}, "a sum cannot be unsummed"),
+    (REPLICATED, SHARDED, 4, {}, "replicated vector of 4 elements does not fit the cut"),
+    (REPLICATED, SHARDED, 6, {"cut": (0, 9, 6)}, "does not cut"), (SHARDED, REPLICATED, 2, {}, "has 3 on rank"),
+    (REPLICATED, SHARDED, 6, {"cut": (0, 6)}, "pass 3 rising boundaries"),
+    ("partial", SHARDED, 6, {}, "is no placement"), (PARTIAL, "sharded", 6, {}, "is no placement"),
+    (REPLICATED, SHARDED, 6, {"async_op": True}, "sends nothing and is done at once; leave async_op out"),
+    (REPLICATED, SHARDED, 6, {"out": np.zeros(3, np.int8)}, "out= has shape"),
+    (REPLICATED, SHARDED, 6, {"out": np.zeros((2, 3), np.float32)}, "out= has shape")], ids=title)
+def test_redistribute_refuses_what_does_not_fit_even_where_nothing_is_sent(have, want, length, options, text):
+    with pytest.raises(ValueError, match=pattern(text)):
+        zs.Cluster(2).run(lambda rank: zs.redistribute(
+            rank, np.zeros(length, np.float32), have, want, **{"cut": CUT, "policy": zs.Policy()} | options))

@@ -1,30 +1,40 @@
-"""What the tests of the engine share: models of odd sizes, different data on every rank, and a run that shows all."""
+"""What the tests of the engine share: models, different data on every rank, a run that shows all, and its twin."""
 
 import numpy as np
 
 import zerosim as zs
 from tests.twin import Twin
-from zerosim.models import MLP
-from zerosim.models.units import Model
+from tests.zero.optimizers import Trusting
+from tests.zero.units import gained, odd, tied
+from zerosim.models import GPT, MLP, Model, Recompute
+from zerosim.optim import Optimizer
+from zerosim.planning import closed_forms
 from zerosim.zero import PARTIAL
 
 MODELS = {
     "odd": lambda: MLP((3, 5, 2), activation="gelu", seed=1),
     "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
+    "wide": lambda: MLP((3, 7, 5, 2), activation="gelu", seed=4),
     "fewer_than_ranks": lambda: MLP((1, 1), seed=3),
+    "tied": tied, "scalars": odd, "gained": gained,
+    "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
 }
+SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
+HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
+SLOTS = {zs.optim.SGD: 0, zs.optim.Adam: 2, Trusting: 1}  # tensors of fp32 beside each parameter
+GRADIENTS = ("gradient", "unit_gradient")
 
 
 def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int = 2, seed: int = 0) -> list:
-    """batches[step][rank][j] = (x, target), different everywhere."""
+    """batches[step][rank][j] = (x, target), different everywhere; tokens for a GPT."""
     rng = np.random.default_rng(seed)
-    inputs, outputs = model.units[0].inputs, model.units[-1].outputs
 
     def one() -> tuple[np.ndarray, np.ndarray]:
-        return (
-            rng.standard_normal((rows, inputs)).astype(np.float32),
-            rng.standard_normal((rows, outputs)).astype(np.float32),
-        )
+        if isinstance(model, GPT):
+            shape = (rows, model.config.context)
+            return tuple(rng.integers(0, model.config.vocabulary, shape) for _ in range(2))
+        widths = model.units[0].inputs, model.units[-1].outputs
+        return tuple(rng.standard_normal((rows, width)).astype(np.float32) for width in widths)
 
     return [[[one() for _ in range(micro_batches)] for _ in range(ranks)] for _ in range(steps)]
 
@@ -36,15 +46,15 @@ def flat_state(engine: zs.Engine) -> dict[str, np.ndarray]:
     return {key: np.concatenate([state[key].reshape(-1) for state in states]) for key in common}
 
 
-def train(rank: zs.Rank, model: Model, data: list, **options: object) -> dict:
-    """Trains on data[step][rank] and returns losses, norms, skips and the final state of this rank."""
-    optimizer = options.pop("optimizer", None) or zs.optim.Adam(lr=0.01)
+def train(rank: zs.Rank, model: Model, data: list, optimizer: Optimizer = ADAM, **options: object) -> dict:
+    """Trains on data[step][rank] and returns losses, norms, skips, what is held at rest, and the final state."""
     engine = zs.Engine(rank, model, optimizer, **options)
     results = [engine.step(step[rank.index]) for step in data]
     return {
         "losses": [r.losses for r in results],
         "norms": [r.norm for r in results],
         "skipped": [r.skipped for r in results],
+        "held": rank.memory.now_nbytes_by_kind,
         **flat_state(engine),
     }
 
@@ -59,17 +69,22 @@ def run(model: Model, data: list, cluster: zs.Cluster | None = None, **options: 
     return (cluster or zs.Cluster(len(data[0]))).run(lambda rank: train(rank, model, data, **options))
 
 
+def outcome(model: Model, data: list, cluster: zs.Cluster | None = None, **options: object) -> list[dict]:
+    """All of a run that may not depend on an option, by rank: arrays as bits."""
+    return [{key: bits(value) if isinstance(value, np.ndarray) else str(value) for key, value in result.items()}
+            for result in run(model, data, cluster, **options)]
+
+
 def alone(program, *args):
     """Runs a program on one rank."""
     return zs.Cluster(1).run(program, *args)[0]
 
 
-def twin_of(model: Model, data: list, optimizer: object = None, *, order: str = "local_first", policy: object = None,
-            layout: str = "per_unit", rules: dict | None = None, clip_norm: float | None = None,
-            schedule: object = None) -> tuple[Twin, list]:
+def twin_of(model: Model, data: list, optimizer: Optimizer = ADAM, *, order: str = "local_first",
+            policy: zs.Policy | None = None, layout: str = "per_unit", rules: dict | None = None,
+            clip_norm: float | None = None, schedule: object = None) -> tuple[Twin, list]:
     """The twin after these steps, and what each step said."""
-    twin = Twin(model, optimizer or zs.optim.Adam(lr=0.01), len(data[0]), policy or zs.Policy(), layout, order,
-                rules or {}, schedule=schedule)
+    twin = Twin(model, optimizer, len(data[0]), policy or zs.Policy(), layout, order, rules or {}, schedule=schedule)
     return twin, [twin.step(step, clip_norm) for step in data]
 
 
@@ -83,25 +98,60 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
         assert result["skipped"] == [step["skipped"] for step in said]
 
 
-def assert_stages_equal_the_twin(model: Model, data: list, optimizer: object = None, *, runs: list | None = None,
-                                 policy: object = None, rules: dict | None = None, layout: str = "per_unit",
-                                 clip_norm: float | None = None, schedule: object = None,
-                                 **options: object) -> tuple[Twin, list]:
-    """Every stage, or these runs of (stage, options), equals the twin of its order; returns the last twin and its say.
+def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,
+           policy: zs.Policy | None = None, layout: str = "per_unit", recompute: str = "none",
+           keep_gathered: object = None, **_: object) -> closed_forms.Job:
+    """One step of this engine on paper."""
+    place = {unit.name: index for index, unit in enumerate(model.units)}
+    ties = tuple((index, place[owner]) for index, unit in enumerate(model.units)
+                 for owner in unit.tied_weights.values())
+    kept = {None: tuple({owner for _, owner in ties}), "all": tuple(place.values())}.get(
+        keep_gathered if isinstance(keep_gathered, str | None) else "units")
+    return closed_forms.Job(
+        tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage], layout=layout,
+        policy=policy or zs.Policy(), slots=SLOTS[type(optimizer)], micro_batches=micro_batches,
+        recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
+        kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
+        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs))
 
-    Where gradients rest PARTIAL, micro-batches are added before ranks, else after; with one there is one order.
+
+def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,
+                                      **options: object) -> None:
+    """What rests by kind, what was sent by purpose, and, where no bucket is on its way, the peak of gradients."""
+    job, steps = job_of(model, len(data[0]), stage, len(data[0][0]), **options), len(data)
+    assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
+    for purpose, nbytes in closed_forms.sent_nbytes(job).items():
+        assert cluster.trace.sent_nbytes(purpose) == [steps * n for n in nbytes], purpose
+    if not job.tied and not {"bucket_nbytes", "overlap"} & options.keys():
+        assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)
+    if stage == 3:
+        gathers = cluster.trace[0].collectives("all_gather", "parameters")
+        buckets = options.get("bucket_nbytes") is not None
+        assert buckets or len(gathers) == steps * job.micro_batches * sum(job.gathers)
+
+
+def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = ADAM, *, runs: list | None = None,
+                               policy: zs.Policy | None = None, rules: dict | None = None, layout: str = "per_unit",
+                               clip_norm: float | None = None, schedule: object = None, debug: bool = False,
+                               seed: int = 0, **options: object) -> tuple[Twin, list]:
+    """Every stage, or these runs of (stage, options), equals the twin of its order, and its bytes the closed forms.
+
+    Where gradients rest PARTIAL, micro-batches are added before ranks, else after; with one micro-batch and one format
+    there is one order. Returns the last twin and what it said.
     """
-    common = {"policy": policy or zs.Policy(), "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
-    runs = runs or [(stage, {}) for stage in zs.STAGES]
-    several = any(len(mine) > 1 for step in data for mine in step)
-    by_order: dict[str, list] = {}
-    for stage, own in runs:
+    policy = policy or zs.Policy()
+    common = {"policy": policy, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
+    ordered = len(data[0][0]) > 1 or policy.accumulate_dtype != policy.reduce_dtype
+    twins = {}
+    for stage, own in runs or [(stage, {}) for stage in zs.STAGES]:
         row = stage if isinstance(stage, zs.Stage) else zs.STAGES[stage]
-        order = "reduce_first" if several and row.gradients is not PARTIAL else "local_first"
-        by_order.setdefault(order, []).append((stage, own))
-    for order, of_order in by_order.items():
-        twin, said = twin_of(model, data, optimizer, order=order, rules=rules, **common)
-        for stage, own in of_order:
-            results = run(model, data, optimizer=optimizer, stage=stage, **common, **options, **own)
-            assert_equals_twin(results, twin, said)
-    return twin, said
+        order = "reduce_first" if ordered and row.gradients is not PARTIAL else "local_first"
+        twins[order] = twins.get(order) or twin_of(model, data, optimizer, order=order, rules=rules, **common)
+        cluster = zs.Cluster(len(data[0]), debug=debug, seed=seed)
+        every = {"optimizer": optimizer, **common, **options, **own}
+        results = run(model, data, cluster, stage=stage, **every)
+        assert_equals_twin(results, *twins[order])
+        on_paper = type(optimizer) in SLOTS and layout != "whole_matrices" and not (rules or model.loss.is_global)
+        if on_paper and stage in closed_forms.STAGES and not any(results[0]["skipped"]):
+            assert_bytes_are_the_closed_forms(cluster, results, model, data, stage, **every)
+    return twins[order]

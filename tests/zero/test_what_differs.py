@@ -1,0 +1,181 @@
+"""What may differ does differ: an option that changes nothing is none, and equal data could hide a missing mean."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.twin import Twin
+from tests.zero.optimizers import OwnSGD
+from tests.zero.training import ADAM, BF16, MODELS, SGD, batches, bits, outcome, run, twin_of
+from tests.zero.units import gained
+from zerosim.models import GPT, MLP
+
+ODD = MODELS["odd"]()
+
+
+def differing(ranks, one, other, k=1):
+    """True where the moments of one step differ between two runs (or twins) with these options."""
+    data = batches(ODD, ranks, k, 1)
+    if "order" in one:
+        found = [twin_of(ODD, data, policy=BF16, **options)[0].slots["m"] for options in (one, other)]
+    else:
+        found = [run(ODD, data, **{"stage": 2, "policy": BF16} | options)[0]["m"] for options in (one, other)]
+    return bits(found[0]) != bits(found[1])
+
+
+def test_orders_of_additions_differ_where_there_are_enough_addends_and_only_there():
+    orders = {"order": "local_first"}, {"order": "reduce_first"}
+    assert [differing(3, *orders, k) for k in (1, 2)] == [False, True], "two micro-batches"
+    layouts = {"layout": "per_unit"}, {"layout": "contiguous"}
+    assert [differing(ranks, *layouts) for ranks in (2, 3)] == [False, True]
+    wires = {}, {"policy": zs.Policy("bf16", wire="fp32")}
+    assert [differing(ranks, *wires) for ranks in (2, 3)] == [False, True], "partial sums in fp32"
+
+
+def test_ranks_with_different_data_are_not_averaged_away():
+    data = batches(ODD, 3, 1, 1)
+    mean, single = (run(ODD, of, stage=2)[0]["m"] for of in (data, [[step[0]] for step in data]))
+    assert bits(mean) != bits(single)
+
+
+def test_one_concatenated_batch_on_one_device_agrees_within_rounding():
+    """Mean of per-rank means = mean over the whole batch; the additions come in another order, so only nearly.
+
+    The bound: a gradient of one step is a sum of fewer than 64 products, each rounded at 2^-24 relative; 1e-5 of the
+    largest element leaves a factor ten.
+    """
+    data = batches(ODD, 4, 2, 1)
+    pairs = [pair for mine in data[0] for pair in mine]
+    joined = [[[tuple(map(np.concatenate, zip(*pairs, strict=True)))]]]
+    many, one = run(ODD, data, stage=3)[0], run(ODD, joined)[0]
+    assert np.abs(many["m"] - one["m"]).max() <= 1e-5 * np.abs(one["m"]).max()
+
+
+def test_averaging_rules_change_bits_and_agree_across_stages():
+    data, seen = batches(ODD, 3, 1, 2), {}
+    for average in ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply"):
+        policy = replace(BF16, average=average)
+        found = {outcome(ODD, data, stage=stage, policy=policy)[0]["m"] for stage in zs.STAGES}
+        assert len(found) == 1
+        seen[average] = found.pop()
+    # split divides by 2, which is exact, then by 1.5: without overflow it is sum_then_divide, bit for bit
+    assert seen.pop("split") == seen["sum_then_divide"]
+    assert len(set(seen.values())) == 4
+
+
+def test_the_split_average_survives_a_sum_that_overflows():
+    """Three gradients of 3e4 sum to 9e4, beyond fp16's 65504; halved first they stay below it."""
+    model = MLP((1, 1), bias=False, seed=3)
+    far = [[[(np.ones((1, 1), np.float32), np.full((1, 1), -3e4, np.float32))] for _ in range(3)]]
+    skipped = {average: run(model, far, stage=2, policy=zs.Policy("fp16", average=average))[0]["skipped"]
+               for average in ("cast_then_divide", "sum_then_divide", "split", "divide_then_sum")}
+    assert skipped == {"cast_then_divide": [True], "sum_then_divide": [True], "split": [False],
+                       "divide_then_sum": [False]}
+
+
+def test_clipping_matters_above_the_limit_and_only_there():
+    data = batches(ODD, 3, 1, 3)
+    free, tight, roomy = (outcome(ODD, data, optimizer=SGD, stage=1, clip_norm=limit)[0] for limit in (None, 0.5, 1e6))
+    assert free == roomy
+    assert free["norms"].split(",")[0] == tight["norms"].split(",")[0], "the norm is that before clipping"
+    assert free["master"] != tight["master"]
+
+
+def test_a_schedule_multiplies_every_lr_and_does_not_advance_on_a_skipped_step():
+    """A user's own optimizer follows it by reading its lr."""
+    factors, data = {1: 1.0, 2: 0.25, 3: 0.125}, batches(ODD, 3, 1, 4)
+    data[1][2] = [(np.full((2, 3), 3e38, np.float32), np.zeros((2, 2), np.float32))]  # on one rank, in the second step
+    twin, said = twin_of(ODD, data, SGD, policy=BF16, schedule=factors.__getitem__)
+    assert [step["skipped"] for step in said] == [False, True, False, False]
+    constant = outcome(ODD, data, optimizer=SGD, policy=BF16)[0]
+    for stage in zs.STAGES:
+        own, sgd = (outcome(ODD, data, optimizer=optimizer, stage=stage, policy=BF16, schedule=factors.__getitem__)[0]
+                    for optimizer in (OwnSGD(), SGD))
+        assert own["master"] == sgd["master"] == bits(twin.master) != constant["master"]
+
+
+def test_without_a_master_copy_a_rank_holds_less_and_computes_other_bits():
+    wide = MODELS["wide"]()
+    with_it, without = (run(wide, batches(wide, 2, 1, 3), policy=zs.Policy("bf16", master=master))[0]
+                        for master in ("fp32", "bf16"))
+    assert "master" in with_it["held"]
+    assert "master" not in without["held"]
+    assert bits(with_it["parameter"]) != bits(without["parameter"])
+
+
+def test_a_parameter_in_fp32_is_its_own_master_and_does_change_bits():
+    model, data = gained(), batches(gained(), 2, 1, 2)
+    mixed, plain = (run(model, data, policy=BF16, groups=groups)[0]
+                    for groups in ((zs.Group("scale.*", compute="fp32"),), ()))
+    rest = 6 * 3 + 2 + 5 * 2 + 2  # padding to a multiple of 2 included: 20 + 12
+    assert (mixed["held"]["parameter"], mixed["held"]["master"]) == (2 * rest + 4 * 6, 4 * rest)
+    assert bits(mixed["master"]) != bits(plain["master"])
+
+
+def test_an_unused_parameter_keeps_its_value_and_one_that_some_ranks_use_is_averaged_over_all():
+    """Rank 0 alone uses the gain: its gradient is divided by N all the same."""
+    data = batches(gained(), 3, 1, 1)
+    unused = run(gained(used=False), data, optimizer=SGD, stage=3)
+    assert bits(unused[0]["master"][20:25]) == bits(gained().units[1].initial("scale.gain", 0, 5))
+    used = zs.Cluster(3).run(lambda rank: run_on(rank, gained(used=rank.index == 0), data))
+    twin = Twin(gained(), SGD, 1, zs.Policy(), "per_unit", "local_first")
+    first = twin.weights["scale.gain"].copy()
+    _, gradient = twin.gradient(*data[0][0][0])
+    expected = first - np.float32(0.1) * (gradient["scale.gain"] / np.float32(3))
+    assert [bits(gain) for gain in used] == [bits(expected)] * 3
+
+
+def run_on(rank, model, data):
+    engine = zs.Engine(rank, model, SGD, stage=2)
+    engine.step(data[0][rank.index])
+    return engine.state("scale.gain")["master"]
+
+
+def test_a_norm_counts_replicated_and_sharded_elements_once():
+    """The norm of stage 0, where every rank holds everything, is that of the shards of stage 3."""
+    model, data = gained(), batches(gained(), 4, 1, 1)
+    norms = {stage: run(model, data, stage=stage)[0]["norms"] for stage in zs.STAGES}
+    mean = np.mean([np.concatenate(list(Twin(model, SGD, 1, zs.Policy(), "per_unit", "local_first").gradient(
+        *mine[0])[1].values())) for mine in data[0]], axis=0)
+    assert len({tuple(norm) for norm in norms.values()}) == 1
+    assert norms[0][0] == pytest.approx(float(np.linalg.norm(mean)), rel=1e-6)  # sums of fp32 in another order
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def with_few_targets(model, ranks, seed):
+    """Micro-batches of one step in which each has another share of valid targets, and at least one."""
+    data, rng = batches(model, ranks, 2, 1)[0], np.random.default_rng(seed)
+    for _, target in (pair for mine in data for pair in mine):
+        target[rng.random(target.shape) < rng.random()] = -1
+        target[0, 0] = 1
+    return data
+
+
+@pytest.mark.parametrize("normalization", ["own", "global"])
+def test_global_normalization_weighs_every_token_the_same_and_own_does_not(normalization):
+    """The norm of one device with all tokens in one batch; and its loss, from three ranks' results alone."""
+    model = GPT("gpt-nano", normalization=normalization)
+    data = with_few_targets(model, 3, 2)
+
+    def step(rank, data):
+        return zs.Engine(rank, model, ADAM).step(data[rank.index])
+
+    results = list(zs.Cluster(3).run(step, data))
+    together = tuple(np.concatenate([pair[i] for mine in data for pair in mine]) for i in (0, 1))
+    alone = zs.Cluster(1).run(step, [[together]])[0]
+    near = abs(results[0].norm - alone.norm) < 1e-5 * alone.norm  # fp32 sums in another order
+    far = abs(results[0].norm - alone.norm) > 1e-3 * alone.norm
+    assert (near, far) == (normalization == "global", normalization == "own")
+
+    assert [result.tokens for result in results] == [tuple(int((t >= 0).sum()) for _, t in mine) for mine in data]
+    assert [result.places for result in results] == [tuple(t.size for _, t in mine) for mine in data]
+    found = sum(loss * weight for result in results for loss, weight in zip(
+        result.losses, result.places if normalization == "global" else result.tokens, strict=True))
+    (loss,), (tokens,), (places,) = alone.losses, alone.tokens, alone.places
+    mean = loss * places / tokens if normalization == "global" else loss
+    assert abs(found / tokens - mean) < 1e-5 * mean
+    assert abs(np.mean([loss for result in results for loss in result.losses]) - mean) > 1e-3 * mean
