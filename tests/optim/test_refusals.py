@@ -172,11 +172,11 @@ def test_a_signature_says_in_words_what_a_hyperparameter_may_be():
 
 
 def test_an_update_that_still_takes_a_group_is_warned_of_and_one_that_cannot_do_without_is_refused():
-    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr") as said:
+    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr") as own:
         class Old(optim.Adam):
             def update(self, ctx, w, g, state, step, group=None):
                 super().update(ctx, w, g, state, step)
-    assert said[0].filename == __file__  # Python shows a DeprecationWarning only to those whose line it is
+    assert own[0].filename == __file__  # Python shows a DeprecationWarning only to those whose line it is
     w, expected = np.ones(4, np.float32), np.ones(4, np.float32)
     for optimizer, of in ((Old(lr=0.1).with_lr(0.2), w), (optim.Adam(lr=0.2), expected)):
         optimizer.apply(CTX, of, np.ones_like(of), new_state(optimizer, of.shape), 1)
