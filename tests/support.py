@@ -2,8 +2,13 @@
 
 import re
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 
 def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> None:
@@ -17,13 +22,31 @@ def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] =
     assert re.search(words, text), f"expected {words!r} in: {text}"
 
 
-def ask(*arguments: str, columns: int = 80) -> Any:
-    """The end of a command of ``zerosim``: its exit code, its standard output and its standard error."""
-    from typer.testing import CliRunner
+@cache
+def command_line() -> Any:
+    """All commands of ``zerosim``, made once: typer's own runner makes them for each call, longer than most take."""
+    from typer.main import get_command
 
     from zerosim.cli import app
 
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
+    return get_command(app)
+
+
+def ask(*arguments: str, columns: int = 80) -> Any:
+    """The end of a command of ``zerosim``, run here: its ``exit_code``, ``stdout``, ``stderr``, and ``output`` of both.
+
+    What the command line does not catch is raised.
+    """
+    out, err, code = StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}.items():
+            patch.setenv(name, value)
+        try:
+            command_line().main(list(arguments), prog_name="zerosim")
+        except SystemExit as ended:
+            code = ended.code
+    stdout, stderr = out.getvalue(), err.getvalue()
+    return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
 
 
 def printed(thing: Any, columns: int = 80) -> str:

@@ -9,7 +9,7 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
-from zerosim.course.figures.losses import comparison, comparison_data, save_comparison
+from zerosim.course.figures.comparison import comparison, comparison_data, save_comparison
 from zerosim.course.training import OVER, Options, compare, values_of
 from zerosim.display.drawing import DARK, LIGHT
 from zerosim.models.text import Corpus, shipped

@@ -10,7 +10,19 @@ any machine.
 import warnings
 from typing import Any
 
-from zerosim.planning import activations, cost, flops, hardware, recording, step, timeline
+from zerosim.planning import (
+    activations,
+    collectives,
+    conventions,
+    cost,
+    flops,
+    hardware,
+    recording,
+    shapes,
+    step,
+    timeline,
+)
+from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -28,14 +40,16 @@ from zerosim.planning.cuts import (
     ceil_cut,
     chunk_lengths,
     clip,
-    owned_ranges,
     padded_unit_lengths,
     region_cuts,
     unit_cuts,
 )
+from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import Plan, PlanConfig, Row, plan_config
 from zerosim.planning.plan_table import explained
+from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
     "ALGORITHMS",
@@ -43,19 +57,30 @@ __all__ = [
     "LAYOUTS",
     "PRESETS",
     "STAGES",
+    "Block",
     "Convention",
+    "Device",
     "Job",
+    "Link",
+    "Machine",
     "ModelShape",
+    "Network",
     "Plan",
     "PlanConfig",
+    "Recording",
     "Row",
     "Sent",
     "ShardedStates",
+    "SlowLink",
+    "SlowRank",
+    "Timeline",
     "Transformer",
     "activations",
     "ceil_cut",
     "chunk_lengths",
     "clip",
+    "collectives",
+    "conventions",
     "cost",
     "estimate_nbytes",
     "explained",
@@ -67,14 +92,16 @@ __all__ = [
     "model_of",
     "model_of_parameters",
     "model_shape",
-    "owned_ranges",
     "padded_unit_lengths",
     "plan_config",
+    "record",
     "recording",
     "region_cuts",
+    "replay",
     "resting_nbytes",
     "sent",
     "sent_nbytes",
+    "shapes",
     "states_nbytes",
     "step",
     "timeline",

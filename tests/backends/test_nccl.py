@@ -1,0 +1,370 @@
+"""NCCL on doubles of GPUs and of the library: what is asked of it and in which order, and how streams wait.
+
+No GPU and no NCCL runs here. What is shown: groups, devices, streams, counts and types of every call; that streams wait
+for each other where they must. That the calls add up to a Cluster's bits, the one suite shows.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.backends import programs
+from tests.backends.fake_cuda import RaceError
+from tests.backends.test_one_suite import assert_same
+from tests.backends.worlds import DOUBLES, SECONDS, Job, World
+from tests.ranks.asking import ROWS, allowed, ask
+from tests.support import assert_refused
+from zerosim.backends.nccl.adapter import DeviceStreams
+from zerosim.numerics.arrays import sha256
+
+WORLDS = (1, 2, 3, 4, 5)
+WIRE_NAMES = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "int16": "uint8"}  # moved as bytes
+
+
+def stream_of(device: int) -> int:
+    """The communication stream of a device: the second one that the doubles made there."""
+    return 1000 * (device + 1) + 2
+
+
+def asked(rank: zs.Rank, operation: str, algorithm: str, dtype: Any, length: int, op: str = "sum") -> Any:
+    options = {"op": op} if "reduce" in operation else {}
+    return programs.on_host(ask(rank, operation, algorithm, programs.vector(rank, length, dtype), None, **options))
+
+
+def grouped(row: Any, devices: tuple[int, ...]) -> list[list[tuple[Any, ...]]]:
+    """The groups that a collective's own hops ask for: each step one, each hop that carries anything two calls."""
+    name, size = WIRE_NAMES.get(str(row.call.wire_dtype), str(row.call.wire_dtype)), row.call.wire_dtype.itemsize
+    count = (lambda nbytes: nbytes) if str(row.call.wire_dtype) in WIRE_NAMES else (lambda nbytes: nbytes // size)
+    found = []
+    for _, hops in groupby(row.hops(), key=lambda hop: hop.step):
+        calls = []
+        for hop in hops:
+            if hop.nbytes:
+                source, destination = devices[hop.source], devices[hop.destination]
+                calls.append(("send", hop.source, devices, count(hop.nbytes), name, stream_of(source), hop.destination))
+                calls.append(("recv", hop.destination, devices, count(hop.nbytes), name, stream_of(destination),
+                              hop.source))
+        found += [calls] * bool(calls)
+    return found
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_every_step_of_every_algorithm_is_one_group_of_sends_and_receives(gpus, ranks: int) -> None:
+    for operation, algorithm in ROWS:
+        for dtype in (np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+            if allowed(operation, algorithm, ranks):
+                doubles, what = gpus(ranks), (operation, algorithm, dtype, 2 * ranks + 1)
+                cluster = zs.NCCLCluster(ranks)
+                found = cluster.run(asked, *what)
+                (row,) = cluster.trace[0].collectives()
+                assert doubles.nccl.log == grouped(row, tuple(range(ranks))), what
+                assert sha256(list(found)) == sha256(list(zs.Cluster(ranks).run(asked, *what))), what
+
+
+def test_a_ring_of_three_makes_these_calls(gpus) -> None:
+    doubles = gpus(3)
+    zs.NCCLCluster(3).run(asked, "reduce_scatter", "ring", ml_dtypes.bfloat16, 5)
+    world = (0, 1, 2)
+    assert doubles.nccl.log == [
+        [("send", 0, world, 1, "bfloat16", 1002, 1), ("recv", 1, world, 1, "bfloat16", 2002, 0),
+         ("send", 1, world, 2, "bfloat16", 2002, 2), ("recv", 2, world, 2, "bfloat16", 3002, 1),
+         ("send", 2, world, 2, "bfloat16", 3002, 0), ("recv", 0, world, 2, "bfloat16", 1002, 2)],
+        [("send", 0, world, 2, "bfloat16", 1002, 1), ("recv", 1, world, 2, "bfloat16", 2002, 0),
+         ("send", 1, world, 1, "bfloat16", 2002, 2), ("recv", 2, world, 1, "bfloat16", 3002, 1),
+         ("send", 2, world, 2, "bfloat16", 3002, 0), ("recv", 0, world, 2, "bfloat16", 1002, 2)]]
+
+
+# -- the library's own ------------------------------------------------------------------------------------------------
+
+OWN = {"reduce_scatter": ("reduceScatter", "reduce"), "all_gather": ("allGather", "broadcast"),
+       "all_reduce": ("allReduce", "allReduce"), "broadcast": ("broadcast", "broadcast"),
+       "reduce": ("reduce", "reduce"), "gather": (None, None), "all_to_all": (None, None)}
+
+
+@pytest.mark.parametrize("operation", OWN)
+def test_native_is_one_group_of_the_librarys_own_collective(gpus, operation: str) -> None:
+    for ranks in WORLDS:
+        for uneven in (0, 1):
+            doubles = gpus(ranks)
+            zs.NCCLCluster(ranks).run(asked, operation, "native", np.float32, 4 * ranks + uneven)
+            if OWN[operation][0] is None and ranks == 1:
+                assert doubles.nccl.log == []
+                continue
+            (group,) = doubles.nccl.log
+            name = OWN[operation][uneven if ranks > 1 else 0]
+            assert {call[0] for call in group} == ({"send", "recv"} if name is None else {name}), (ranks, uneven)
+            assert {(call[1], call[5]) for call in group} == {(rank, stream_of(rank)) for rank in range(ranks)}
+            if name is not None:
+                chunks = ranks if uneven and ranks > 1 and operation in ("reduce_scatter", "all_gather") else 1
+                assert len(group) == chunks * ranks
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce", "reduce"])
+def test_native_combines_integers_to_the_same_bits_and_divides_for_a_mean(gpus, operation: str) -> None:
+    for ranks in (1, 2, 5):
+        for op, dtype in (("sum", np.int64), ("max", np.int64), ("min", np.int64), ("mean", np.float32)):
+            gpus(ranks)
+            found = zs.NCCLCluster(ranks).run(asked, operation, "native", dtype, 3 * ranks + 1, op)
+            wanted = zs.Cluster(ranks).run(asked, operation, "naive" if operation == "reduce" else "ring", dtype,
+                                           3 * ranks + 1, op)
+            for mine, its in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(*([0] if x is None else x for x in (mine, its)), rtol=0,
+                                           atol=1e-6 * (op == "mean"), err_msg=f"{ranks} {op}")
+
+
+# -- streams, devices -------------------------------------------------------------------------------------------------
+
+def overlapping(rank: zs.Rank) -> Any:
+    """Computes, communicates what was computed, and computes with what came."""
+    x = programs.vector(rank, 11, np.float32)
+    total = rank.xp.empty(11, np.float32)
+    rank.kernels.add_rounded(x, x, total)
+    work = rank.all_reduce(total, async_op=True)
+    summed = work.wait()
+    rank.kernels.add_rounded(summed, x, total)
+    return programs.on_host(rank.exchange(total, (rank.index + 1) % rank.size, x, (rank.index - 1) % rank.size))
+
+
+def test_streams_wait_for_each_other_where_they_must(gpus) -> None:
+    gpus(3)
+    found, wanted = zs.NCCLCluster(3).run(overlapping), zs.Cluster(3).run(overlapping)
+    assert sha256(list(found)) == sha256(list(wanted))
+
+
+@pytest.mark.parametrize("forgotten", ["follow", "catch_up"])
+def test_the_judge_of_the_doubles_sees_a_dependency_that_was_forgotten(gpus, monkeypatch, forgotten: str) -> None:
+    gpus(3)
+    monkeypatch.setattr(DeviceStreams, forgotten, lambda self, event: None)
+    with pytest.raises(RaceError):
+        zs.NCCLCluster(3).run(overlapping)
+
+
+def test_a_works_inputs_are_ready_before_and_its_result_after_what_is_communicated(gpus) -> None:
+    doubles = gpus(2)
+    zs.NCCLCluster(2).run(lambda rank: rank.all_reduce(programs.vector(rank, 4, np.float32), async_op=True).wait().size)
+    computing, communicating = [1001, 2001], [1002, 2002]
+    assert [(what, stream) for what, stream, _ in doubles.cuda.log] == [
+        *(("record", s) for s in computing), *(("wait", s) for s in communicating),
+        *(("record", s) for s in communicating), *(("wait", s) for s in computing)]
+
+
+def test_a_rank_finds_its_device_current_whatever_happened_meanwhile(gpus) -> None:
+    doubles = gpus(4)
+
+    def program(rank: zs.Rank) -> list[int]:
+        here, x = [doubles.cuda.selected], programs.vector(rank, 8, np.float32)
+        rank.all_reduce(x, algorithm="tree")
+        here.append(doubles.cuda.selected)
+        work = rank.all_reduce(x, async_op=True)
+        rank.exchange(x, rank.index ^ 1, rank.xp.empty(8, np.float32), rank.index ^ 1)
+        here.append(doubles.cuda.selected)
+        for sender in (0, 1):  # whoever comes second moves the message, and goes on at once
+            came = rank.xp.empty(8, np.float32)
+            rank.send(x, rank.index ^ 1) if rank.index % 2 == sender else rank.recv(came, rank.index ^ 1)
+            here.append(doubles.cuda.selected)
+        work.wait()
+        rank.barrier()
+        rank.split(rank.index % 2).all_gather(x)
+        return [*here, doubles.cuda.selected]
+
+    for seed in (0, 1, 2):
+        results = zs.NCCLCluster(4, devices=[3, 1, 0, 2], seed=seed).run(program)
+        assert list(results) == [[3] * 6, [1] * 6, [0] * 6, [2] * 6]
+        assert doubles.cuda.selected == 0
+
+
+def test_stepping_shows_every_hop_and_leaves_the_callers_device_alone(gpus) -> None:
+    doubles = gpus(3)
+    with zs.step_through(asked, "all_reduce", "ring", np.float32, 6, cluster=zs.NCCLCluster(3)) as steps:
+        for call, hop, values in steps:
+            assert (call.operation, len(values.get()), doubles.cuda.selected) == ("all_reduce", hop.nbytes // 4, 0)
+
+
+def test_flags_and_counts_on_the_host_need_no_nccl(gpus) -> None:
+    doubles = gpus(3)
+    results = zs.NCCLCluster(3).run(lambda rank: rank.all_reduce(np.array([rank.index]))[0])
+    assert (list(results), doubles.nccl.log) == ([3, 3, 3], [])
+
+
+def test_groups_of_the_same_ranks_have_one_communicator(gpus) -> None:
+    doubles = gpus(4)
+
+    def program(rank: zs.Rank) -> None:
+        for _ in range(3):
+            rank.split(rank.index % 2).all_gather(programs.vector(rank, 2, np.float32))
+
+    zs.NCCLCluster(4).run(program)
+    assert sorted(comm.devices for comm in doubles.nccl.alive) == [(0, 2), (0, 2), (1, 3), (1, 3)]
+
+
+def test_a_work_makes_nobody_on_the_host_wait(gpus) -> None:
+    doubles = gpus(3)
+    known = []
+
+    def program(rank: zs.Rank) -> Any:
+        x = programs.vector(rank, 50, np.float32)
+        summed = rank.reduce_scatter(x, async_op=True).wait()
+        rank.kernels.add_rounded(summed, summed, summed)
+        rank.barrier()
+        known.append(dict(doubles.cuda.host))  # what the host knows to have happened on the streams
+        rank.barrier()
+        return summed
+
+    zs.NCCLCluster(3).run(program)
+    assert known == [{}] * 3
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_input_that_changes_before_the_wait_is_found_by_the_end_of_the_program(gpus, debug: bool) -> None:
+    gpus(3)
+
+    def program(rank: zs.Rank) -> None:
+        x = rank.xp.zeros(6, np.float32)
+        work = rank.all_gather(x, async_op=True)
+        with rank.xp.cuda.Device(rank.index):
+            x[...] = rank.xp.full(6, 2.0, np.float32)
+        work.wait()
+
+    with pytest.raises((zs.PendingWorkError, RaceError)) as caught:
+        zs.NCCLCluster(3, debug=debug).run(program)
+    if debug:  # a copy travelled, so there is no race to be seen before
+        assert "the input of all_gather(call 0, (18,), float32), issued at" in str(caught.value)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+def test_a_rank_that_raises_aborts_every_communicator_and_the_next_run_works(gpus) -> None:
+    doubles = gpus(3)
+    cluster = zs.NCCLCluster(3)
+    cluster.run(asked, "all_reduce", "ring", np.float32, 6)
+    with pytest.raises(programs.Boom) as caught:
+        cluster.run(programs.fails, 1, "work")
+    assert "raised by rank 1 of 3" in caught.value.__notes__
+    assert {comm.state for comm in doubles.nccl.alive} == {"aborted"}
+    assert list(cluster.run(lambda rank: int(rank.all_reduce(rank.xp.asarray(np.array([1])))[0]))) == [3, 3, 3]
+
+
+def test_after_a_failure_nothing_is_left_on_the_streams_that_could_write_to_memory_of_the_next_run(gpus) -> None:
+    doubles = gpus(3)
+    with pytest.raises(programs.Boom):
+        zs.NCCLCluster(3).run(programs.fails, 1, "work")
+    host = doubles.cuda.host  # what the host knows to have happened
+    assert all(host.get(stream.ptr, 0) >= stream.clock.get(stream.ptr, 0) for stream in doubles.cuda.streams)
+
+
+@pytest.mark.parametrize("answers", [[700], [600, 600, 700]], ids=str)
+def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, monkeypatch, answers: list[int]) -> None:
+    """CuPy's ``Stream.done`` is False for every status but success: an illegal address (700) as well as not ready."""
+    doubles = gpus(2)
+
+    def program(rank: zs.Rank) -> None:
+        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        left = list(answers)
+        doubles.cuda.stream_query = lambda pointer: left.pop(0) if len(left) > 1 else left[0]
+        doubles.cupy.cuda.runtime.streamQuery = doubles.cuda.stream_query
+
+    with pytest.raises(doubles.cupy.cuda.runtime.CUDARuntimeError, match="700"):
+        zs.NCCLCluster(2).run(program)
+
+
+def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
+    doubles, asked = gpus(2), []
+
+    def program(rank: zs.Rank) -> None:
+        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        doubles.cupy.cuda.runtime.streamQuery = lambda pointer: asked.append(pointer) or (600 if len(asked) < 9 else 0)
+
+    zs.NCCLCluster(2).run(program)
+    assert {1001, 1002, 2001, 2002} <= set(asked)
+
+
+def test_ranks_that_disagree_are_told_apart_before_anything_is_sent(gpus) -> None:
+    for what in ("operation", "shape", "dtype", "op"):
+        doubles = gpus(3)
+        assert_refused(lambda what=what: zs.NCCLCluster(3).run(programs.disagrees, what),
+                       r"rank 2 is in all_reduce|ranks \[0, 1\] are in all_reduce", zs.MismatchError)
+        assert doubles.nccl.log == []
+
+
+def of_two_kinds(rank: zs.Rank, call: str) -> None:
+    """One rank brings an array on its device, or one of two arrays lies on the host."""
+    here = np.ones(4, np.float32)
+    there = rank.xp.asarray(here)
+    match call:
+        case "collective":
+            rank.all_reduce(there if rank.index else here)
+        case "message":
+            rank.send(here, 1) if rank.index == 0 else rank.recv(there, 0)
+        case "exchange":
+            rank.exchange(here, 1 - rank.index, there, 1 - rank.index)
+
+
+@pytest.mark.parametrize(("ranks", "options", "program", "said"), [
+    (3, {}, None, r"3 ranks need 3 GPUs, and this machine has 2; run 2 ranks, run them on one card with "
+                  r"zs.CuPyCluster\(3\)"),
+    (2, {"devices": [0, 2]}, None, r"devices=\[0, 2\] must name a device from 0 to 1 for each of 2 .* no device 2"),
+    (2, {"devices": [0]}, None, r"must name a device from 0 to 1 for each of 2 ranks, but 1 are named"),
+    (2, {"devices": [1, 1]}, None, r"gives device 1 to ranks \[0, 1\], where NCCL wants a GPU for each rank; .* "
+                                   r"share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+    (2, {}, (asked, "reduce_scatter", "native", ml_dtypes.float8_e4m3fn, 4),
+     r"reduce_scatter by 'native' of float8_e4m3fn: through CuPy NCCL adds"),
+    (2, {}, (asked, "all_reduce", "native", np.int16, 4), r"all_reduce by 'native' of int16"),
+    (2, {}, (of_two_kinds, "collective"), r"rank 1 brought arrays on a device and rank 0 on the host"),
+    (2, {}, (of_two_kinds, "message"), r"rank 0 sends from the host to rank 1, which receives on a device"),
+    (2, {}, (of_two_kinds, "exchange"), r"was given an array on a device and one on the host"),
+    (3, {"share_devices": True}, (asked, "all_reduce", "ring", np.float32, 6), "duplicate GPU"),  # NCCL's last word
+], ids=lambda value: str(value)[:30])
+def test_what_two_gpus_cannot_do_is_refused(gpus, ranks: int, options: dict[str, Any], program: Any, said: str) -> None:
+    gpus(2)
+
+    def made() -> None:
+        cluster = zs.NCCLCluster(ranks, **options)
+        if program:
+            cluster.run(*program)
+
+    assert_refused(made, said, (ValueError, zs.MismatchError, RuntimeError))
+
+
+# -- a GPU for each process -------------------------------------------------------------------------------------------
+
+def test_arrays_on_the_host_travel_by_way_of_the_device(nccl_processes: World) -> None:
+    assert_same(nccl_processes, on_the_host)
+
+
+def on_the_host(rank: zs.Rank) -> Any:
+    """Flags and counts, in place, asynchronously, as a message, by the library."""
+    x = np.arange(6) + rank.index
+    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
+    work = rank.all_reduce(x, async_op=True)
+    rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
+    found += [out, work.wait()]
+    rank.all_reduce(x, out=x)
+    return [*found, x]
+
+
+def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -> None:
+    for process in Job(2, "torchrun").start(["tests.backends.doubles"]):
+        said = process.communicate(timeout=SECONDS)[1]
+        assert "ranks [0, 1] of 2 have one GPU, 0000:00:00.0 of " in said
+        assert "start no more processes on a machine than it has GPUs, or, to share cards pass share_devices" in said
+
+
+def dies(rank: zs.Rank) -> None:
+    """The last rank is killed while the others wait for it."""
+    if rank.index == rank.size - 1:
+        os.kill(os.getpid(), 9)
+    rank.barrier()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
+def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
+    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
+        DOUBLES[-1].run(dies)
+    assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

@@ -1,0 +1,393 @@
+"""The commands that teach, train and predict, as one types them: what each prints, that every switch changes what comes
+out, and that wrong input is one line."""
+
+import json
+import re
+from functools import cache
+
+import pytest
+from rich.console import Console
+
+from tests.support import ask, broken_lines, command_line
+from zerosim.course import lost_updates, precision, precision_runs
+from zerosim.course.training import TrainingStep
+from zerosim.course.training_view import progress_bar
+from zerosim.display.drawing import DARK
+from zerosim.planning import ALGORITHMS
+
+TINY = ("--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2")
+RING = ("--nbytes", "14e9", "--ranks", "8", "--link", "nvlink4")
+ASKED = {  # the least that one asks of each command
+    "replay": ("--stage", "3"), "lost-updates": ("--steps", "3"),
+    "precision": ("--model", "gpt-nano", "--steps", "1", "--format", "bf16"),
+    "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
+    "plan": ("--model", "gpt2", "--stage", "2,3")}
+FIRST_WORDS = {
+    "replay": "The worked example: 4 weights on 2 ranks", "lost-updates": "Lost updates: a small number",
+    "precision": "Mixed precision: what goes wrong in 16 bits", "train": "gpt-nano on moby_dick: 6,960 parameters",
+    "compare": "gpt-nano on moby_dick, 2 ranks, 2 steps, by stage",
+    "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks", "plan": "ZeRO-2 fits with"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_takes_long():
+    """What no switch changes is done in fewer steps than a reader is shown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lost_updates, "MOMENT_STEPS", (1, 2, 3))
+        patch.setattr(precision, "trials", lambda fmt: precision_runs.trials(fmt, 2))
+        yield
+
+
+@cache
+def data_of(command, *switches):
+    """What comes out as JSON, without what was asked."""
+    done = ask(command, *ASKED[command], *switches, "--json")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    data = json.loads(done.stdout)
+    for asked in (data, *data.get("runs", {}).values()):
+        for name in ("question", "options"):
+            asked.pop(name, None)
+    return data
+
+
+def words_of(command, *switches):
+    """What is printed, with single spaces."""
+    done = ask(command, *switches)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_text_is_printed_unless_json_is_asked_for_and_fits_80_columns(command):
+    done = ask(command, *ASKED[command])
+    assert (done.exit_code, done.stderr) == (0, "")  # no bar in a pipe either
+    assert done.stdout.startswith(FIRST_WORDS[command])
+    assert broken_lines(done.stdout) == []
+
+
+def test_help_explains_every_switch_of_every_command():
+    for name, command in command_line().commands.items():
+        unexplained = [option.name for option in command.params if not option.help and not option.hidden]
+        assert unexplained == [], name
+        words = " ".join(ask(name, "--help", columns=200).output.split())
+        assert [option.opts[0] for option in command.params if option.param_type_name == "option"
+                and option.opts[0] not in words and not option.hidden] == [], name
+
+
+@pytest.mark.parametrize(("command", "switches"), [
+    ("replay", ["--weights 1,1,1,1", "--data 1,1:2;2,2:9", "--lr 0.01", "--ranks 3", "--compute bf16",
+                "--recompute none", "--layout per_unit", "--stage 2"]),
+    ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
+               "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
+               "--sample 3", "--steps 3"]),
+    ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
+              "--nodes 2", "--itemsize 8", "--nodes 2 --between ethernet-400g"]),
+    ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
+              "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp16", "--optimizer lion",
+              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2"])])
+def test_every_switch_changes_what_comes_out(command, switches):
+    for switch in switches:
+        plain = data_of(command, *(("--nodes", "2") if "--between" in switch else ()))
+        changed = data_of(command, *switch.split())
+        assert changed.keys() == plain.keys(), switch
+        assert changed != plain, switch
+
+
+def test_every_switch_of_a_lesson_is_what_it_is_asked(tmp_path, monkeypatch):
+    text = tmp_path / "mine.txt"
+    text.write_text("abc " * 200, encoding="utf-8")
+    monkeypatch.setattr(precision, "rested", lambda policy, steps: (policy.compute, steps))
+    asked = {"precision": {"format": "fp8_e5m2", "model": "gpt-nano", "steps": 2},
+             "lost-updates": {"format": "bf16", "weight": 0.1, "update": -3e-4, "steps": 4}}
+    for command, question in asked.items():
+        switches = [f"--{name}={value}" for name, value in question.items()]
+        of_text = ["--text", str(text)] if command == "precision" else []
+        data = json.loads(ask(command, *switches, *of_text, "--json").stdout)
+        assert data["question"] == question
+        assert command != "precision" or data["underflows"]["text"] == "mine.txt"
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_has_all_four_stages_and_says_that_they_agree():
+    words = words_of("replay")
+    assert all(f"stage {stage}: parameters" in words for stage in range(4))
+    assert "are the same in every stage, bit for bit" in words
+    found = data_of("replay", "--stage", "all")["stages"]
+    assert {stage: of_stage["sent_nbytes"] for stage, of_stage in found.items()} == {
+        "0": [8, 8], "1": [8, 8], "2": [8, 8], "3": [16, 12]}
+    assert len({json.dumps(of_stage["master"]) for of_stage in found.values()}) == 1
+
+
+def test_hops_add_the_messages_and_samples_make_the_ranks():
+    assert "hop 0, 0 → 1" in words_of("replay", "--stage", "1", "--hops")
+    assert "hop 0" not in words_of("replay", "--stage", "1")
+    assert len(data_of("replay", "--data", "1,3:5; 2,1:7; 0,1:2")["stages"]["3"]["losses"]) == 3
+
+
+# -- train and compare ------------------------------------------------------------------------------------------------
+
+
+def test_training_prints_losses_memory_traffic_and_a_sample():
+    words = words_of("train", *ASKED["train"], "--ranks", "1", "--optimizer", "Muon")
+    for part in ("ZeRO-3 on 1 rank, layout whole_matrices, bf16, muon (lr 0.05; vectors and embeddings by adamw)",
+                 "entropy of single bytes 3.0943 4.464", "optimizer state", "gradients", "It writes:", "Call me ",
+                 "Steps: 2, of 16 tokens each; skipped: 0; loss scale at the end: 1.",
+                 "SHA-256 of all master weights, the same on every rank: "):
+        assert part in words
+    assert "an experiment: bf16 with matrix products of fp8" in words_of("train", *ASKED["train"], "--compute", "fp8")
+
+
+def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
+    data = data_of("train", "--save", str(tmp_path / "run.json"))
+    assert data == data_of("train")
+    assert json.loads((tmp_path / "run.json").read_text())
+    assert [step["number"] for step in data["steps"]] == [1, 2]
+    assert data["steps"][0].keys() == {"number", "loss", "norm", "scale", "skipped", "tokens", "peak_nbytes_by_kind",
+                                       "sent_nbytes"}
+    assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
+
+
+def test_gathering_whole_matrices_cuts_evenly_what_owning_them_does_not():
+    owned, gathered = (data_of("train", "--optimizer", "soap", *more)["sent_nbytes"] for more in ((), ("--gather",)))
+    assert len(set(owned["parameters"])) == 2
+    assert len(set(gathered["parameters"])) == 1
+
+
+def test_a_comparison_as_json_has_each_run_by_its_value_with_all_that_was_asked():
+    asked = {"model": "gpt-nano", "ranks": 3, "compute": "fp16", "optimizer": "lion", "lr": 0.1, "micro_batches": 2,
+             "batch": 3, "recompute": "block", "layout": "contiguous", "steps": 1, "seed": 1, "loss_scale": "8"}
+    switches = (f"--{name.replace('_', '-')}={value}" for name, value in asked.items())
+    data = json.loads(ask("compare", "--values", "3,2", *switches, "--json").stdout)
+    assert (data["over"], data["same_bits"], data["same_bits_by_value"]) == ("stage", True, [[3, 2]])
+    for stage, run in data["runs"].items():
+        assert asked | {"stage": int(stage)} == {name: run["options"][name] for name in (*asked, "stage")}
+
+
+def test_a_comparison_is_drawn_dark_where_it_is_asked_to(tmp_path):
+    done = ask("compare", *ASKED["compare"], "--steps", "1", "--figure", str(tmp_path / "it.svg"), "--dark")
+    assert done.exit_code == 0, done.output
+    assert f"fill: {DARK.background.lower()}" in (tmp_path / "it.svg").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["it.svg"]
+
+
+def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
+    said = []
+    for terminal in (True, False):
+        console = Console(width=120, force_terminal=terminal, record=True, color_system=None)
+        with console.capture() as seen, progress_bar(console, 3) as bar:
+            bar.begin("stage 2")
+            for number in (1, 2):
+                bar.heard(TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
+        said.append(seen.get())
+    assert re.search(r"stage 2 .*2/3 loss 2\.500  [\d,]+ tokens/s  scale 256  1\.5 MB", said[0])
+    assert said[1].strip() == ""
+
+
+# -- cost and plan ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cost_says_what_was_asked_what_it_takes_and_where_others_are_faster():
+    done = ask("cost", *RING, "--algorithm", "ring", "--collective", "all_reduce")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    for line in ("over nvlink4: 450 GB/s one way, 3.4 µs a message", "steps 14",
+                 "sent by each rank 24,500,000,000 bytes", "time 54.49 ms", "latency, 0.1 % 47.6 µs",
+                 "transfer 54.44 ms", "algorithm bandwidth 256.9 GB/s", "bus bandwidth 449.6 GB/s",
+                 "doubling 3 42 GB 93.34 ms 262.5 GB/s", "doubling is faster below 13.46 MB, ring above 13.46 MB.",
+                 "rabenseifner is faster than ring at every size.", "ring is faster than naive at every size.",
+                 "Below 12.24 MB latency takes more of its time than transfer.",
+                 "That wall is N·α·β of nvlink4: 14 GB meet it on 9,150 ranks."):
+        assert line in lines
+    assert "latency: NCCL 2.20" in " ".join(lines)
+    start = next(i for i, line in enumerate(lines) if line.startswith("algorithm steps"))
+    assert [line.split()[0] for line in lines[start + 1:start + 7]] == [
+        "rabenseifner", "ring", "doubling", "tree", "everyone", "naive"]
+    assert broken_lines(ask("cost", "--nbytes", "4e18", "--ranks", "1024", "--link", "pcie3").stdout) == []
+
+
+@pytest.mark.parametrize(("switches", "said"), [
+    ("--nbytes 25e6 --ranks 12 --nodes 3 --link nvlink4", [
+        "inside each of 3 nodes over nvlink4: 450 GB/s one way",
+        "between them over infiniband-ndr: 50 GB/s one way, 14 µs a message",
+        "sent by a rank, at least 45,833,332 bytes sent by a rank, at most 45,833,340 bytes",
+        "That wall is N·α·β of infiniband-ndr: 25 MB meet it on 35 ranks."]),
+    ("--nbytes 0 --ranks 8 --link pcie3 --collective barrier", ["It carries no bytes, so all of its time is latency."]),
+    ("--nbytes 5 --ranks 1 --link pcie3", ["One rank sends nothing, by any algorithm."]),
+    ("--nbytes 5 --ranks 2 --link pcie3", ["ring and rabenseifner take as long as each other at every size."]),
+    ("--nbytes 6 --ranks 6 --link pcie3 --collective reduce_scatter", [
+        "halving needs a power of two of ranks, and 6 is none."])])
+def test_special_cases_of_a_cost_are_said_in_words(switches, said):
+    words = words_of("cost", *switches.split())
+    assert [part for part in said if part not in words] == []
+
+
+def test_without_an_algorithm_a_cost_is_that_of_the_collectives_first():
+    found = {collective: json.loads(ask("cost", "--collective", collective, "--nbytes", "0", "--ranks", "4", "--link",
+                                        "pcie3", "--json").stdout)["algorithm"] for collective, _ in ALGORITHMS}
+    assert found == {
+        "reduce_scatter": "ring", "all_gather": "ring", "all_reduce": "ring", "broadcast": "tree", "reduce": "tree",
+        "gather": "pairwise", "all_to_all": "pairwise", "barrier": "dissemination"}
+
+
+BRACKETS = """
+[link."[red]x[/]"]
+bytes_per_second = 400e9
+latency_seconds = 1e-6
+source = "see [1] and [/bold]"
+date = "2025"
+
+[device."[red]d[/]"]
+capacity_nbytes = 96e9
+reported_nbytes = 96e9
+memory_bytes_per_second = 4e12
+flops_per_second = { bf16 = 1e15 }
+source = "[/red]"
+date = "2025"
+"""
+
+
+def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
+    """Else they would be taken for styles, or for the ends of some that there are not."""
+    (tmp_path / "mine.toml").write_text(BRACKETS)
+    own = ("--link", "[red]x[/]", "--hardware", str(tmp_path / "mine.toml"))
+    words = words_of("cost", "--nbytes", "1e9", "--ranks", "4", *own)
+    assert "over [red]x[/]: 400 GB/s one way" in words
+    assert "[red]x[/] (2025): see [1] and [/bold]." in words
+    words = words_of("plan", "--params", "1e9", "--device", "[red]d[/]", "--explain", *own)
+    assert "[red]d[/] reports" in words
+    assert "over [red]x[/]" in words
+
+
+def test_a_plan_prints_the_verdict_first_then_rows_formulas_and_measurements():
+    asked = ("plan", "--model", "gpt2", "--ranks", "4", "--stage", "2,3", "--recompute", "block", "--explain",
+             "--measure")
+    words = words_of(*asked)
+    assert words.startswith("ZeRO-3 with block recomputation fits with")
+    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "estimated",
+                 "those of the engine with overlap and 1 unit ahead."):
+        assert part in words, part
+    data = json.loads(ask(*asked, "--json").stdout)
+    assert [(row["stage"], row["recompute"]) for row in data["rows"]] == [(2, "block"), (3, "block")]
+    assert {line["difference_nbytes"] for row in data["rows"] for line in row["measured"]} == {0}
+    assert (data["overlap"], data["prefetch"]) == (True, 1)
+    assert data["rows"][0]["explained"][0]["value"] == "124,439,808"
+
+
+def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out():
+    for switches, note in [
+            (["--no-overlap", "--prefetch", "0"], "those of the engine with nothing overlapped."),
+            (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
+            (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in")]:
+        assert note in words_of("plan", "--model", "gpt2", "--stage", "3", *switches)
+
+
+def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():
+    former, now = (ask("plan", "--model", "gpt2", name, "fp32", "--json") for name in ("--dialect", "--convention"))
+    assert former.stdout == now.stdout
+    assert (former.stderr, now.stderr) == (
+        "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
+
+
+@pytest.mark.parametrize(("columns", "shown", "hidden"), [
+    (80, ["states", "spare", "step"], ["optimizer", "gathered"]), (130, ["gathered", "MFU"], ["optimizer"]),
+    (170, ["parameters", "gradients", "optimizer", "states", "MFU"], [])])
+def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(columns, shown, hidden):
+    done = ask("plan", "--model", "llama-3.1-405b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
+    table = re.split(r"\n *\n", done.stdout)[2].splitlines()
+    assert set(shown) <= set(table[0].split())
+    assert not set(hidden) & set(table[0].split())
+    assert [line.split()[:2] for line in table[1:]] == [
+        [stage, policy] for stage in "0123" for policy in ("none", "selective", "block")]
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "replay": [
+        ("--stage 4", "choose one of 0, 1, 2, 3, or all"), ("--weights 1,2", "four weights"),
+        ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
+        ("--ranks 0", "at least one rank"), ("--ranks 3 --data 1,2:3", "1 samples for 3 ranks"),
+        ("--compute fp61", "fp16"), ("--layout units", "choose one of per_unit, contiguous"),
+        ("--recompute some", "segment(k)"), ("--lr -1", "lr")],
+    "lost-updates": [
+        ("--format fp61", "no number format is named 'fp61'; there are fp16, fp32, bf16, fp8_e4m3, fp8_e5m2"),
+        ("--weight 1e6", "fp16 has no number as large as the weight 1e+06: its largest is 65504"),
+        ("--update 0", "a finite number other than 0, found 0.0"), ("--steps 0", "at least once, found steps=0")],
+    "precision": [
+        ("--format fp61", "no number format is named 'fp61'"), ("--model gpt-5", "the presets are gpt-nano"),
+        ("--steps 0", "steps=0 must be a whole number, 1 or more"),
+        ("--text no-such-file", "cannot be read: No such file or directory")],
+    "train": [
+        ("--text no-such-file", "cannot be read: No such file or directory"),
+        ("--text .", "cannot be read: Is a directory"), ("--text EMPTY", "is empty; give a file of some"),
+        ("--text NOT-UTF-8", "is no UTF-8 text: byte 0 is 0xff"), ("--ranks 0", "ranks=0 must be a whole number"),
+        ("--ranks 7000", "no layout has one for each rank"), ("--model gpt-5", "the presets are gpt-nano"),
+        ("--steps -3", "steps=-3 must be a whole number"), ("--stage 7", "ZeRO has the stages"),
+        ("--optimizer adamm", "no optimizer is called 'adamm'"),
+        ("--optimizer muon --layout per_unit", "Muon needs all of"), ("--compute fp61", "fp16"),
+        ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
+        ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
+        ("--capacity 1000", "left of capacity_nbytes=1,000"),
+        ("--capacity -1", "capacity_nbytes=-1 must be a number of bytes"),
+        ("--recompute some", "recompute='some' names no policy"),
+        ("--loss-scale x", "neither a positive number nor 'dynamic'"), ("--lr -1", "lr=-1.0 must be"),
+        ("--lr nan", "lr=nan must be a positive number"),
+        ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
+        ("--batch 1000000000000", "this machine has too little memory for it"),
+        ("--save no/such/folder/run.json", "but its folder is not there")],
+    "compare": [
+        ("--over stages", "did you mean 'stage'"), ("--figure x.pdf", "end its name with one of .svg"),
+        ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
+        ("--figure /proc/x.svg", "asked to draw into '/proc/x.svg'"), ("--dark", "asked for --dark without a figure"),
+        ("--values 0,²", "ZeRO has the stages"), ("--values 0,9", "ZeRO has the stages"),
+        ("--values 3", "name two or more that differ"),
+        ("--over optimizer --values sgd,muon --layout per_unit", "Muon needs all of"),
+        ("--capacity 70000", "stage 0: rank 0 asked for"), ("--capacity 100000 --values 3,2,1", "stage 1: rank")],
+    "cost": [
+        ("--ranks 0", "ranks must be at least 1, got 0"),
+        ("--ranks 8193", "8193 ranks were asked for; every step of every rank is looked at, so take 8192 at most"),
+        ("--nbytes -3", "a vector has a whole number of bytes, from 0 to below 2^62, and -3 is none"),
+        ("--nbytes 1.5", "a vector has a whole number of bytes, from 0 to below 2^62, and 1.5 is none"),
+        ("--nbytes nan", "from 0 to below 2^62, and nan is none"),
+        ("--nbytes 1e999999", "from 0 to below 2^62, and 1e999999 is none"),
+        ("--nbytes 14GB", "'14GB' is no number of bytes; write it in digits, as in 14e9 or 1048576"),
+        ("--link nvlink", "no link is called 'nvlink'; there are nvlink2, nvlink3, nvlink4,"),
+        ("--algorithm rings", "all_reduce has no algorithm 'rings'; there are ring, doubling, rabenseifner, tree, "
+         "naive, everyone; did you mean 'ring'?"),
+        ("--collective allreduce", "no collective is called 'allreduce'; there are reduce_scatter, all_gather"),
+        ("--nodes 3", "8 ranks do not spread evenly over 3 nodes; take as many ranks on each"),
+        ("--nodes 0", "nodes must be at least 1, got 0"),
+        ("--between pcie5", "one node has no link between nodes, and pcie5 was asked for; take more nodes"),
+        ("--nodes 2 --between x", "no link is called 'x'; there are "),
+        ("--itemsize 3", "14000000000 bytes are no whole number of elements of 3 bytes; take 13999999998, or"),
+        ("--itemsize 0", "itemsize must be at least 1, got 0"),
+        ("--hardware no-such.toml", "the hardware file 'no-such.toml' cannot be read: No such file or directory"),
+        ("--collective barrier --algorithm dissemination", "a barrier carries no bytes, and 14000000000 were asked "
+         "for; take 0"),
+        ("--collective reduce_scatter --algorithm halving --ranks 6", "reduce_scatter halving swaps with partners at "
+         "distances 1, 2, 4, ... and needs a power of two, got 6 ranks; take ring")],
+    "plan": [
+        ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
+        ("--model nowhere/config.json", "nowhere/config.json"), ("--params x", "name one of the two"),
+        ("--optimizer adamm", "no optimizer is called 'adamm'"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
+        ("--model llama-2-7b --measure", "llama-2-7b cannot be measured: zerosim's layers make models of GPT-2's")]}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_wrong_input_is_one_line_and_exit_code_2_before_anything_is_written(command, tmp_path):
+    files = {"EMPTY": b"", "NOT-UTF-8": b"\xff\xfe\x00"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    for switches, said in REFUSED[command]:
+        words = [str(tmp_path / word) if word in files else word for word in switches.split()]
+        done = ask(command, *ASKED[command], *words, "--json")
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), (switches, done.output)
+        assert done.stderr.startswith(f"zerosim {command}: "), switches
+        assert said in done.stderr, (switches, done.stderr)
+
+
+def test_what_is_needed_and_not_given_is_named():
+    done = ask("cost", "--ranks", "8", "--link", "nvlink4")
+    assert done.exit_code == 2
+    assert "--nbytes" in done.output

@@ -1,0 +1,217 @@
+"""Estimates equal measurements to the byte, part by part, and to the second, on models that run."""
+
+from collections import Counter
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerosim as zs
+from tests.cases import covering
+from tests.support import assert_refused
+from zerosim.course.measured import gpt_of, measured_bytes, measured_row, measured_step
+from zerosim.planning import PlanConfig, Transformer, cost, model_of, model_shape, plan_config, recording, timeline
+from zerosim.planning import step as events
+
+PLAIN, OVERLAPPED = {"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}
+OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1}, OVERLAPPED,
+           {"overlap": True, "prefetch": 2}]
+
+
+def null_step(asked, stage, **cluster_options):
+    """A step of the engine on a null rank that stands for all, with the plan's options: the cluster that ran it."""
+    gpt, (policy,) = gpt_of(asked.model), asked.recompute
+
+    def program(rank):
+        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute=policy,
+                           overlap=asked.overlap, prefetch=asked.prefetch)
+        tokens = rank.xp.empty((asked.batch, asked.sequence), "int64")
+        with rank.trace.span("step"):
+            engine.step([(tokens, tokens)] * asked.micro_batches)
+
+    cluster = zs.NullCluster(asked.ranks, representative=0, **cluster_options)
+    cluster.run(program)
+    return cluster
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
+       vocabulary=st.integers(2, 40), tied=st.booleans(), ranks=st.integers(1, 9), batch=st.integers(1, 3),
+       k=st.integers(1, 3), stage=st.sampled_from([0, 1, 2, 3]), compute=st.sampled_from(["fp32", "bf16", "fp16"]),
+       policy=st.sampled_from(["none", "block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled"]),
+       optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
+                                  zs.optim.LAMB(), zs.optim.LARS()]),
+       overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]))
+def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and_option(
+        blocks, heads, width, tokens, vocabulary, tied, ranks, batch, k, stage, compute, policy, optimizer, overlap,
+        prefetch, wider):
+    """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
+    formats = {wider: "fp32"} if wider and compute != "fp32" else {}
+    model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, positions=9, tied=tied,
+                                        fused_qkv=True))
+    base = plan_config("gpt2", ranks=1)
+    asked = PlanConfig(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch,
+                       tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
+    lines = measured_row(asked, stage, policy)
+    assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
+    assert lines[-1].name == "peak"
+    assert lines[-1].measured_nbytes > 0
+
+
+@pytest.mark.parametrize(("row", "policy"), covering(
+    product(zs.STAGES, [PLAIN, OVERLAPPED]), ["none", "selective", "tiled", "sub_block", "block", "segment(4)"]),
+    ids=str)
+def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(row, policy):
+    """The runtime's overheads apart, in the engine's own convention."""
+    stage, options = row
+    asked = plan_config("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, convention="zerosim",
+                        optimizer=zs.optim.AdamW(), **options)
+    (row,), peak = asked.plan().rows, measured_row(asked, stage, policy)[-1]
+    assert row.total_nbytes - row.overhead_nbytes == peak.estimated_nbytes == peak.measured_nbytes
+
+
+@pytest.mark.parametrize(("row", "ranks"), covering(product(zs.STAGES, [PLAIN, *OPTIONS[3:]]), [3, 2, 6, 1]), ids=str)
+def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
+    (stage, options), policy = row, zs.Policy("bf16")
+    model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused_qkv=True))
+    base = plan_config("gpt2", ranks=1)
+    asked = PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
+                       micro_batches=2, optimizer=zs.optim.AdamW(), convention=policy, **options)
+    (row,), gpt = asked.plan().rows, gpt_of(asked.model)
+
+    def program(rank):
+        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=policy, recompute="block", **options)
+        tokens = (np.arange(16).reshape(2, 8) + rank.index) % 19
+        engine.step([(tokens, tokens)] * 2)
+
+    cluster = zs.Cluster(ranks)
+    cluster.run(program)
+    assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
+
+
+@pytest.mark.parametrize(("stage", "options"), [(0, PLAIN), (1, OVERLAPPED), (3, OVERLAPPED)], ids=str)
+def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, options):
+    """The plan's total as capacity: its `fits` is the engine's, with the options of its seconds."""
+    asked = plan_config("gpt2", ranks=8, stage=stage, recompute="block", convention="zerosim",
+                        optimizer=zs.optim.AdamW(), **options)
+    (row,) = asked.plan().rows
+    capacity = row.total_nbytes - row.overhead_nbytes
+    null_step(asked, stage, capacity_nbytes=capacity)
+    with pytest.raises(zs.OutOfMemoryError):
+        null_step(asked, stage, capacity_nbytes=capacity - 1)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_overlapped_all_gather_of_parameters_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
+    """Beside a copy of the own chunk of each unit and, at stage 1, the reduced gradients: 12.5 GB for gpt2-xl."""
+    (row,) = zs.plan("gpt2-xl", ranks=8, stage=stage, recompute="block").rows
+    eighths = 8 + 1 + (stage == 1)
+    assert row.transient_nbytes == eighths * row.parameters_nbytes // 8
+    assert round((row.total_nbytes - row.overhead_nbytes) / 1e9, 1) == {1: 12.5, 2: 9.3}[stage]
+
+
+def test_a_gpt_on_paper_becomes_the_packages_own_and_others_are_refused():
+    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
+    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
+
+
+# -- small steps beside the closed forms ------------------------------------------------------------------------------
+
+OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
+              zs.optim.Momentum(lr=0.1), zs.optim.RMSprop(), zs.optim.SGD(lr=0.1)]
+POLICIES = [zs.Policy("bf16"), zs.Policy("fp32"), zs.Policy("fp16", accumulate="fp32"), zs.Policy("bf16", state="bf16")]
+ADAN_NBYTES = 4 + 4 + 4 + 2  # m, v, n in fp32; the gradient before in bf16
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_both_measures_agree_with_the_closed_forms_and_with_each_other(stage):
+    for optimizer, policy in covering(OPTIMIZERS, POLICIES, turn=stage):
+        step = measured_step((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy, rows=2)
+        found = measured_bytes((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy)
+        assert found.resting_nbytes == step.resting_nbytes[0], (optimizer, policy)
+        assert step.parameter_count == 5 * 7 + 7 + 7 * 3 + 3
+        assert sum(found.resting_nbytes.values()) >= step.formula_nbytes * step.parameter_count  # padding is more
+
+
+def test_a_slot_in_bf16_is_counted_as_two_bytes():
+    stages = {stage: measured_step((4, 4), zs.optim.Adan(), ranks=5, stage=stage, policy=zs.Policy("bf16"), rows=1)
+              for stage in zs.STAGES}
+    assert [one.formula for one in stages.values()] == ["22", "4 + 18/N", "2 + 20/N", "22/N"]
+    assert stages[1].resting_nbytes[0]["optimizer_state"] == ADAN_NBYTES * 4  # 4·4 + 4 parameters over 5 ranks
+    assert stages[3].formula_nbytes == Fraction(22, 5)
+    half = measured_step((4, 4), zs.optim.Adan(), ranks=5, stage=0, policy=zs.Policy("bf16", state="bf16"), rows=1)
+    assert half.formula == "16"
+
+
+def test_state_that_depends_on_shapes_is_refused_by_name():
+    asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
+    for measure in (lambda: measured_step(rows=1, **asked), lambda: measured_bytes(**asked)):
+        assert_refused(measure, "what Muon keeps depends on the shapes of tensors, and is no number of")
+
+
+# -- a plan's seconds beside the replay of the engine's own trace on the same machine, with the same options ----------
+
+CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm's sum of squares
+
+
+def replayed(asked, stage):
+    """The step on the plan's machine."""
+    machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
+    recorded = recording.record(null_step(asked, stage).trace).inside("step").on_ranks(asked.ranks)
+    return timeline.replay(recorded, machine)
+
+
+def control_seconds(asked, stage):
+    """Flag and norm go round in rings, waited for at once, where each rank updates a part."""
+    ring = cost.curve("all_gather", "ring", asked.ranks, asked.network)
+    return sum(ring.seconds(asked.ranks * nbytes) for nbytes in CONTROL) if stage else 0.0
+
+
+def computed(asked, replay):
+    """Seconds of the replay's own arithmetic at each place of a micro-batch, from the spans in which it stands."""
+    units, found = [unit.name for unit in gpt_of(asked.model).units], Counter()
+    for event in replay.computed(0):
+        phase = {"recompute": "again"}.get(event.path[1], event.path[1])
+        if phase in ("forward", "again", "backward"):
+            place = "again" if event.path[-1] == "recompute" else phase
+            found[place, units.index(event.path[2])] += event.seconds / asked.micro_batches
+    return found
+
+
+@pytest.mark.parametrize(("stage", "options", "micro_batches"), covering(zs.STAGES, OPTIONS, [1, 3]), ids=str)
+def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(stage, options, micro_batches):
+    """Products are what a plan computes; layers that memory bounds and the head's second use are the replay's alone, so
+    it computes longer, and stands still no longer than the plan says."""
+    asked = plan_config("gpt2", ranks=8, batch=4, stage=stage, recompute="block", micro_batches=micro_batches,
+                        optimizer=zs.optim.AdamW(), **options)
+    (row,), replay, control = asked.plan().rows, replayed(asked, stage), control_seconds(asked, stage)
+    usage = replay.usage[0]
+    assert usage.communication_seconds == pytest.approx(row.communication_seconds + control, rel=1e-9)
+    assert usage.exposed_seconds <= row.exposed_communication_seconds + control + 1e-12
+    assert row.compute_seconds + row.update_seconds < usage.compute_seconds < 2 * row.compute_seconds
+    assert replay.step_seconds == pytest.approx(usage.compute_seconds + usage.exposed_seconds, rel=1e-9)
+    if options == PLAIN:
+        assert row.exposed_communication_seconds == pytest.approx(row.communication_seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(("row", "link", "policy"), covering(
+    product(zs.STAGES, OPTIONS), ["nvlink4", "pcie3"], ["none", "block", "segment(4)"]), ids=str)
+def test_given_the_replays_own_arithmetic_the_plan_stands_still_exactly_as_long(row, link, policy):
+    """So what a plan exposes differs from the replay by what a plan leaves out of the arithmetic, and by nothing else:
+    the update's seconds are the plan's own."""
+    stage, options = row
+    asked = plan_config("gpt2", ranks=8, link=link, batch=4, stage=stage, recompute=policy, micro_batches=2,
+                        optimizer=zs.optim.AdamW(), **options)
+    replay, job = replayed(asked, stage), asked.job(stage, policy)
+    update = asked.update_seconds(job)
+    _, in_passes = events.communication_seconds(events.micro_batch(job), computed(asked, replay), asked.network)
+    _, after = events.communication_seconds(events.after_backward(job), update, asked.network)
+    expected = 2 * in_passes + after + control_seconds(asked, stage)
+    assert replay.usage[0].exposed_seconds == pytest.approx(expected, rel=1e-9)
+    found = sum(event.seconds for event in replay.computed(0) if event.path[1] == "update")
+    assert found == pytest.approx(sum(update.values()), rel=1e-9)
