@@ -4,7 +4,6 @@ The run is a real one: GPT's engine on 8 ranks at stage 3, with overlap and pref
 rows. The rings are of 512 ranks that arrive one by one, a million messages in all. Seconds are this machine's.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from zerosim.planning import ceil_cut
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.machine import Prices
 from zerosim.planning.recording import RecordedCall, Recording, Shape, from_plain, record, to_plain
-from zerosim.planning.streams import FEW_MESSAGES, Collectives
+from zerosim.planning.streams import Collectives
 from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 
@@ -46,10 +45,10 @@ def traces(steps: int) -> Traces:
     return cluster.trace
 
 
-def ring_messages(few_messages: float) -> None:
+def ring_messages() -> None:
     """Two all-reduces of 512 ranks that arrive one by one: a million messages."""
     shape = Shape("all_reduce", "ring", ceil_cut(RING_ELEMENTS, RING_RANKS), 2, 2)
-    collectives = Collectives(Prices(MACHINE), few_messages=few_messages)
+    collectives = Collectives(Prices(MACHINE))
     arrivals = [1e-6 * rank for rank in range(RING_RANKS)]
     for number in range(2):
         collectives.ends(RecordedCall(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)
@@ -69,8 +68,7 @@ def cases(found: Traces, recording: Recording) -> dict[str, Callable[[], object]
         "memory over time": lambda: [memory(timeline, rank) for rank in everyone],
         "critical path": lambda: critical_path(replay(recording, STRAGGLER)),
         "Chrome trace": partial(chrome_trace, timeline),
-        "rings of 512, step by step": partial(ring_messages, FEW_MESSAGES),
-        "rings of 512, message by message": partial(ring_messages, math.inf),
+        "rings of 512": ring_messages,
     }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.twin import Twin
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 from zerosim.testing import (
     SingleDevice,
     assert_same_bits,
@@ -161,7 +161,7 @@ def test_the_reference_steps_every_optimizer_also_with_norms_and_state_in_16_bit
         name: zs.format_of(slot.format).dtype for name, slot in optimizer.slots((5,)).items()}
     w, state = np.ones(5, np.float32), {name: np.zeros(5, np.float32) for name in optimizer.slots((5,))}
     for step, g in enumerate(data, 1):
-        ctx = zs.optim.with_norms(optimizer, zs.optim.UpdateContext(NumpyKernels()), w, g, state, step)
+        ctx = zs.optim.with_norms(optimizer, zs.optim.UpdateContext(kernels.NumpyKernels()), w, g, state, step)
         optimizer.update(ctx, w, g, state, step)
         for name, slot in optimizer.slots((5,)).items():
             state[name][...] = zs.round_to(state[name], slot.format)

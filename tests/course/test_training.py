@@ -13,7 +13,7 @@ from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused, printed
 from zerosim.course import training, training_view
-from zerosim.course.figures import losses as figure
+from zerosim.course.figures import comparison as figure
 from zerosim.course.training import Options
 from zerosim.display import drawing as style
 from zerosim.models.text import Corpus, shipped

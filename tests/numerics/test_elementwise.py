@@ -11,9 +11,8 @@ import pytest
 
 from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, every_code, same
 from zerosim.numerics import arrays, kernels, rounding
-from zerosim.numerics.arrays import BLOCK, SMALL
-from zerosim.numerics.kernels import SMALL_SUM, NumpyKernels
 
+BLOCK, SMALL, SMALL_SUM = arrays.BLOCK, arrays.SMALL, kernels.SMALL_SUM
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -23,7 +22,7 @@ Apply = Callable[..., object]  # (inputs ..., out)
 
 def operations(row: Row, other: np.dtype) -> dict[str, tuple[list[np.dtype], np.dtype, Apply]]:
     """The types of the inputs and of the result of every kernel that looks at one element at a time; and the call."""
-    k, dtype = NumpyKernels(), row.dtype
+    k, dtype = kernels.NumpyKernels(), row.dtype
     rounded = {mode: partial(rounding.round_to, fmt=row.name, mode=mode) for mode in ("nearest", "toward_zero")}
     return {
         "a sum": ([dtype, dtype], dtype, k.add_rounded), "a mixed sum": ([dtype, other], dtype, k.add_rounded),
@@ -90,13 +89,13 @@ def test_results_depend_on_neither_blocks_nor_memory_nor_the_users_error_state(r
 def test_memory_that_a_cast_and_its_input_share_does_not_matter(row: Row) -> None:
     for length in (10, 3 * BLOCK):
         x = awkward_floats(length, seed=7)
-        narrow = applied(NumpyKernels().cast_pack, [x], row.dtype)
+        narrow = applied(kernels.NumpyKernels().cast_pack, [x], row.dtype)
         memory = x.copy()
-        NumpyKernels().cast_pack(memory, memory.view(row.dtype)[:length])
+        kernels.NumpyKernels().cast_pack(memory, memory.view(row.dtype)[:length])
         assert same(memory.view(row.dtype)[:length].copy(), narrow)
         memory.view(row.dtype)[-length:] = narrow
-        NumpyKernels().cast_pack(memory.view(row.dtype)[-length:], memory)
-        assert same(memory, applied(NumpyKernels().cast_pack, [narrow], F32))
+        kernels.NumpyKernels().cast_pack(memory.view(row.dtype)[-length:], memory)
+        assert same(memory, applied(kernels.NumpyKernels().cast_pack, [narrow], F32))
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ def test_a_sum_is_one_float32_addition_rounded_once_and_so_the_exact_sum_rounded
     bits of these formats, so rounding to it first does no harm (Figueroa 1995)."""
     codes, rng = every_code(row), np.random.default_rng(row.p)
     a, b = (np.repeat(codes, 256), np.tile(codes, 256)) if row.bits == 8 else codes[rng.integers(0, 2**16, (2, 2**17))]
-    found = applied(NumpyKernels().add_rounded, [a, b], row.dtype)
+    found = applied(kernels.NumpyKernels().add_rounded, [a, b], row.dtype)
     with np.errstate(all="ignore"):
         wide = a.astype(F32).astype(F64) + b.astype(F32).astype(F64)
         assert same(found, (a.astype(F32) + b.astype(F32)).astype(row.dtype))
@@ -118,10 +117,10 @@ def test_a_sum_is_one_float32_addition_rounded_once_and_so_the_exact_sum_rounded
 @by_low
 def test_the_other_addend_is_first_rounded_to_the_sums_type(row: Row) -> None:
     a, b = inputs([row.dtype, F32], SMALL_SUM + 5)
-    found = applied(NumpyKernels().add_rounded, [a, b], row.dtype)
-    assert same(found, applied(NumpyKernels().add_rounded, [a, cast(b, row.dtype)], row.dtype))
+    found = applied(kernels.NumpyKernels().add_rounded, [a, b], row.dtype)
+    assert same(found, applied(kernels.NumpyKernels().add_rounded, [a, cast(b, row.dtype)], row.dtype))
     wide = [np.full(1, 1, np.float16), np.full(1, 1.5 * 2.0**-11, F32) + np.float32(2.0**-30)]
-    assert applied(NumpyKernels().add_rounded, wide, np.dtype(np.float16)) == 1 + 2.0**-10
+    assert applied(kernels.NumpyKernels().add_rounded, wide, np.dtype(np.float16)) == 1 + 2.0**-10
 
 
 @by_row
@@ -131,20 +130,20 @@ def test_a_chain_of_sums_has_the_bits_of_its_links(row: Row, length: int) -> Non
     for count in (1, 2, 4):
         chain = addends[0].copy()
         for x in addends[1:count]:
-            NumpyKernels().add_rounded(chain, x, chain)
+            kernels.NumpyKernels().add_rounded(chain, x, chain)
         found = np.empty_like(chain)
-        NumpyKernels().sum_rounded(addends[:count], found)
+        kernels.NumpyKernels().sum_rounded(addends[:count], found)
         assert same(found, chain)
 
 
 def test_a_chain_of_sums_overflows_at_the_link_where_the_links_do() -> None:
     addends, out = [np.full(5000, value, np.float16) for value in (60000, 60000, -60000)], np.empty(5000, np.float16)
-    NumpyKernels().sum_rounded(addends, out)
+    kernels.NumpyKernels().sum_rounded(addends, out)
     assert np.isposinf(out).all()
 
 
 def test_integers_and_float64_are_added_compared_and_copied_as_they_are() -> None:
-    k = NumpyKernels()
+    k = kernels.NumpyKernels()
     for dtype in (np.int64, np.float64):
         a, b = np.arange(5).astype(dtype) / dtype(1 if dtype is np.int64 else 10), np.arange(5)[::-1].astype(dtype)
         a = a.astype(dtype)
@@ -164,7 +163,7 @@ def test_extrema_propagate_nan_and_order_the_zeros(row: Row, name: str) -> None:
     smallest = np.array([1, np.nan, np.nan, np.nan, -0.0, -0.0, -0.0, 1, -inf], np.float32)
     expected = (largest if name == "maximum_rounded" else smallest).repeat(1000).astype(row.dtype)
     for xs in ([a, b], [b, a]):
-        assert same(applied(getattr(NumpyKernels(), name), xs, row.dtype), expected)
+        assert same(applied(getattr(kernels.NumpyKernels(), name), xs, row.dtype), expected)
 
 
 @by_low
@@ -176,16 +175,16 @@ def test_a_product_and_a_quotient_are_computed_in_float32_and_rounded_once(row: 
         with np.errstate(all="ignore"):
             expected = ufunc(x.astype(F32), np.float64(scalar).astype(F32)).astype(row.dtype)
             exact = ufunc(wide, scalar)
-        call = partial(getattr(NumpyKernels(), name))
+        call = partial(getattr(kernels.NumpyKernels(), name))
         assert same(applied(lambda x, out, s=scalar, call=call: call(x, s, out), [x], row.dtype), expected)
         assert same(applied(lambda x, out, s=scalar, call=call: call(x, s, out), [wide], F64), exact)
 
 
 def test_a_product_may_go_to_another_type_and_is_rounded_once_there() -> None:
     x, out, wide = np.array([1 + 2.0**-11 + 2.0**-40]), np.empty(1, np.float16), np.empty(1)
-    NumpyKernels().multiply_rounded(x, 1.0, out)
+    kernels.NumpyKernels().multiply_rounded(x, 1.0, out)
     assert out == 1 + 2.0**-10
-    NumpyKernels().divide_rounded(np.full(1, 1, np.float16), 3.0, wide)
+    kernels.NumpyKernels().divide_rounded(np.full(1, 1, np.float16), 3.0, wide)
     assert wide == 1 / 3
 
 
@@ -197,7 +196,7 @@ def test_accumulate_adds_in_the_totals_own_width(row: Row) -> None:
         with np.errstate(all="ignore"):
             expected = total + x.astype(container)
         with np.errstate(all="raise"):
-            NumpyKernels().accumulate(total, x)
+            kernels.NumpyKernels().accumulate(total, x)
         assert same(total, expected)
 
 
@@ -216,7 +215,7 @@ def test_elementwise_widens_calls_block_by_block_and_rounds_once(row: Row) -> No
 
         with np.errstate(all="ignore"):
             expected = cast(rounding.round_to(x.astype(work) * y.astype(work) + work.type(1), row.name), row.dtype)
-        NumpyKernels().elementwise(product_plus_one, x, y, *extra, out=x)
+        kernels.NumpyKernels().elementwise(product_plus_one, x, y, *extra, out=x)
         assert same(x, expected)
         assert lengths == [BLOCK, BLOCK, 5]
 
@@ -225,7 +224,7 @@ def test_elementwise_widens_calls_block_by_block_and_rounds_once(row: Row) -> No
 
 @pytest.mark.parametrize("dtype", [row.dtype for row in ROWS] + [F64], ids=str)
 def test_a_cast_takes_declared_scratch_that_does_not_grow_with_the_array(dtype: np.dtype) -> None:
-    k, x, out = NumpyKernels(), np.zeros(40 * BLOCK, np.float32), np.empty(40 * BLOCK, dtype)
+    k, x, out = kernels.NumpyKernels(), np.zeros(40 * BLOCK, np.float32), np.empty(40 * BLOCK, dtype)
     assert k.scratch_nbytes == 0
     for _ in range(2):
         k.cast_pack(x[:2 * BLOCK], out[:2 * BLOCK])
@@ -243,7 +242,7 @@ def test_a_cast_takes_declared_scratch_that_does_not_grow_with_the_array(dtype: 
 
 
 def test_large_arrays_begin_at_a_cache_line_and_small_ones_have_no_slack() -> None:
-    k = NumpyKernels()
+    k = kernels.NumpyKernels()
     for nbytes in (4096, 4100, 100_000):
         for _ in range(8):
             x = k.empty(nbytes, np.uint8)

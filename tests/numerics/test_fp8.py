@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.numerics import oracle
 from zerosim.models import layers
-from zerosim.numerics.kernels import quantized, scale_to
+from zerosim.numerics import kernels
 
+quantized, scale_to = kernels.quantized, kernels.scale_to
 FORMATS = ("fp8_e4m3", "fp8_e5m2")
 
 

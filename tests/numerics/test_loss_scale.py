@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.loss_scale import SCALERS, Dynamic, LossScaleExhausted, LossScaler, Static
+from zerosim.numerics import loss_scale
 
+SCALERS, Dynamic, Exhausted = loss_scale.SCALERS, loss_scale.Dynamic, loss_scale.LossScaleExhausted
 PATTERN = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 1, 1]
 # The scale after each step, from 256 with a window of 2, for overflows in PATTERN.
 TRACES = {
@@ -19,7 +20,7 @@ TRACES = {
 }
 
 
-def scales(scaler: LossScaler, pattern) -> list[float]:
+def scales(scaler: loss_scale.LossScaler, pattern) -> list[float]:
     """The scale after each step of the pattern."""
     found = []
     for overflow in pattern:
@@ -71,13 +72,13 @@ def test_deepspeeds_kinds_come_down_to_the_smallest_scale_and_raise_at_the_next_
     scaler = Dynamic(kind, initial=2.0**8, window=2).start()
     assert scales(scaler, [1] * 8)[-1] == 1
     for _ in range(2):
-        with pytest.raises(LossScaleExhausted, match=r"overflowed at the smallest loss scale, 1: .* compute in bf16"):
+        with pytest.raises(Exhausted, match=r"overflowed at the smallest loss scale, 1: .* compute in bf16"):
             scaler.update(True)
     assert scales(scaler, [0, 0, 0, 1])[-1] == 1
     assert scales(Dynamic(kind, initial=8, smallest=3).start(), [1, 1]) == [4, 3]
     scaler = Dynamic(kind, initial=1, hysteresis=3).start()
     assert scales(scaler, [1, 1]) == [1, 1]
-    with pytest.raises(LossScaleExhausted):
+    with pytest.raises(Exhausted):
         scaler.update(True)
 
 
@@ -97,7 +98,7 @@ def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_othe
 
 
 def test_a_static_scale_never_moves() -> None:
-    scaler, other = Static(8).start(), Static(2).start()
+    scaler, other = loss_scale.Static(8).start(), loss_scale.Static(2).start()
     assert scales(scaler, [0, 1, 1, 0]) == [8.0] * 4
     other.restore(scaler.state())
     assert (other.scale, other.state()) == (8, {"scale": 8.0})

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.arrays import BLOCK
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, kernels
 
-KERNELS = NumpyKernels()
+BLOCK = arrays.BLOCK
+KERNELS = kernels.NumpyKernels()
 
 
 def symmetric(count: int, values: np.ndarray | None = None, seed: int = 0) -> np.ndarray:

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.backends.cupy.kernels import CupyKernels
-from zerosim.numerics.arrays import NullArray
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.numerics import arrays, kernels
+
+NullArray, NullKernels, NumpyKernels = arrays.NullArray, kernels.NullKernels, kernels.NumpyKernels
 
 
-def public_methods(kernels: type) -> dict[str, list[str]]:
+def public_methods(of: type) -> dict[str, list[str]]:
     """Each public method and the parameters that its callers give; the kernels themselves, or their scratch, apart."""
-    found = {name: member for name, member in inspect.getmembers(kernels, callable) if not name.startswith("_")}
+    found = {name: member for name, member in inspect.getmembers(of, callable) if not name.startswith("_")}
     return {name: [one for one in inspect.signature(member).parameters if one not in ("self", "k", "scratch") or
                    name == "step_blocks"] for name, member in found.items()}
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
-from zerosim.numerics.arrays import BLOCK
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, kernels
 
+BLOCK = arrays.BLOCK
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 SHAPES = [(1, 1, 1), (3, 5, 2), (70, 33, 50), (1, 64, 17), (40, 1, 40), (5, 0, 4), (0, 3, 4), (300, 20, 300)]
@@ -20,7 +20,7 @@ def normal(shape: tuple[int, ...], dtype: np.dtype, seed: int = 0) -> np.ndarray
 
 def product(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, dtype: np.dtype | None = None) -> np.ndarray:
     out = np.empty((a.shape[0], b.shape[1]), dtype or a.dtype)
-    NumpyKernels().matmul(a, b, bias=bias, out=out)
+    kernels.NumpyKernels().matmul(a, b, bias=bias, out=out)
     return out
 
 
@@ -55,10 +55,10 @@ def test_a_product_may_be_written_over_a_factor_or_through_strides(row: Row) -> 
     a, b = normal((16, 16), row.dtype, 8), normal((16, 16), row.dtype, 9)
     expected = product(a, b)
     over = a.copy()
-    NumpyKernels().matmul(over, b, out=over)
+    kernels.NumpyKernels().matmul(over, b, out=over)
     assert same(over, expected)
     turned = np.empty((16, 16), row.dtype).T
-    NumpyKernels().matmul(a, b, out=turned)
+    kernels.NumpyKernels().matmul(a, b, out=turned)
     assert same(np.ascontiguousarray(turned), expected)
 
 
@@ -83,7 +83,7 @@ def rows_in_order(x: np.ndarray) -> np.ndarray:
 
 def column_sum(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     before, out = x.copy(), np.empty(x.shape[1], dtype)
-    NumpyKernels().column_sum(x, out)
+    kernels.NumpyKernels().column_sum(x, out)
     assert same(x.copy(), before)
     return out
 
@@ -104,16 +104,16 @@ def test_rows_are_added_one_after_the_other_in_float32(row: Row) -> None:
 
 @by_low
 def test_every_code_is_finite_or_not_as_its_value_is(row: Row) -> None:
-    kernels, finite = NumpyKernels(), np.isfinite(values(row))
-    assert kernels.all_finite(every_code(row)[finite])
+    k, finite = kernels.NumpyKernels(), np.isfinite(values(row))
+    assert k.all_finite(every_code(row)[finite])
     for code in np.flatnonzero(~finite)[:: max(1, row.bits // 4)]:
-        assert not kernels.all_finite(every_code(row)[[0, code, 1]])
+        assert not k.all_finite(every_code(row)[[0, code, 1]])
 
 
 @pytest.mark.parametrize("dtype", [*(row.dtype for row in ROWS), np.dtype(np.float64)], ids=str)
 def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: np.dtype) -> None:
     """NaN is counted too; nothing and integers are finite, and no NaN."""
-    k, x = NumpyKernels(), np.full(2 * BLOCK + 3, 400, np.float32).astype(dtype)
+    k, x = kernels.NumpyKernels(), np.full(2 * BLOCK + 3, 400, np.float32).astype(dtype)
     assert k.all_finite(x)
     for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 2):
         for bad in (np.nan, np.inf, -np.inf):
@@ -135,31 +135,31 @@ def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row) -> None:
         for first in range(0, length, BLOCK):
             quotient = x[first:first + BLOCK].astype(np.float32) / np.float32(divisor)
             expected += np.add.reduce(quotient.astype(np.float64) ** 2)
-        found = NumpyKernels().sum_of_squares(x, divisor)
+        found = kernels.NumpyKernels().sum_of_squares(x, divisor)
         assert found == expected
         assert isinstance(found, float)
-        assert NumpyKernels().sum_of_squares(x) != found or length == 0
+        assert kernels.NumpyKernels().sum_of_squares(x) != found or length == 0
 
 
 @given(x=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), max_size=50))
 def test_a_sum_of_squares_is_as_exact_as_float64_allows(x: list[float]) -> None:
     exact = float(np.sum(np.array(x, np.longdouble) ** 2))
-    assert NumpyKernels().sum_of_squares(np.array(x, np.float32)) == pytest.approx(exact, rel=1e-14)
+    assert kernels.NumpyKernels().sum_of_squares(np.array(x, np.float32)) == pytest.approx(exact, rel=1e-14)
 
 
 def test_squares_that_float32_cannot_hold_are_summed() -> None:
-    assert NumpyKernels().sum_of_squares(np.full(4, 1e30, np.float32)) == pytest.approx(4e60, rel=1e-6)
+    assert kernels.NumpyKernels().sum_of_squares(np.full(4, 1e30, np.float32)) == pytest.approx(4e60, rel=1e-6)
     with np.errstate(all="raise"):
-        assert NumpyKernels().sum_of_squares(np.full(4, np.inf, np.float32)) == np.inf
+        assert kernels.NumpyKernels().sum_of_squares(np.full(4, np.inf, np.float32)) == np.inf
 
 
 @by_row
 def test_a_gradient_block_is_divided_and_then_scaled_in_float32(row: Row) -> None:
     x = normal((BLOCK + 2,), row.dtype, 13)
     out = np.empty(x.shape, np.float32)
-    NumpyKernels().gradient_block(x, 3.0, 0.7, out)
+    kernels.NumpyKernels().gradient_block(x, 3.0, 0.7, out)
     assert same(out, (x.astype(np.float32) / np.float32(3)) * np.float32(0.7))
-    NumpyKernels().gradient_block(x, 3.0, 1.0, out)
+    kernels.NumpyKernels().gradient_block(x, 3.0, 1.0, out)
     assert same(out, x.astype(np.float32) / np.float32(3))
 
 
@@ -170,9 +170,9 @@ def test_a_divisor_beyond_float32_divides_as_one_within_does(divisor: float) -> 
     exact = (x.astype(np.float64) / (float(np.float32(divisor / 2**16)) * 2**16)).astype(np.float32)
     block, quotient = np.empty_like(x), np.empty_like(x)
     with np.errstate(all="raise"):
-        NumpyKernels().gradient_block(x, divisor, 1.0, block)
-        NumpyKernels().divide_rounded(x, divisor, quotient)
-        squares = NumpyKernels().sum_of_squares(x, divisor)
+        kernels.NumpyKernels().gradient_block(x, divisor, 1.0, block)
+        kernels.NumpyKernels().divide_rounded(x, divisor, quotient)
+        squares = kernels.NumpyKernels().sum_of_squares(x, divisor)
     assert abs(exact).max() > 2.0**-14
     assert np.flatnonzero(exact).size > 1000
     assert same(block, exact)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics import arrays
-from zerosim.numerics.random import bits, normal, uniform
+from zerosim.numerics import arrays, random
 
+bits, uniform, normal = random.bits, random.uniform, random.normal
 KEY = (0, "init", 0, "layer0.weight")
 
 

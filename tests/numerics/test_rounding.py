@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, decode, every_code, magnitudes, rounded, same
 from tests.numerics.oracle import values as values_of
+from zerosim import round_to, spacing
 from zerosim.numerics import kernels, random, rounding
-from zerosim.numerics.rounding import round_to, spacing
 
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)

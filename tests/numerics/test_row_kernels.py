@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.numerics.arrays import Scratch
-from zerosim.numerics.blockwise import EINSUM_PIECE
-from zerosim.numerics.formats import FORMATS
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.layer_kernels import SATURATED, SERIES, _series, complement
+from zerosim import FORMATS
+from zerosim.numerics import arrays, blockwise, kernels, layer_kernels
 
-KERNELS = NumpyKernels()
+Scratch, EINSUM_PIECE = arrays.Scratch, blockwise.EINSUM_PIECE
+SATURATED, SERIES, complement = layer_kernels.SATURATED, layer_kernels.SERIES, layer_kernels.complement
+KERNELS = kernels.NumpyKernels()
 LENGTHS = [1, 3, 100, EINSUM_PIECE - 1, EINSUM_PIECE, EINSUM_PIECE + 1, 3 * EINSUM_PIECE + 7]
 
 
@@ -88,9 +87,9 @@ def test_the_stored_series_is_what_erfc_is_computed_from(monkeypatch: pytest.Mon
     z = np.linspace(0, 9, 301)
     found = complement(z.copy(), np.empty_like(z), Scratch())
     monkeypatch.setattr("zerosim.numerics.layer_kernels.SERIES", (SERIES[0] + math.log(2), *SERIES[1:]))
-    _series.cache_clear()
+    layer_kernels._series.cache_clear()
     doubled = complement(z.copy(), np.empty_like(z), Scratch())
-    _series.cache_clear()
+    layer_kernels._series.cache_clear()
     np.testing.assert_allclose(doubled, 2 * found, rtol=1e-13)
 
 
@@ -114,29 +113,29 @@ def test_the_kernels_of_layers_give_the_same_bits_under_any_errstate() -> None:
     x = np.array([[[1e38, -1e38, 3e38, 1, 2, 3], [1e-40, 0, np.inf, -1, 1, 5]]], np.float32)
 
     def results() -> list[np.ndarray]:
-        kernels, flat = NumpyKernels(), x[0]
+        k, flat = kernels.NumpyKernels(), x[0]
         out, p, log_sums = (np.empty(shape, np.float32) for shape in [(1, 2, 2), (1, 1, 2, 2), (1, 1, 2)])
         some = []
         w, mean, rstd, y = np.ones(6, np.float32), *np.empty((2, 2), np.float32), np.empty_like(flat)
-        kernels.attend(x, 1, p, out)
+        k.attend(x, 1, p, out)
         some += [out.copy(), p]
-        kernels.attend_gradient(x, 1, p, out, d := np.empty_like(x))
+        k.attend_gradient(x, 1, p, out, d := np.empty_like(x))
         some += [d.copy()]
-        kernels.attend_tiled(x, 1, log_sums, out)
-        kernels.attend_tiled_gradient(x, 1, log_sums, out, out, d)
+        k.attend_tiled(x, 1, log_sums, out)
+        k.attend_tiled_gradient(x, 1, log_sums, out, out, d)
         some += [out, log_sums, d]
-        kernels.normalize_rows(flat, w, w, 0.0, mean, rstd, y)
-        kernels.normalize_rows_gradient(flat, w, mean, rstd, y, dx := np.empty_like(y), dw := w.copy(), db := w.copy())
+        k.normalize_rows(flat, w, w, 0.0, mean, rstd, y)
+        k.normalize_rows_gradient(flat, w, mean, rstd, y, dx := np.empty_like(y), dw := w.copy(), db := w.copy())
         some += [y.copy(), mean, rstd, dx, dw, db]
-        some += [np.array(kernels.softmax_loss(flat, np.array([0, 2]), rstd)), rstd.copy()]
-        kernels.softmax_loss_gradient(flat, np.array([0, 2]), rstd, 1e38, y)
+        some += [np.array(k.softmax_loss(flat, np.array([0, 2]), rstd)), rstd.copy()]
+        k.softmax_loss_gradient(flat, np.array([0, 2]), rstd, 1e38, y)
         some += [y.copy()]
         for exact in (False, True):
-            kernels.gelu(flat, y, exact=exact)
-            kernels.gelu_gradient(flat, y, dx, exact=exact)
+            k.gelu(flat, y, exact=exact)
+            k.gelu_gradient(flat, y, dx, exact=exact)
             some += [y.copy(), dx.copy()]
-        kernels.drop(flat, lambda span: np.zeros(12, np.uint32)[span], 0, 1e30, y)
-        kernels.relu(flat, dx, np.zeros(2, np.uint8))
+        k.drop(flat, lambda span: np.zeros(12, np.uint32)[span], 0, 1e30, y)
+        k.relu(flat, dx, np.zeros(2, np.uint8))
         return [*some, y, dx]
 
     with np.errstate(all="raise"):

@@ -1,12 +1,12 @@
 """A replay in fractions, message by message: the reference of the one in float64."""
 
-import math
-from collections.abc import Sequence
 from fractions import Fraction
+
+import numpy as np
 
 from zerosim.planning.machine import Array, Machine, Pace, Prices
 from zerosim.planning.recording import COMPUTE, Program, Recording
-from zerosim.planning.streams import Collectives, Streams
+from zerosim.planning.streams import Streams
 from zerosim.planning.timeline import Timeline
 
 
@@ -19,24 +19,22 @@ class ExactPrices(Prices):
         self._paces = {slow.rank: Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
                        for slow in machine.slow_ranks}
 
-    def work(self, program: Program) -> list[Fraction]:
+    def work(self, program: Program) -> Array:
         flops_rate = Fraction(self.machine.peak_flops_per_second) * Fraction(self.machine.efficiency)
         memory_rate = Fraction(self.machine.device.memory_bytes_per_second)
         work = [Fraction(0)]
         for code, flops, nbytes in zip(program.codes.tolist(), program.first.tolist(), program.second.tolist(),
                                        strict=True):
             work.append(work[-1] + max(flops / flops_rate, nbytes / memory_rate) if code == COMPUTE else work[-1])
-        return work
-
-    def message(self, source: int, destination: int, nbytes: int) -> Fraction:
-        if source == destination:
-            return Fraction(0)
-        link = self.machine.network.link(source, destination)
-        return (link.alpha + nbytes / link.beta) * self._slow_links.get((source, destination), 1)
+        return np.array(work, object)
 
     def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Fraction]:
-        ends: Sequence[list[int]] = (sources.tolist(), destinations.tolist(), nbytes.tolist())
-        return [self.message(*one) for one in zip(*ends, strict=True)]
+        ends = zip(sources.tolist(), destinations.tolist(), nbytes.tolist(), strict=True)
+        return [self._message(*one) for one in ends]
+
+    def _message(self, source: int, destination: int, nbytes: int) -> Fraction:
+        link = self.machine.network.link(source, destination)
+        return (link.alpha + nbytes / link.beta) * self._slow_links.get((source, destination), 1)
 
     def transfer(self, nbytes: int) -> Fraction:
         link = self.machine.link_to_host
@@ -46,7 +44,6 @@ class ExactPrices(Prices):
 def exact_replay(recording: Recording, machine: Machine) -> Timeline:
     """The recording's times on this machine, exactly."""
     machine.check_ranks(recording.ranks)
-    prices = ExactPrices(machine)
-    streams = Streams(recording, prices, Collectives(prices, few_messages=math.inf))
+    streams = Streams(recording, ExactPrices(machine))
     streams.run()
     return Timeline(recording, machine, streams)

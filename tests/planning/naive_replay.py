@@ -1,19 +1,20 @@
-"""A replay by other means: the traces' own rows and the algorithms' own generators, exchange by exchange, in fractions.
+"""A replay by other means: the traces' own rows, and the exchanges of each collective, one by one, in fractions.
 
 Nothing is known here of levels, points, or parts. Each rank has a program and a stream of what it issued; whatever can
 go on goes on, in any order that ``chance`` picks.
 """
 
 import random
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from zerosim.numerics.kernels import NullKernels
+import zerosim as zs
 from zerosim.planning.timeline import Machine, SlowRank
-from zerosim.ranks.hub import steps_of, without_data
-from zerosim.ranks.trace import Collective, Compute, Issue, Message, Traces, Wait
+
+Exchange = tuple[int | None, int | None, int]  # to, from, bytes sent; ranks of the whole cluster
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Task:
 
     key: Any
     issued: Fraction
-    exchanges: Any  # of (to, source, bytes sent), in ranks of the whole cluster
+    exchanges: Iterator[Exchange]
     to: int | None = None
     source: int | None = None
     nbytes: int = 0
@@ -48,25 +49,33 @@ class Row:
     stream: deque = field(default_factory=deque)
     unwaited: dict = field(default_factory=dict)
     blocked: Task | None = None
+    collective: Any = None  # the latest
     waited: Fraction = Fraction(0)
+    host_free: dict = field(default_factory=lambda: defaultdict(Fraction))
+    arrivals: dict = field(default_factory=dict)
+    waited_for_host: Fraction = Fraction(0)
 
 
-def exchanges_of(call, rank):
-    """What the rank's generator yields, as (to, source, bytes sent)."""
-    for exchange in steps_of(without_data(call, call.group.index(rank), NullKernels())):
-        yield (None if exchange.to is None else call.group[exchange.to],
-               None if exchange.source is None else call.group[exchange.source],
-               0 if exchange.send is None else exchange.send.nbytes)
+def exchanges_of(row: Any) -> dict[int, list[Exchange]]:
+    """What each rank exchanges in a collective, step by step."""
+    steps: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [None, None, 0]))
+    for hop in row.hops():
+        source, destination = (row.call.group[place] for place in (hop.source, hop.destination))
+        steps[source][hop.step][0::2] = destination, hop.nbytes
+        steps[destination][hop.step][1] = source
+    return {rank: [tuple(mine[step]) for step in sorted(mine)] for rank, mine in steps.items()}
 
 
 class Naive:
     """The state of the replay; ``run`` returns when each rank ends."""
 
-    def __init__(self, traces: Traces, machine: Machine, seed: int = 0) -> None:
+    def __init__(self, traces: tuple[zs.ranks.Trace, ...], machine: Machine, seed: int = 0) -> None:
         self.machine, self.chance = machine, random.Random(seed)
         self.ranks = [Row(deque(trace.rows)) for trace in traces]
+        self.exchanges: dict[Any, dict[int, list[Exchange]]] = {}  # of each call, once
 
     def run(self) -> list[Fraction]:
+        """The ends of all ranks."""
         while any(self._turn(rank) for rank in self.chance.sample(range(len(self.ranks)), len(self.ranks))):
             pass
         assert not any(row.rows or row.stream or row.blocked for row in self.ranks), "they wait without end"
@@ -89,21 +98,36 @@ class Naive:
         return True
 
     def _read(self, rank: int, me: Row, row: Any) -> None:
-        match row:
-            case Compute():
+        match type(row).__name__:
+            case "Compute":
                 me.clock = self._after(rank, me.clock, self._seconds(row))
-            case Collective() if not row.asynchronous:
-                me.blocked = self._issue(me, row.call, exchanges_of(row.call, rank))
-            case Issue():
-                me.unwaited[id(row.call)] = self._issue(me, row.call, exchanges_of(row.call, rank))
-            case Wait():
+            case "Collective":
+                me.collective = row
+                if not row.asynchronous:
+                    me.blocked = self._collective(rank, me)
+            case "Issue":
+                me.unwaited[id(row.call)] = self._collective(rank, me)
+            case "Wait":
                 me.blocked = me.unwaited.pop(id(row.call))
-            case Message():
-                me.blocked = self._issue(me, None, iter([(row.destination, row.source, row.sent_nbytes)]))
+            case "Message":
+                me.blocked = self._issue(me, None, [(row.destination, row.source, row.sent_nbytes)])
+            case "Transfer":
+                moved, link = row.transfer, self.machine.link_to_host
+                begun = max(me.clock, me.host_free[moved.direction])
+                me.host_free[moved.direction] = me.arrivals[moved] = begun + link.alpha + moved.nbytes / link.beta
+            case "TransferWait":
+                end = max(me.clock, me.arrivals.pop(row.transfer))
+                me.waited_for_host, me.clock = me.waited_for_host + end - me.clock, end
 
-    def _issue(self, me: Row, call: Any, exchanges: Any) -> Task:
-        key = None if call is None else (call.group, call.communicator, call.number)
-        me.stream.append(task := Task(key, me.clock, exchanges))
+    def _collective(self, rank: int, me: Row) -> Task:
+        call = me.collective.call
+        key = call.group, call.communicator, call.number
+        if key not in self.exchanges:
+            self.exchanges[key] = exchanges_of(me.collective)
+        return self._issue(me, key, self.exchanges[key].get(rank, []))
+
+    def _issue(self, me: Row, key: Any, exchanges: list[Exchange]) -> Task:
+        me.stream.append(task := Task(key, me.clock, iter(exchanges)))
         return task
 
     def _stream(self, rank: int) -> bool:
@@ -141,7 +165,7 @@ class Naive:
                 one.go_on(one.latest)
         return True
 
-    def _seconds(self, row: Compute) -> Fraction:
+    def _seconds(self, row: Any) -> Fraction:
         machine = self.machine
         return max(row.flops / (Fraction(machine.peak_flops_per_second) * Fraction(machine.efficiency)),
                    row.nbytes / Fraction(machine.device.memory_bytes_per_second))

@@ -1,15 +1,20 @@
-"""Small runs of the real engine and of programs of their own, recorded; and a made-up machine to replay them on."""
+"""Small runs of the real engine and of programs of their own, recorded; and a made-up machine to replay them on.
 
-from dataclasses import replace
+A flop takes 1 ns, a message 1 µs and 1 ns for each byte, a transfer to the host or back 2 µs and 2 ns for each byte.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 import zerosim as zs
+from tests.ranks.asking import allowed, ask
+from zerosim.planning import recording
 from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.recording import COLLECTIVE, ISSUE, WAIT, Recording, record
+from zerosim.planning.recording import COLLECTIVE, ISSUE, OFFLOAD, WAIT, Recording, record
 from zerosim.planning.timeline import Machine
-from zerosim.ranks.trace import Traces
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 OPTIONS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
@@ -25,12 +30,14 @@ def device(flops_per_second: float = 1e9, memory_bytes_per_second: float = 1e9) 
 
 
 FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
+HOST = Link("host", 5e8, 2e-6, "made up", "today")
 MACHINE = Machine(device(), Network(FAST), "fp16")
+WITH_HOST = replace(MACHINE, host_link=HOST)
 
 
 @cache
 def traces(ranks: int, stage: int = 3, options: str = "both", layout: str = "per_unit",
-           widths: tuple[int, ...] = WIDTHS, cluster: type[zs.Cluster] = zs.Cluster) -> Traces:
+           widths: tuple[int, ...] = WIDTHS, cluster: type[zs.Cluster] = zs.Cluster) -> tuple[zs.ranks.Trace, ...]:
     """The traces of a run of one step, in a span called "step"."""
 
     def program(rank: zs.Rank) -> None:
@@ -41,9 +48,7 @@ def traces(ranks: int, stage: int = 3, options: str = "both", layout: str = "per
             engine.step([tuple(rank.xp.zeros((ROWS, width)) for width in (widths[0], widths[-1]))
                          for _ in range(MICRO_BATCHES)])
 
-    running = cluster(ranks)
-    running.run(program)
-    return running.trace
+    return traces_of(ranks, program, cluster)
 
 
 @cache
@@ -52,11 +57,16 @@ def step(ranks: int, stage: int = 3, options: str = "both", widths: tuple[int, .
     return record(traces(ranks, stage, options, widths=widths)).inside("step")
 
 
-def recorded(ranks: int, program) -> Recording:
+def traces_of(ranks: int, program: Any, cluster: type[zs.Cluster] = zs.Cluster) -> tuple[zs.ranks.Trace, ...]:
+    """The traces of a program of one's own."""
+    running = cluster(ranks)
+    running.run(program)
+    return running.trace
+
+
+def recorded(ranks: int, program: Any) -> Recording:
     """A program of one's own, recorded."""
-    cluster = zs.Cluster(ranks)
-    cluster.run(program)
-    return record(cluster.trace)
+    return record(traces_of(ranks, program))
 
 
 def synchronous(recording: Recording) -> Recording:
@@ -68,3 +78,69 @@ def synchronous(recording: Recording) -> Recording:
         programs.append(replace(program, codes=codes[kept], first=program.first[kept], second=program.second[kept],
                                 third=program.third[kept]))
     return replace(recording, programs=tuple(programs))
+
+
+# -- programs as lists of actions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A row of a trace: something goes to the host or comes from it, beside the program. No engine has it yet."""
+
+    transfer: recording.Transfer
+    span: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TransferWait:
+    """A row of a trace: the program goes on when the transfer is through."""
+
+    transfer: recording.Transfer
+
+
+def program_of(*actions: tuple) -> Any:
+    """A rank program that does these things, each (name, ...):
+
+    ``("compute", flops, nbytes)``, of all ranks or a list for each; ``((operation, algorithm), elements,
+    asynchronous)``; ``("halves", elements)``, an all-reduce of every other rank; ``("barrier",)``; ``("wait",)`` for
+    the oldest issue; ``("shift", elements)`` to the right; ``("send", source, destination, bytes)``; ``("to host",
+    bytes)`` and ``("to device", bytes)``; ``("arrive",)``, a wait for the oldest of these.
+    """
+
+    def program(rank: zs.Rank) -> None:
+        half, works, moved = None, [], []
+        if any(action[0] == "halves" for action in actions):  # making a group takes a collective of its own
+            half = rank.split(rank.index % 2)
+        for number, (name, *rest) in enumerate(actions):
+            if name == "compute":
+                flops, nbytes = (of[rank.index] if isinstance(of, list) else of for of in (*rest, 0)[:2])
+                with rank.trace.span(f"action {number}"):
+                    rank.trace.compute(flops=flops, nbytes=nbytes)
+            elif name == "shift":
+                x = np.zeros(rest[0] + rank.index, np.float32)
+                out = np.empty(rest[0] + (rank.index - 1) % rank.size, np.float32)
+                rank.exchange(x, (rank.index + 1) % rank.size, out, (rank.index - 1) % rank.size)
+            elif name == "send":
+                source, destination = rest[0] % rank.size, rest[1] % rank.size
+                if source != destination and rank.index == source:
+                    rank.send(np.zeros(rest[2], np.uint8), destination)
+                elif source != destination and rank.index == destination:
+                    rank.recv(np.empty(rest[2], np.uint8), source)
+            elif name == "halves":
+                works.append(half.all_reduce(np.ones(rest[0], np.float32), async_op=True))
+            elif name == "wait" and works:
+                works.pop(0).wait()
+            elif name == "barrier":
+                rank.barrier()
+            elif name in OFFLOAD:
+                moved.append(recording.Transfer(name, "gradient", rest[0], number))
+                rank.trace.rows.append(Transfer(moved[-1], rank.trace.path))
+            elif name == "arrive" and moved:
+                rank.trace.rows.append(TransferWait(moved.pop(0)))
+            elif isinstance(name, tuple) and allowed(*name, rank.size):
+                found = ask(rank, *name, np.ones(rest[0], np.float32), None, async_op=rest[1])
+                works += [found] * rest[1]
+        while works:
+            works.pop(0).wait()
+
+    return program

@@ -1,7 +1,8 @@
-"""The levels of each algorithm are the messages that ranks make, and what they add up to is what texts publish."""
+"""The levels of each algorithm are the messages that ranks make; what they add up to, and their seconds, is published.
+"""
 
-import re
 from collections import Counter, defaultdict
+from fractions import Fraction
 from math import ceil, log2
 
 import numpy as np
@@ -10,26 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.ranks.asking import ROOTED, ROWS, allowed, ask, takes_splits
+from tests.planning.recorded_runs import program_of, traces_of
+from tests.ranks import asking
 from tests.ranks.data import normals
-from zerosim.planning import ALGORITHMS, ceil_cut, sent
-from zerosim.planning.collectives import ROUNDS, checked_vector, in_steps, levels, sent_of, sum_of_levels
-from zerosim.planning.cost import longest_by_step
-from zerosim.planning.hardware import Link, Network
+from zerosim.planning import ALGORITHMS, Sent, ceil_cut, sent
+from zerosim.planning.collectives import POWERS_OF_TWO, checked_vector, in_steps, levels
+from zerosim.planning.cost import BUS_FACTORS, cost
+from zerosim.planning.hardware import Link, Network, link
 
 WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
 BARRIER = ("barrier", "dissemination")
-FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
-
-Message = tuple[int, int, int, int]  # step, source, destination, bytes
-
-
-# --- messages -----------------------------------------------------------------------------------------------
+ALPHA, BETA = 3e-6, 7e9
+ONE_KIND = Network(Link("made up", BETA, ALPHA, "a test", "today"))
+FAST, SLOW = Link("fast", 4e9, 1e-6, "a test", "today"), Link("slow", 5e8, 9e-6, "a test", "today")
 
 
-def predicted(collective: str, algorithm: str, cut: tuple[int, ...], itemsize: int, root: int) -> Counter[Message]:
-    """Every message of the levels, in the step in which it goes."""
-    found: Counter[Message] = Counter()
+def predicted(collective, algorithm, cut, itemsize, root):
+    """Every message of the levels, (step in which it goes, source, destination, bytes)."""
+    found = Counter()
     vector = checked_vector(collective, algorithm, cut, itemsize, root=root)
     for step, level in in_steps(levels(collective, algorithm, vector), vector.ranks):
         for time in range(level.times):
@@ -38,49 +37,47 @@ def predicted(collective: str, algorithm: str, cut: tuple[int, ...], itemsize: i
     return found
 
 
-def made(collective: str, algorithm: str, cut: tuple[int, ...], root: int) -> Counter[Message]:
+def made(collective, algorithm, cut, root):
     """Every message of the trace's expansion, of fp32 elements."""
     ranks = len(cut) - 1
-    cluster, vectors = zs.Cluster(ranks), normals(ranks, cut[-1])
-    splits = cut if takes_splits(collective, algorithm, ranks) else None
+    splits = cut if asking.takes_splits(collective, algorithm, ranks) else None
+    vectors = normals(ranks, cut[-1])
 
     def program(rank: zs.Rank) -> None:
-        if collective == "barrier":
-            rank.barrier()
-        else:
-            ask(rank, collective, algorithm, vectors[rank.index], splits, root=root)
+        asking.ask(rank, collective, algorithm, vectors[rank.index], splits, root=root)
 
-    cluster.run(program)
-    row = cluster.trace[0].collectives(collective)[0]
+    found = traces_of(ranks, program_of(("barrier",)) if collective == "barrier" else program)
+    row = found[0].collectives(collective)[0]
     return Counter((hop.step, hop.source, hop.destination, hop.nbytes) for hop in row.hops())
 
 
-def test_every_algorithm_of_the_ranks_has_levels() -> None:
-    assert set(ALGORITHMS) == {*ROWS, BARRIER}
-
-
-@pytest.mark.parametrize(("ranks", "key"), [(n, key) for n in WORLDS for key in ALGORITHMS if allowed(*key, n)])
-def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make_them(ranks, key) -> None:
-    for length in [0] if key == BARRIER else [0, 1, 2 * ranks + 1, 4 * ranks]:
-        for root in {0, ranks - 1} if key[0] in ROOTED else {0}:
-            cut = ceil_cut(length, ranks)
-            assert predicted(*key, cut, 4, root) == made(*key, cut, root)
-
-
 @st.composite
-def calls(draw: st.DrawFn) -> tuple:
-    """A world, an algorithm that it allows, chunks of any length, a root, and ranks in a node."""
+def calls(draw, most=6):
+    """An algorithm, a cut that its world allows, chunks of any length, a root, and ranks in a node."""
     ranks = draw(st.integers(1, 12))
-    chunks = draw(st.lists(st.integers(0, 6), min_size=ranks, max_size=ranks))
-    key = draw(st.sampled_from([key for key in ROWS if allowed(*key, ranks)]))
+    chunks = draw(st.lists(st.integers(0, most), min_size=ranks, max_size=ranks))
+    key = draw(st.sampled_from([key for key in ALGORITHMS if asking.allowed(*key, ranks)]))
     cut = (0, *np.cumsum(chunks).tolist())
-    if not takes_splits(*key, ranks):
-        cut = ceil_cut(cut[-1], ranks)
-    return key, cut, draw(st.integers(0, ranks - 1)) if key[0] in ROOTED else 0, draw(st.integers(1, 5))
+    if key == BARRIER or not asking.takes_splits(*key, ranks):
+        cut = ceil_cut(0 if key == BARRIER else cut[-1], ranks)
+    return key, cut, draw(st.integers(0, ranks - 1)) if key[0] in asking.ROOTED else 0, draw(st.integers(1, 6))
+
+
+# -- messages, and their sums -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make_them(ranks):
+    assert set(ALGORITHMS) == {*asking.ROWS, BARRIER}
+    for key in (key for key in ALGORITHMS if asking.allowed(*key, ranks)):
+        for length in [0] if key == BARRIER else [0, 1, 2 * ranks + 1, 4 * ranks]:
+            for root in {0, ranks - 1} if key[0] in asking.ROOTED else {0}:
+                cut = ceil_cut(length, ranks)
+                assert predicted(*key, cut, 4, root) == made(*key, cut, root), (key, length, root)
 
 
 @given(calls())
-def test_any_cut_and_any_root_make_the_messages_of_the_levels_and_their_sums(drawn) -> None:
+def test_any_cut_and_any_root_make_the_messages_of_the_levels_and_their_sums(drawn):
     key, cut, root, _ = drawn
     messages, totals = predicted(*key, cut, 4, root), sent(*key, cut, 4, root=root)
     assert messages == made(*key, cut, root)
@@ -91,93 +88,149 @@ def test_any_cut_and_any_root_make_the_messages_of_the_levels_and_their_sums(dra
     assert max((step for step, *_ in messages), default=-1) + 1 == totals.steps
 
 
-@given(calls())
-def test_the_longest_messages_of_a_step_are_found_on_each_kind_of_link(drawn) -> None:
-    key, cut, root, per_node = drawn
-    ranks, network = len(cut) - 1, Network(FAST, SLOW, per_node)
-    steps: dict[int, dict[str, int]] = defaultdict(dict)
-    for step, source, destination, nbytes in predicted(*key, cut, 4, root):
-        name = network.link(source, destination).name
-        steps[step][name] = max(steps[step].get(name, 0), nbytes)
-    wanted = Counter((step.get("fast"), step.get("slow")) for step in steps.values())
-    assert longest_by_step(levels(*key, checked_vector(*key, cut, 4, root=root)), ranks, network) == wanted
-
-
-def test_where_ranks_fold_some_swap_while_others_are_handed_a_vector() -> None:
+def test_where_ranks_fold_some_swap_while_others_are_handed_a_vector():
     # Five ranks: 0 hands to 1 while 3 and 4 swap already; so a level of an algorithm is no step of a collective.
     first = {message[1:3] for message in predicted("all_reduce", "doubling", ceil_cut(5, 5), 1, 0) if message[0] == 0}
     assert first == {(0, 1), (3, 4), (4, 3)}
 
 
-# --- sums ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in asking.ROOTED])
+def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sent_one_vector(key):
+    for ranks in (1, 2, 5, 8):
+        vector = ceil_cut(60 * ranks, ranks)
+        at_zero = sent(*key, vector, 2)
+        assert sum(at_zero.nbytes) == (ranks - 1) * 120 * (1 if key[0] == "gather" else ranks)
+        for root in range(ranks):
+            turned = sent(*key, vector, 2, root=root)
+            assert turned.nbytes == tuple(at_zero.nbytes[(rank - root) % ranks] for rank in range(ranks))
+            assert turned.steps == (ceil(log2(ranks)) if key[1] == "tree" else ranks - 1)
 
 
-@given(chunks=st.lists(st.integers(0, 9), min_size=1, max_size=9), key=st.sampled_from(list(ROUNDS)))
-def test_the_closed_forms_are_the_sums_over_the_levels(chunks: list[int], key: tuple[str, str]) -> None:
-    vector = checked_vector(*key, (0, *np.cumsum(chunks).tolist()), 2)
-    assert sent_of(*key, vector) == sum_of_levels(levels(*key, vector), vector.ranks)
+def test_three_all_gathers_of_one_uneven_cut_differ():
+    for algorithm, nbytes in (("ring", (8 - 2, 8 - 1, 8 - 2, 8 - 3)), ("doubling", (3 + 5, 2 + 5, 1 + 3, 2 + 3)),
+                              ("bruck", (3 + 5, 2 + 3, 1 + 3, 2 + 5))):
+        assert sent("all_gather", algorithm, (0, 3, 5, 6, 8), 1).nbytes == nbytes
 
 
-@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9])
-@pytest.mark.parametrize(("algorithm", "steps_of_power"), [("doubling", 1), ("rabenseifner", 2)])
-def test_other_counts_fold_first_in_two_more_steps(ranks: int, algorithm: str, steps_of_power: int) -> None:
-    active = 1 << (ranks.bit_length() - 1)
-    folded, whole = ranks - active, 2 * 16 * 9
-    row, inner = (sent("all_reduce", algorithm, ceil_cut(16 * 9, n), 2) for n in (ranks, active))
-    assert row.steps == steps_of_power * int(log2(active)) + 2 == inner.steps + 2
-    # A folded rank sends n in one message, its partner n and one message more than the active ranks do.
-    assert row.nbytes[0:2 * folded:2] == (whole,) * folded
-    assert row.nbytes[1:2 * folded:2] == tuple(n + whole for n in inner.nbytes[:folded])
-    assert row.nbytes[2 * folded:] == inner.nbytes[folded:]
-    assert sum(row.messages) == sum(inner.messages) + 2 * folded
+def test_one_rank_sends_nothing_an_empty_vector_takes_messages_and_the_longest_are_counted_exactly():
+    for key in ALGORITHMS:
+        alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)
+        assert (alone.nbytes, alone.messages, alone.steps) == ((0,), (0,), 0)
+        assert empty.nbytes == (0, 0, 0, 0)
+        assert sum(empty.messages) >= 3
+        assert empty.messages == sent(*key, ceil_cut(240, 4), 2).messages
+        large = sent(*key, ceil_cut(8 * 2**50, 4), 2**40)  # 2^93 bytes
+        assert large.nbytes == tuple(2**90 * n for n in sent(*key, ceil_cut(8, 4), 1).nbytes)
 
 
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in ROOTED])
-@pytest.mark.parametrize("ranks", [1, 2, 5, 8])
-def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sent_one_vector(key, ranks: int) -> None:
-    vector = ceil_cut(60 * ranks, ranks)
-    at_zero, total = sent(*key, vector, 2), (ranks - 1) * 120 * (1 if key[0] == "gather" else ranks)
-    assert sum(at_zero.nbytes) == total
-    for root in range(ranks):
-        turned = sent(*key, vector, 2, root=root)
-        assert turned.nbytes == tuple(at_zero.nbytes[(rank - root) % ranks] for rank in range(ranks))
-        assert turned.steps == (ceil(log2(ranks)) if key[1] == "tree" else ranks - 1)
+# -- seconds ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "nbytes"), [
-    ("ring", (8 - 2, 8 - 1, 8 - 2, 8 - 3)),
-    ("doubling", (3 + 5, 2 + 5, 1 + 3, 2 + 3)),
-    ("bruck", (3 + 5, 2 + 3, 1 + 3, 2 + 5)),
-])
-def test_three_all_gathers_of_one_uneven_cut_differ(algorithm: str, nbytes: tuple[int, ...]) -> None:
-    assert sent("all_gather", algorithm, (0, 3, 5, 6, 8), 1).nbytes == nbytes
+def swaps(n):
+    """Steps of halving and doubling: the floor of log2."""
+    return n.bit_length() - 1
 
 
-@pytest.mark.parametrize("key", list(ALGORITHMS))
-def test_one_rank_sends_nothing_and_an_empty_vector_still_takes_messages(key: tuple[str, str]) -> None:
-    alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)
-    assert (alone.nbytes, alone.messages, alone.steps) == ((0,), (0,), 0)
-    assert empty.nbytes == (0, 0, 0, 0)
-    assert empty.messages == sent(*key, ceil_cut(240, 4), 2).messages
-    assert sum(empty.messages) >= 3
+def trees(n):
+    return ceil(log2(n))
 
 
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key != BARRIER])
-def test_vectors_of_any_length_are_counted_exactly(key: tuple[str, str]) -> None:
-    large = sent(*key, ceil_cut(8 * 2**50, 4), 2**40)  # 2^93 bytes
-    assert large.nbytes == tuple(2**90 * n for n in sent(*key, ceil_cut(8, 4), 1).nbytes)
+# Steps, and vectors that the longest messages of all steps add up to, for equal chunks. Ranks that fold, where N is no
+# power of two, pay two more steps of the whole vector.
+FORMULAS = {
+    **dict.fromkeys([("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("all_gather", "ring"),
+                     ("gather", "pairwise"), ("all_to_all", "pairwise")], lambda n: (n - 1, Fraction(n - 1, n))),
+    **dict.fromkeys([("reduce_scatter", "halving"), ("all_gather", "doubling")],
+                    lambda n: (swaps(n), Fraction(n - 1, n))),
+    ("all_gather", "bruck"): lambda n: (trees(n), Fraction(n - 1, n)),
+    ("all_reduce", "ring"): lambda n: (2 * (n - 1), Fraction(2 * (n - 1), n)),
+    ("all_reduce", "tree"): lambda n: (2 * trees(n), 2 * trees(n)),
+    ("all_reduce", "naive"): lambda n: (2 * (n - 1), 2 * (n - 1)),
+    ("all_reduce", "everyone"): lambda n: (n - 1, n - 1),
+    **dict.fromkeys([("broadcast", "tree"), ("reduce", "tree")], lambda n: (trees(n), trees(n))),
+    **dict.fromkeys([("broadcast", "naive"), ("reduce", "naive")], lambda n: (n - 1, n - 1)),
+    BARRIER: lambda n: (trees(n), 0),
+    ("all_reduce", "doubling"): lambda n: (swaps(n) + 2 * (n & (n - 1) != 0),) * 2,
+    ("all_reduce", "rabenseifner"): lambda n: (
+        2 * (swaps(n) + (n & (n - 1) != 0)), 2 * (1 - Fraction(1, 2 ** swaps(n))) + 2 * (n & (n - 1) != 0)),
+}
 
 
-@pytest.mark.parametrize(("call", "text"), [
-    (lambda: sent("all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
-    (lambda: sent("reduce_scatter", "halving", (0, 1, 2, 3), 2), "reduce_scatter halving swaps with partners "
-     "at distances 1, 2, 4, ... and needs a power of two, got 3 ranks; take ring"),
-    (lambda: sent("all_gather", "ring", (0, 3, 2), 2),
-     "cut must hold N+1 rising boundaries from 0 on, got (0, 3, 2); e.g. (0, 4, 8)"),
-    (lambda: sent("all_gather", "ring", (), 2), "cut must hold N+1 rising boundaries from 0 on, got ();"),
-    (lambda: sent("broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
-    (lambda: sent("broadcast", "tree", (0, 3, 4), 0), "itemsize must be at least 1, got 0"),
-])
-def test_bad_input_is_refused_with_what_was_asked_and_what_to_do(call, text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        call()
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_equal_chunks_take_the_published_steps_and_seconds(key):
+    for ranks in (ranks for ranks in [*WORLDS, 64] if asking.allowed(*key, ranks)):
+        elements = 240 * ranks  # which the 2^m ranks that are left where some fold divide too
+        (steps, vectors), found = FORMULAS[key](ranks), cost(*key, ceil_cut(elements, ranks), 2, ONE_KIND)
+        assert (found.steps, found.nbytes) == (steps, 2 * elements), ranks
+        assert found.latency_seconds == pytest.approx(steps * ALPHA, rel=1e-15), ranks
+        assert found.transfer_seconds == pytest.approx(float(vectors * 2 * elements / Fraction(BETA)), rel=1e-14)
+        assert found.seconds == pytest.approx(found.latency_seconds + found.transfer_seconds, rel=1e-15)
+        folds = key[1] in ("doubling", "rabenseifner") and ranks & (ranks - 1)
+        if key[0] != "gather" and key[1] not in ("tree", "naive") and not folds:  # all ranks send as much
+            assert found.sent == Sent((int(vectors * 2 * elements),) * ranks, (steps,) * ranks, steps), ranks
+
+
+@given(calls(most=5000), st.sampled_from([1, 2, 4]))
+def test_the_slowest_hop_of_each_step_decides_on_one_kind_of_link_or_two(drawn, itemsize):
+    key, cut, root, per_node = drawn
+    for network in (Network(FAST), Network(FAST, SLOW, per_node), Network(SLOW, FAST, per_node)):
+        steps = defaultdict(list)
+        for step, source, destination, nbytes in predicted(*key, cut, itemsize, root):
+            steps[step].append(network.link(source, destination).seconds(nbytes))
+        found = cost(*key, cut, itemsize, network, root=root)
+        assert found.seconds == pytest.approx(sum(map(max, steps.values())), rel=1e-12)
+        assert found.sent == sent(*key, cut, itemsize, root=root)
+    flat = cost(*key, cut, itemsize, Network(FAST), root=root)
+    assert cost(*key, cut, itemsize, Network(FAST, SLOW, 12), root=root) == flat
+    assert cost(*key, cut, itemsize, Network(FAST, FAST, per_node), root=root) == flat
+
+
+def test_a_vector_that_lies_on_one_rank_goes_round_whole_at_every_step():
+    spread, lumped = (cost("all_gather", "ring", cut, 2, ONE_KIND) for cut in ((0, 8, 16, 24, 32), (0, 0, 32, 32, 32)))
+    assert lumped.transfer_seconds == pytest.approx(4 * spread.transfer_seconds)
+    assert lumped.latency_seconds == spread.latency_seconds
+    # It sends as many bytes in all as a vector that is spread, over links that lie idle in turn.
+    assert sum(lumped.sent.nbytes) == sum(spread.sent.nbytes)
+
+
+def test_a_ring_that_leaves_its_node_goes_at_the_pace_of_the_slow_link_and_halving_crosses_in_few_steps():
+    for nodes in (2, 4, 8):  # each step crosses nodes somewhere, so the fast links wait: two cost as much as eight
+        found = cost("all_reduce", "ring", ceil_cut(800, 8), 2, Network(FAST, SLOW, 8 // nodes))
+        assert found.seconds == pytest.approx(14 * SLOW.seconds(200))
+    found = cost("all_reduce", "rabenseifner", ceil_cut(800, 8), 2, Network(FAST, SLOW, 4))
+    # n/2 between the nodes, n/4 and n/8 inside, and back.
+    assert found.seconds == pytest.approx(2 * (SLOW.seconds(800) + FAST.seconds(400) + FAST.seconds(200)))
+
+
+def test_fourteen_gigabytes_on_nvlink_take_54_ms_and_not_the_31_of_a_figure_for_both_ways():
+    for ranks, milliseconds in ((8, 54.4), (4096, 62.2)):
+        found = cost("all_reduce", "ring", ceil_cut(7_000_000_000, ranks), 2, Network(link("nvlink4")))
+        assert found.transfer_seconds == pytest.approx(milliseconds / 1e3, abs=0.05e-3)
+    both_ways = 2 * 14 / 900
+    assert both_ways == pytest.approx(31e-3, abs=0.15e-3)
+
+
+# -- bandwidths -------------------------------------------------------------------------------------------------------
+
+
+def test_without_latency_the_bus_bandwidth_of_a_perfect_algorithm_is_the_links_and_a_tree_reaches_less():
+    ideal = Network(Link("ideal", BETA, 0, "a test", "today"))
+    for key in (("all_reduce", "ring"), ("reduce_scatter", "ring"), ("all_gather", "ring"), ("all_to_all", "pairwise"),
+                ("gather", "pairwise")):
+        for ranks in (2, 3, 8, 64):
+            found = cost(*key, ceil_cut(1000 * ranks, ranks), 2, ideal)
+            assert found.bus_bytes_per_second == pytest.approx(BETA, rel=1e-14)
+            assert found.algorithm_bytes_per_second == pytest.approx(2000 * ranks / found.seconds)
+    shares = [cost("all_reduce", "tree", ceil_cut(1 << 30, ranks), 2, ONE_KIND).bus_bytes_per_second / BETA
+              for ranks in (2, 4, 8, 64)]
+    assert shares == pytest.approx([1 / 2, 3 / 8, 7 / 24, 63 / 384], rel=1e-3)
+
+
+def test_one_rank_takes_no_time_a_barrier_moves_nothing_and_neither_has_a_bus_bandwidth():
+    for key in ALGORITHMS:
+        found = cost(*key, (0, 100), 2, ONE_KIND)
+        assert (found.seconds, found.algorithm_bytes_per_second, found.bus_bytes_per_second) == (0, None, None)
+    found = cost(*BARRIER, (0,) * 9, 1, ONE_KIND)
+    assert (found.algorithm_bytes_per_second, found.bus_bytes_per_second) == (0, None)
+    assert {key[0] for key in ALGORITHMS} - set(BUS_FACTORS) == {"barrier"}
+    assert POWERS_OF_TWO == asking.POWERS_ONLY

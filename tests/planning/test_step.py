@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from zerosim.models import GPT, MLP, GPTConfig
-from zerosim.models.units import Recompute
-from zerosim.planning.activations import Block, fullest_nbytes
-from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, gradient_peak_nbytes, sent_nbytes
+from zerosim.planning import STAGES, Job, activations, gradient_peak_nbytes, sent_nbytes
 from zerosim.planning.hardware import Network, link
 from zerosim.planning.step import (
     At,
@@ -48,14 +46,21 @@ def steps(job):
     return parts
 
 
-@given(job=jobs())
-def test_all_that_is_issued_is_waited_for_before_it_is_issued_again(job):
+@given(job=jobs(), seconds=st.floats(0, 1e-3))
+def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothing_and_all_of_it(job, seconds):
+    """It is what the closed form sends: a ring over N equal chunks sends (N-1)/N of its vector, an all-reduce twice."""
+    vectors, sent = 0, sent_nbytes(job)
     for events in steps(job):
-        issued = [event.key for event in events if isinstance(event, RingIssue)]
-        assert sorted(issued) == sorted(event.key for event in events if isinstance(event, RingWait))
-        for key in set(issued):
+        issued = [event for event in events if isinstance(event, RingIssue)]
+        for key in {event.key for event in issued}:
             own = [type(event) for event in events if isinstance(event, RingIssue | RingWait) and event.key == key]
-            assert own == [RingIssue, RingWait] * issued.count(key)
+            assert own == [RingIssue, RingWait] * (len(own) // 2)
+        vectors += sum((1 + (event.operation == "all_reduce")) * event.nbytes for event in issued)
+        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, At)}
+        communication, exposed = communication_seconds(events, places, NETWORK)
+        assert 0 <= exposed <= communication * (1 + 1e-9)
+        assert communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
+    assert (job.ranks - 1) * vectors == job.ranks * (sent["gradients"][0] + sent["parameters"][0])
 
 
 @given(job=jobs(overlap=False, prefetch=0))
@@ -63,15 +68,6 @@ def test_without_options_each_wait_follows_its_issue(job):
     for events in steps(job):
         for event, following in zip(events, [*events[1:], None], strict=True):
             assert not isinstance(event, RingIssue) or following == RingWait(event.key)
-
-
-@given(job=jobs())
-def test_a_step_issues_what_the_closed_form_sends(job):
-    """A ring over N equal chunks sends (N-1)/N of its vector, an all-reduce twice as much."""
-    issued = [event for events in steps(job) for event in events if isinstance(event, RingIssue)]
-    vectors = sum((1 + (event.operation == "all_reduce")) * event.nbytes for event in issued)
-    sent = sent_nbytes(job)
-    assert (job.ranks - 1) * vectors == job.ranks * (sent["gradients"][0] + sent["parameters"][0])
 
 
 @given(job=jobs(overlap=False))
@@ -92,32 +88,15 @@ def test_overlap_and_prefetch_hold_buffers_by_stage(stage, nbytes):
 
 
 def test_the_fullest_moment_of_a_flow_is_linear_between_what_grows_with_the_batch_and_what_does_not():
-    job, flow = Job((400, 600, 200), 2, STAGES[2], overlap=True), Flow(Block(1, 8, 12, 3), 1, 19, "none")
+    job, flow = Job((400, 600, 200), 2, STAGES[2], overlap=True), Flow(activations.Block(1, 8, 12, 3), 1, 19, "none")
     found = transient_memory(job, flow)
     assert found.fullest_nbytes(1) >= transient_memory(job).in_flight_nbytes
     fullest = found.fullest(10**9)
     assert found.fullest_nbytes(10**9) == fullest.fixed_nbytes + 10**9 * fullest.sequence_nbytes
     assert fullest.place == ("backward", 1)
-    most = fullest_nbytes(flow.block, flow.blocks, flow.vocabulary)
+    most = activations.fullest_nbytes(flow.block, flow.blocks, flow.vocabulary)
     assert fullest.sequence_nbytes == most + 8 * 8  # and the tokens; the targets are gone
     assert len(found.snapshots) == len(set(found.snapshots)) > 1
-
-
-@given(job=jobs(), seconds=st.floats(0, 1e-3))
-def test_what_stands_still_is_between_nothing_and_all_communication(job, seconds):
-    for events in steps(job):
-        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, At)}
-        communication, exposed = communication_seconds(events, places, NETWORK)
-        assert 0 <= exposed <= communication * (1 + 1e-9)
-        assert communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
-
-
-@pytest.mark.parametrize("job", [Job((4, 6), 2, STAGES[2], layout="contiguous"),
-                                 Job((4, 6), 2, ShardedStates(False, True, False))], ids=["layout", "states"])
-def test_what_is_no_stage_of_equal_chunks_has_no_events(job):
-    for walk in (step_events, micro_batch, after_backward):
-        with pytest.raises(ValueError, match="a step's events are of ZeRO's stages and of the layout per_unit"):
-            list(walk(job))
 
 
 # -- beside the engine ------------------------------------------------------------------------------------------------
@@ -127,36 +106,32 @@ POLICY = zs.Policy("bf16")
 WIDTHS = [5, 9, 4, 11, 3, 7, 6]
 
 
-def job_of(model, recompute="none", keep=(), ranks=2, prefetch=0):
+def assert_gathered_units_peak_where_the_events_say(model, batch, keep=(), ranks=2, recompute="none", prefetch=0):
     names = [unit.name for unit in model.units]
     tied = tuple((index, names.index(owner)) for index, unit in enumerate(model.units)
                  for owner in dict.fromkeys(unit.tied_weights.values()))
-    return Job(tuple(unit.parameter_count for unit in model.units), ranks, STAGES[3], policy=POLICY,
-               recompute_units=Recompute.parse(recompute).units_per_segment,
-               kept_gathered=tuple(names.index(name) for name in keep), tied=tied, prefetch=prefetch)
-
-
-def peak_of_gathered(model, batch, ranks=2, **options):
+    job = Job(tuple(unit.parameter_count for unit in model.units), ranks, STAGES[3], policy=POLICY,
+              recompute_units=activations.parse(recompute)[0], kept_gathered=tuple(map(names.index, keep)), tied=tied,
+              prefetch=prefetch)
     cluster = zs.Cluster(ranks)
-    cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=POLICY, stage=3, **options).step(
-        [batch]) and None)
-    return {memory.peak_nbytes_of(("gathered_parameter",)) for memory in cluster.memory}
+    cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=POLICY, stage=3, keep_gathered=keep,
+                                       recompute=recompute, prefetch=prefetch).step([batch]) and None)
+    found = {memory.peak_nbytes_of(("gathered_parameter",)) for memory in cluster.memory}
+    assert found == {transient_memory(job).gathered_nbytes}, (recompute, prefetch, keep, ranks)
 
 
-@pytest.mark.parametrize("recompute", ["none", "block", "segment(2)", "segment(4)"])
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
-def test_gathered_units_peak_where_the_events_say(prefetch: int, recompute: str) -> None:
-    model = MLP(WIDTHS)
+@pytest.mark.parametrize("ahead", [0, 1, 2, 9])
+def test_gathered_units_peak_where_the_events_say(ahead):
     batch = np.ones((2, WIDTHS[0]), np.float32), np.ones((2, WIDTHS[-1]), np.float32)
-    for ranks in (2, 3):
-        found = peak_of_gathered(model, batch, ranks, recompute=recompute, prefetch=prefetch)
-        assert found == {transient_memory(job_of(model, recompute, ranks=ranks, prefetch=prefetch)).gathered_nbytes}
+    for recompute in ("none", "block", "segment(2)", "segment(4)"):
+        for ranks in (2, 3):
+            assert_gathered_units_peak_where_the_events_say(MLP(WIDTHS), batch, ranks=ranks, recompute=recompute,
+                                                            prefetch=ahead)
 
 
-@pytest.mark.parametrize("keep", [(), ("embed",), ("embed", "block1")])
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_tied_and_kept_units_are_gathered_beside_their_users(prefetch: int, keep: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_tied_and_kept_units_are_gathered_beside_their_users(ahead):
     model = GPT(GPTConfig(layers=3, channels=12, heads=3, context=8, vocabulary=17))
-    batch = (np.arange(16).reshape(2, 8) % 17, np.arange(16).reshape(2, 8) % 17)
-    found = peak_of_gathered(model, batch, keep_gathered=keep, prefetch=prefetch)
-    assert found == {transient_memory(job_of(model, keep=keep, prefetch=prefetch)).gathered_nbytes}
+    tokens = np.arange(16).reshape(2, 8) % 17
+    for keep in ((), ("embed",), ("embed", "block1")):
+        assert_gathered_units_peak_where_the_events_say(model, (tokens, tokens), keep, prefetch=ahead)

@@ -5,7 +5,8 @@ whose own chunk is its input where chunks are gathered.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,11 @@ def works(cluster: zs.Cluster) -> bool:
     ranks = len(cluster.ranks)
     results = cluster.run(lambda rank: rank.all_reduce(np.array([rank.index + 1])).tolist())
     return list(results) == [[sum(range(ranks + 1))]] * ranks and cluster.memory.now_nbytes == before
+
+
+def in_another_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts the function in a thread, and gives what waits for its result and raises its error."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future.result

@@ -4,7 +4,7 @@ Results are held against the plain oracles, bytes and steps against the planner'
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.ranks.asking import (
 )
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, any_bits, anything, normals, whole_numbers
 from zerosim.planning import collectives as closed_forms
-from zerosim.ranks import collectives
+from zerosim.ranks import collectives, hub
 
 BARRIER = ("barrier", "dissemination")
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
@@ -237,6 +237,35 @@ def scripts(draw: st.DrawFn) -> tuple[str, list[Asked]]:
 @given(scripts())
 def test_any_script_of_calls_gives_the_right_results(script: tuple[str, list[Asked]]) -> None:
     check(*script)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
+def test_without_data_ranks_hold_and_send_what_they_do_with_data_and_one_may_stand_for_all(row) -> None:
+    """Where every rank brings and sends as much as it does; elsewhere it is refused."""
+    worlds = [ranks for ranks in (1, 2, 3, 4, 8) if allowed(*row, ranks)]
+    for ranks, asynchronous, extra in mixed(ROWS.index(row), 6, worlds, (False, True), (0, 1)):
+        def program(rank: zs.Rank, length=2 * ranks + extra, asynchronous=asynchronous) -> None:
+            answer = ask(rank, *row, rank.xp.zeros(length, "float32"), async_op=asynchronous)
+            if asynchronous:
+                answer.wait()
+
+        real, null = zs.Cluster(ranks), zs.NullCluster(ranks)
+        for cluster in (real, null):
+            cluster.run(program)
+        assert [trace.rows for trace in null.trace] == [trace.rows for trace in real.trace]
+        assert null.memory.peak_nbytes == real.memory.peak_nbytes
+        alone = zs.NullCluster(ranks, representative=ranks - 1)
+        if len(set(real.trace.sent_nbytes())) == 1 and (extra == 0 or ranks == 1):
+            alone.run(program)
+            assert alone.trace[0].rows == real.trace[ranks - 1].rows
+        else:
+            with pytest.raises(zs.AsymmetryError, match=rf"rank {ranks - 1} stands for all ranks and was asked for .*"
+                                                        "do not all bring, or not all send, the same number of bytes"):
+                alone.run(program)
+        made, first = real.trace[0].collectives()[0].call, next(iter(collectives.ALGORITHMS[row[0]]))
+        if row[1] == first:  # what a library's own sends is counted as the first algorithm would send
+            native = replace(made, algorithm="native")
+            assert [hub.sent_by(native, index) for index in range(ranks)] == real.trace.sent_nbytes()
 
 
 @pytest.mark.parametrize("way", KINDS)

@@ -8,18 +8,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import zerosim as zs
-from tests.ranks.asking import KINDS, REDUCTIONS, ROWS, allowed, ask, bits
+from tests.ranks.asking import REDUCTIONS, ROWS, allowed, ask, bits, in_another_thread
 from tests.ranks.data import FLOATS, any_bits, normals
 from zerosim.ranks import call
 
@@ -51,20 +48,16 @@ def told(cluster: zs.Cluster) -> tuple[list, list, list]:
     return results, [trace.rows for trace in cluster.trace], cluster.memory.peak_nbytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_program_gives_the_same_bits_and_the_same_trace(kind: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_the_same_program_gives_the_same_bits_and_the_same_trace_whatever_the_schedule(ranks: int) -> None:
     """On another cluster, and on the same one once more: nothing is left over from the first run."""
-    for ranks in (1, 2, 3, 8):
-        first, second = zs.Cluster(ranks, **KINDS[kind]), zs.Cluster(ranks, **KINDS[kind])
-        found = told(first)
-        assert found == told(second) == told(first)
-        assert found[0] == told(zs.Cluster(ranks))[0]
-
-
-@given(seeds=st.lists(st.integers(1, 10**6), min_size=1, max_size=2), ranks=st.integers(1, 5))
-def test_no_seed_changes_a_bit_or_a_row(seeds: list[int], ranks: int) -> None:
     plain = told(zs.Cluster(ranks))
-    assert all(told(zs.Cluster(ranks, seed=seed)) == plain for seed in seeds)
+    for seed in (0, *range(ranks, ranks + 4)):
+        cluster = zs.Cluster(ranks, seed=seed)
+        assert told(cluster) == told(cluster) == plain, seed
+    first, second = (zs.Cluster(ranks, seed=seed, debug=True) for seed in (0, 12))
+    assert told(first) == told(second)
+    assert told(first)[0] == plain[0]
 
 
 def test_a_seed_really_tries_other_orders() -> None:
@@ -164,14 +157,6 @@ def test_a_user_s_error_state_changes_no_bit_and_raises_nothing(dtype: np.dtype)
 
 def blas_threads_now() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-
-
-def in_another_thread(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts ``function`` in a thread, and gives what waits for its result and raises its error."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(function)
-    pool.shutdown(wait=False)
-    return future.result
 
 
 @pytest.mark.parametrize("threads", [1, 2])

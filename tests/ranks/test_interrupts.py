@@ -81,7 +81,7 @@ def test_a_signal_inside_the_bookkeeping_is_raised_when_its_entry_is_whole(how: 
     def program(rank):
         held = rank.memory.alloc(4, np.float32, "gradient", "struck" if rank.index else "")
         done.append((rank.index, rank.memory.now_nbytes, held.nbytes))
-        rank.barrier()
+        rank.all_reduce(held)
         done.append("too far")
 
     monkeypatch.setattr(zs.Memory, "_move", process.guarded(struck))

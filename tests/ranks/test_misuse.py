@@ -3,13 +3,14 @@ at a time."""
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import ROWS, allowed, ask, works
+from tests.ranks.asking import ROWS, allowed, ask, in_another_thread, works
 
 USES: dict[str, Callable[[zs.Rank], Any]] = {
     "an asynchronous one": lambda rank: rank.broadcast(np.ones(2), async_op=True),
@@ -26,23 +27,6 @@ THREAD = (r"^rank 1 was used in another thread than the one that runs its cluste
           r"the program that it was handed to$")
 
 
-def in_a_thread(function: Callable[[], Any]) -> None:
-    """Runs the function in another thread, to its end; raises what it raises."""
-    raised = []
-
-    def body() -> None:
-        try:
-            function()
-        except BaseException as error:  # whatever it is, it is raised again
-            raised.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    for error in raised:
-        raise error
-
-
 @pytest.mark.parametrize("use", USES)
 def test_a_rank_is_used_by_its_own_program_in_its_own_run_and_thread_alone(use: str) -> None:
     cluster, handed = zs.Cluster(3), {}
@@ -57,7 +41,7 @@ def test_a_rank_is_used_by_its_own_program_in_its_own_run_and_thread_alone(use: 
     def threaded(rank):
         if rank.index == 1:
             with pytest.raises(zs.RankUseError, match=THREAD):
-                in_a_thread(lambda: USES[use](rank))
+                in_another_thread(lambda: USES[use](rank))()
         return rank.all_reduce(np.array([rank.index])).tolist()
 
     for rank in cluster.ranks:
@@ -126,7 +110,7 @@ def test_a_running_cluster_cannot_be_entered_again() -> None:
 
     def threaded(rank):
         with pytest.raises(zs.RankUseError, match=REENTERED.format("by another thread")):
-            in_a_thread(lambda: cluster.run(lambda inner: None))
+            in_another_thread(lambda: cluster.run(lambda inner: None))()
 
     cluster.run(threaded)
     assert works(cluster)
@@ -143,10 +127,8 @@ def test_two_threads_may_run_two_clusters_at_once() -> None:
 
         results[name] = list(zs.Cluster(3, seed=name).run(program))
 
-    first = threading.Thread(target=elsewhere, args=[1])
-    first.start()
-    in_a_thread(lambda: elsewhere(2))
-    first.join()
+    for wait in [in_another_thread(partial(elsewhere, name)) for name in (1, 2)]:
+        wait()
     assert results == {1: [[6]] * 3, 2: [[9]] * 3}
 
 

@@ -23,240 +23,137 @@ def x(rank: zs.Rank, count: int = 6, dtype: type = np.float32) -> np.ndarray:
 
 
 # Calls that rank 0 of three refuses, and how the refusal begins.
-OF_A_RANK_OF_THREE: dict[str, tuple[Callable[[zs.Rank], object], str]] = {
-    "a list": (
-        lambda r: r.all_reduce([1.0, 2.0]),
-        "the input of all_reduce must be a NumPy array, found list; wrap numbers as np.array([...], np.float32)"),
-    "a number": (
-        lambda r: r.broadcast(np.float32(r.index)),
-        "the input of broadcast must be a NumPy array, found float32;"),
-    "strides": (
-        lambda r: r.reduce_scatter(X[::2]),
-        "the input of reduce_scatter of shape (6,) is not contiguous, and a collective makes no hidden copies; "
-        "pass np.ascontiguousarray(...)"),
-    "objects": (
-        lambda r: r.all_gather(np.array([r, None])),
-        "the input of all_gather holds Python objects (object); only numbers travel"),
-    "two dimensions": (
-        lambda r: r.reduce_scatter(x(r).reshape(2, 3)),
-        "the input of reduce_scatter is cut among ranks and must have one dimension, found shape (2, 3); pass "
-        "x.reshape(-1)"),
-    "two dimensions to all": (
-        lambda r: r.all_to_all(x(r).reshape(2, 3)),
-        "the input of all_to_all is cut among ranks"),
-    "bool sums": (
-        lambda r: r.all_reduce(np.ones(3, bool)),
-        "bool cannot be reduced; cast to an integer or a float first"),
-    "complex sums": (
-        lambda r: r.reduce(np.ones(3, complex)),
-        "complex128 cannot be reduced;"),
-    "dates": (
-        lambda r: r.all_reduce(np.zeros(3, "M8[s]")),
-        "datetime64[s] cannot be reduced;"),
-    "out of another shape": (
-        lambda r: r.all_reduce(x(r), out=np.empty(5, np.float32)),
-        "out= has shape (5,) and dtype float32, but the result has (6,) and float32; pass an array of that shape "
-        "and dtype, or none"),
-    "out of another type": (
-        lambda r: r.all_gather(x(r), out=np.empty(18)),
-        "out= has shape (18,) and dtype float64, but the result has (18,) and float32;"),
-    "out with strides": (
-        lambda r: r.all_reduce(x(r), out=X.copy()[::2]),
-        "out= of shape (6,) is not contiguous"),
-    "a list as out": (
-        lambda r: r.all_reduce(x(r), out=[0.0] * 6),
-        "out= must be a NumPy array, found list"),
-    "read-only": (
-        lambda r: r.all_reduce(x(r), out=READ_ONLY),
-        "out= is read-only; pass a writable array"),
-    "read-only, received": (
-        lambda r: r.recv(READ_ONLY, 0),
-        "out= is read-only; pass a writable array"),
-    "out where there is no result": (
-        lambda r: r.reduce(x(r), 2, out=np.empty(6, np.float32)),
-        "out= was given to reduce on rank 0, but only the root, rank 2, receives a result; pass out= there alone"),
-    "no such root": (
-        lambda r: r.broadcast(x(r), 3),
-        "root=3, but the group has the ranks 0 to 2"),
-    "a negative root": (
-        lambda r: r.gather(x(r), -1),
-        "root=-1, but the group has the ranks 0 to 2"),
-    "a root that is true": (
-        lambda r: r.reduce(x(r), True),
-        "root=True, but the group has the ranks 0 to 2"),
-    "a root that is no integer": (
-        lambda r: r.reduce(x(r), 1.0),
-        "root=1.0, but the group has the ranks 0 to 2"),
-    "no such rank": (
-        lambda r: r.send(x(r), 3),
-        "to=3, but the group has the ranks 0 to 2"),
-    "no such source": (
-        lambda r: r.recv(x(r), "0"),
-        "source='0', but the group has the ranks 0 to 2"),
-    "no such op": (
-        lambda r: r.all_reduce(x(r), op="prod"),
-        "no reduction op='prod'; choose one of sum, mean, max, min"),
-    "no such algorithm": (
-        lambda r: r.all_reduce(x(r), algorithm="rign"),
-        "all_reduce has no algorithm 'rign'; choose one of ring, doubling, rabenseifner, tree, naive, everyone; "
-        "did you mean 'ring'?"),
-    "another's algorithm": (
-        lambda r: r.all_gather(x(r), algorithm="halving"),
-        "all_gather has no algorithm 'halving'; choose one of ring, doubling, bruck"),
-    "no such purpose": (
-        lambda r: r.all_reduce(x(r), purpose="gradient"),
-        "no purpose 'gradient'; choose one of parameters, gradients, state, control, unspecified; did you mean "
-        "'gradients'?"),
-    "no such purpose of a message": (
-        lambda r: r.send(x(r), 1, purpose="?"),
-        "no purpose '?'; choose one of parameters,"),
-    "too few splits": (
-        lambda r: r.reduce_scatter(x(r), splits=(0, 6)),
-        "splits=(0, 6) does not cut 6 elements among 3 ranks; pass 4 rising boundaries from 0 to 6, e.g. (0, 2, "
-        "4, 6)"),
-    "splits that fall": (
-        lambda r: r.all_to_all(x(r), splits=(0, 4, 3, 6)),
-        "splits=(0, 4, 3, 6) does not cut 6 elements"),
-    "splits of another length": (
-        lambda r: r.all_reduce(x(r), splits=(0, 2, 4, 7)),
-        "splits=(0, 2, 4, 7) does not cut 6"),
-    "splits that begin late": (
-        lambda r: r.gather(x(r, 2), splits=(1, 2, 4, 6)),
-        "splits=(1, 2, 4, 6) does not cut 6"),
-    "splits that are no integers": (
-        lambda r: r.reduce_scatter(x(r), splits=(0, 2.0, 4, 6)),
-        "splits= must hold integers, found (0, 2.0, 4, 6); pass N+1 boundaries, e.g. (0, 2, 4, 6)"),
-    "splits that are a number": (
-        lambda r: r.all_gather(x(r, 2), splits=3),
-        "splits= must hold integers, found 3; pass N+1"),
-    "no splits at all": (
-        lambda r: r.all_gather(x(r, 2), splits=()),
-        "splits=() does not cut 0 elements among 3 ranks"),
-    "splits against length": (
-        lambda r: r.all_gather(x(r, 2), splits=(0, 2, 4, 6), length=7),
-        "splits=(0, 2, 4, 6) does not cut 7 elements among 3 ranks"),
-    "a chunk of another length": (
-        lambda r: r.all_gather(x(r, 5), length=6),
-        "rank 0 brings 5 elements to all_gather, but its chunk of the cut (0, 2, 4, 6) has 2; pass the chunk, or "
-        "the splits= that it was cut by"),
-    "a gathered chunk of another length": (
-        lambda r: r.gather(x(r, 1), splits=(0, 2, 4, 6)),
-        "rank 0 brings 1 elements to gather, but its chunk of the cut (0, 2, 4, 6) has 2;"),
-    "a negative length": (
-        lambda r: r.all_gather(x(r), length=-1),
-        "length=-1 must be the number of elements of the whole vector, 0 or more"),
-    "a length that is no integer": (
-        lambda r: r.gather(x(r), length="6"),
-        "length='6' must be the number of elements"),
-    "splits of what is not cut": (
-        lambda r: r.all_reduce(x(r), algorithm="tree", splits=(0, 2, 4, 6)),
-        "splits= would change nothing in all_reduce by 'tree', which cuts nothing; leave it out"),
-    "splits where ranks sit out": (
-        lambda r: r.all_reduce(x(r), algorithm="rabenseifner", splits=(0, 2, 4, 6)),
-        "splits= would change nothing in all_reduce by 'rabenseifner' on 3 ranks, of which only a power of two "
-        "take chunks, by a cut of their own; leave it out, or take 'ring'"),
-    "half an exchange": (
-        lambda r: r.exchange(x(r), None, None, None),
-        "exchange takes send and to together, and out and source together; pass both or None for both"),
-    "the other half": (
-        lambda r: r.exchange(None, None, x(r), None),
-        "exchange takes send and to together"),
-    "an exchange onto itself": (
-        lambda r: r.exchange(X[:6], 1, X[:6], 2),
-        "out= overlaps send, which may not have left when the first elements arrive; pass memory of its own"),
-    "a color that is no integer": (
-        lambda r: r.split(1.5),
-        "color=1.5 must be a whole number from 0 on; pass None to join no group"),
-    "a negative color": (
-        lambda r: r.split(-1),
-        "color=-1 must be a whole number from 0 on"),
-    "a key that is no integer": (
-        lambda r: r.split(0, key="a"),
-        "key='a' must be a whole number; ranks of a group are ordered by it"),
-    "a color beyond 64 bits": (
-        lambda r: r.split(2**63),
-        "color=9223372036854775808 must be a whole number from 0 on"),
-    "another byte order": (
-        lambda r: r.all_reduce(np.zeros(2, ">f4")),
-        "the input of all_reduce is in >f4, whose byte order is not this machine's; pass "),
-    "an algorithm that is a list": (
-        lambda r: r.all_reduce(x(r), algorithm=["ring"]),
-        "all_reduce has no algorithm ['ring']; choose one of ring,"),
-    "no algorithm": (
-        lambda r: r.all_reduce(x(r), algorithm=None),
-        "all_reduce has no algorithm None; choose one of ring,"),
-    "no such wire": (
-        lambda r: r.all_reduce(x(r), wire="fp31"),
-        "no number format is named 'fp31'; there are"),
-    "a wire that is a number": (
-        lambda r: r.all_reduce(x(r), wire=3),
-        "no number format is 3; there are fp32"),
-    "a wire of integers": (
-        lambda r: r.all_reduce(x(r, 3, np.int64), wire="fp32"),
-        "wire= and accumulate= are about rounding sums of floats; found op='sum' of int64"),
-    "a wire of a maximum": (
-        lambda r: r.all_reduce(x(r), wire="fp32", op="max"),
-        "wire= and accumulate= are about rounding sums of floats; found op='max' of float32"),
-    "a mean of integers": (
-        lambda r: r.reduce_scatter(x(r, 6, np.int64), op="mean"),
-        "op='mean' of int64 would need rounding rules that integers do not have; sum, or cast to a float"),
-    "no such rule of a mean": (
-        lambda r: r.all_reduce(x(r), op="mean", average="splt"),
-        "no averaging rule 'splt'; choose one of sum_then_divide, divide_then_sum, split, premultiply; did you mean "
-        "'split'?"),
-    "a rule that is a number": (
-        lambda r: r.all_reduce(x(r), op="mean", average=3),
-        "no averaging rule 3; choose one of sum_then_divide"),
-    "a rule without a mean": (
-        lambda r: r.all_reduce(x(r), average="split"),
-        "average='split' says how to take a mean, but op='sum'; pass op='mean'"),
-    "native in one process": (
-        lambda r: r.all_reduce(x(r), algorithm="native"),
-        "all_reduce by 'native' asks MPI or NCCL for its own, but the ranks of one process have no such library; "),
-    "an all-to-all in place": (
-        lambda r: r.all_to_all(X[:6], out=X[:6]),
-        "out= overlaps the input, which is still sent from when the first elements arrive; pass memory of its own"),
-    "no purpose of the trace": (
-        lambda r: r.trace.sent_nbytes("params"),
-        "no purpose 'params'; choose one of parameters, gradients, state, control, unspecified; did you mean "
-        "'parameters'?"),
-    "no kind of lifetimes": (
-        lambda r: r.trace.lifetimes(["gradient", "activations"]), NO_KIND.format("activations")),
-    "no kind of an array": (lambda r: r.memory.alloc(1, "f4", "gradients"), NO_KIND.format("gradients")),
-    "no kind of what is held": (lambda r: r.memory.hold(np.zeros(1), "gradients"), NO_KIND.format("gradients")),
-    "no kind to reclassify": (lambda r: r.memory.reclassify(np.zeros(1), "gradients"), NO_KIND.format("gradients")),
-    "no kinds of a peak": (lambda r: r.memory.peak_nbytes_of(["input", "s"]), NO_KIND.format("s")),
-    "no kind of a peak": (lambda r: r.memory.peak_nbytes_of("gradients"), NO_KIND.format("gradients")),
-    "a list to hold": (
-        lambda r: r.memory.hold([1.0], "input"),
-        "the ledger holds NumPy arrays, found list; wrap it with np.array first"),
-    "a list to free": (lambda r: r.memory.free([1.0]), "the ledger holds NumPy arrays, found list; wrap it"),
-    "the kind of nothing": (lambda r: r.memory.kind_of(None), "the ledger holds NumPy arrays, found NoneType;"),
-    "a stranger to free": (
-        lambda r: r.memory.free(np.zeros(3)),
-        "rank 0 asked to free an array of 24 bytes that its memory does not hold; only what alloc() or hold() charged "
-        "is there, and only until free() or its death"),
-    "a stranger to reclassify": (
-        lambda r: r.memory.reclassify(np.zeros(1), "input"),
-        "rank 0 asked to reclassify an array of 8 bytes that its memory does not hold;"),
-    "a negative length to hold": (
-        lambda r: r.memory.alloc(-1, "f4", "input"),
-        "rank 0 asked for an array of shape -1, but no length can be negative"),
-    "a negative length among others": (
-        lambda r: r.memory.alloc((3, -2), "f4", "input"),
-        "rank 0 asked for an array of shape (3, -2), but no length can be negative"),
-    **{f"{wire} on the wire of {operation} by {algorithm}": (
+OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
+    (lambda r: r.all_reduce([1.0, 2.0]),
+     "the input of all_reduce must be a NumPy array, found list; wrap numbers as np.array([...], np.float32)"),
+    (lambda r: r.broadcast(np.float32(r.index)), "the input of broadcast must be a NumPy array, found float32;"),
+    (lambda r: r.reduce_scatter(X[::2]),
+     "the input of reduce_scatter of shape (6,) is not contiguous, and a collective makes no hidden copies; pass "
+     "np.ascontiguousarray(...)"),
+    (lambda r: r.all_gather(np.array([r, None])),
+     "the input of all_gather holds Python objects (object); only numbers travel"),
+    (lambda r: r.reduce_scatter(x(r).reshape(2, 3)),
+     "the input of reduce_scatter is cut among ranks and must have one dimension, found shape (2, 3); pass "
+     "x.reshape(-1)"),
+    (lambda r: r.all_to_all(x(r).reshape(2, 3)), "the input of all_to_all is cut among ranks"),
+    (lambda r: r.all_reduce(np.ones(3, bool)), "bool cannot be reduced; cast to an integer or a float first"),
+    (lambda r: r.reduce(np.ones(3, complex)), "complex128 cannot be reduced;"),
+    (lambda r: r.all_reduce(np.zeros(3, "M8[s]")), "datetime64[s] cannot be reduced;"),
+    (lambda r: r.all_reduce(x(r), out=np.empty(5, np.float32)),
+     "out= has shape (5,) and dtype float32, but the result has (6,) and float32; pass an array of that shape and "
+     "dtype, or none"),
+    (lambda r: r.all_gather(x(r), out=np.empty(18)),
+     "out= has shape (18,) and dtype float64, but the result has (18,) and float32;"),
+    (lambda r: r.all_reduce(x(r), out=X.copy()[::2]), "out= of shape (6,) is not contiguous"),
+    (lambda r: r.all_reduce(x(r), out=[0.0] * 6), "out= must be a NumPy array, found list"),
+    (lambda r: r.all_reduce(x(r), out=READ_ONLY), "out= is read-only; pass a writable array"),
+    (lambda r: r.recv(READ_ONLY, 0), "out= is read-only; pass a writable array"),
+    (lambda r: r.reduce(x(r), 2, out=np.empty(6, np.float32)),
+     "out= was given to reduce on rank 0, but only the root, rank 2, receives a result; pass out= there alone"),
+    (lambda r: r.broadcast(x(r), 3), "root=3, but the group has the ranks 0 to 2"),
+    (lambda r: r.gather(x(r), -1), "root=-1, but the group has the ranks 0 to 2"),
+    (lambda r: r.reduce(x(r), True), "root=True, but the group has the ranks 0 to 2"),
+    (lambda r: r.reduce(x(r), 1.0), "root=1.0, but the group has the ranks 0 to 2"),
+    (lambda r: r.send(x(r), 3), "to=3, but the group has the ranks 0 to 2"),
+    (lambda r: r.recv(x(r), "0"), "source='0', but the group has the ranks 0 to 2"),
+    (lambda r: r.all_reduce(x(r), op="prod"), "no reduction op='prod'; choose one of sum, mean, max, min"),
+    (lambda r: r.all_reduce(x(r), algorithm="rign"),
+     "all_reduce has no algorithm 'rign'; choose one of ring, doubling, rabenseifner, tree, naive, everyone; did you "
+     "mean 'ring'?"),
+    (lambda r: r.all_gather(x(r), algorithm="halving"),
+     "all_gather has no algorithm 'halving'; choose one of ring, doubling, bruck"),
+    (lambda r: r.all_reduce(x(r), purpose="gradient"),
+     "no purpose 'gradient'; choose one of parameters, gradients, state, control, unspecified; did you mean "
+     "'gradients'?"),
+    (lambda r: r.send(x(r), 1, purpose="?"), "no purpose '?'; choose one of parameters,"),
+    (lambda r: r.reduce_scatter(x(r), splits=(0, 6)),
+     "splits=(0, 6) does not cut 6 elements among 3 ranks; pass 4 rising boundaries from 0 to 6, e.g. (0, 2, 4, 6)"),
+    (lambda r: r.all_to_all(x(r), splits=(0, 4, 3, 6)), "splits=(0, 4, 3, 6) does not cut 6 elements"),
+    (lambda r: r.all_reduce(x(r), splits=(0, 2, 4, 7)), "splits=(0, 2, 4, 7) does not cut 6"),
+    (lambda r: r.gather(x(r, 2), splits=(1, 2, 4, 6)), "splits=(1, 2, 4, 6) does not cut 6"),
+    (lambda r: r.reduce_scatter(x(r), splits=(0, 2.0, 4, 6)),
+     "splits= must hold integers, found (0, 2.0, 4, 6); pass N+1 boundaries, e.g. (0, 2, 4, 6)"),
+    (lambda r: r.all_gather(x(r, 2), splits=3), "splits= must hold integers, found 3; pass N+1"),
+    (lambda r: r.all_gather(x(r, 2), splits=()), "splits=() does not cut 0 elements among 3 ranks"),
+    (lambda r: r.all_gather(x(r, 2), splits=(0, 2, 4, 6), length=7),
+     "splits=(0, 2, 4, 6) does not cut 7 elements among 3 ranks"),
+    (lambda r: r.all_gather(x(r, 5), length=6),
+     "rank 0 brings 5 elements to all_gather, but its chunk of the cut (0, 2, 4, 6) has 2; pass the chunk, or the "
+     "splits= that it was cut by"),
+    (lambda r: r.gather(x(r, 1), splits=(0, 2, 4, 6)),
+     "rank 0 brings 1 elements to gather, but its chunk of the cut (0, 2, 4, 6) has 2;"),
+    (lambda r: r.all_gather(x(r), length=-1),
+     "length=-1 must be the number of elements of the whole vector, 0 or more"),
+    (lambda r: r.gather(x(r), length="6"), "length='6' must be the number of elements"),
+    (lambda r: r.all_reduce(x(r), algorithm="tree", splits=(0, 2, 4, 6)),
+     "splits= would change nothing in all_reduce by 'tree', which cuts nothing; leave it out"),
+    (lambda r: r.all_reduce(x(r), algorithm="rabenseifner", splits=(0, 2, 4, 6)),
+     "splits= would change nothing in all_reduce by 'rabenseifner' on 3 ranks, of which only a power of two take "
+     "chunks, by a cut of their own; leave it out, or take 'ring'"),
+    (lambda r: r.exchange(x(r), None, None, None),
+     "exchange takes send and to together, and out and source together; pass both or None for both"),
+    (lambda r: r.exchange(None, None, x(r), None), "exchange takes send and to together"),
+    (lambda r: r.exchange(X[:6], 1, X[:6], 2),
+     "out= overlaps send, which may not have left when the first elements arrive; pass memory of its own"),
+    (lambda r: r.split(1.5), "color=1.5 must be a whole number from 0 on; pass None to join no group"),
+    (lambda r: r.split(-1), "color=-1 must be a whole number from 0 on"),
+    (lambda r: r.split(0, key="a"), "key='a' must be a whole number; ranks of a group are ordered by it"),
+    (lambda r: r.split(2**63), "color=9223372036854775808 must be a whole number from 0 on"),
+    (lambda r: r.all_reduce(np.zeros(2, ">f4")),
+     "the input of all_reduce is in >f4, whose byte order is not this machine's; pass "),
+    (lambda r: r.all_reduce(x(r), algorithm=["ring"]), "all_reduce has no algorithm ['ring']; choose one of ring,"),
+    (lambda r: r.all_reduce(x(r), algorithm=None), "all_reduce has no algorithm None; choose one of ring,"),
+    (lambda r: r.all_reduce(x(r), wire="fp31"), "no number format is named 'fp31'; there are"),
+    (lambda r: r.all_reduce(x(r), wire=3), "no number format is 3; there are fp32"),
+    (lambda r: r.all_reduce(x(r, 3, np.int64), wire="fp32"),
+     "wire= and accumulate= are about rounding sums of floats; found op='sum' of int64"),
+    (lambda r: r.all_reduce(x(r), wire="fp32", op="max"),
+     "wire= and accumulate= are about rounding sums of floats; found op='max' of float32"),
+    (lambda r: r.reduce_scatter(x(r, 6, np.int64), op="mean"),
+     "op='mean' of int64 would need rounding rules that integers do not have; sum, or cast to a float"),
+    (lambda r: r.all_reduce(x(r), op="mean", average="splt"),
+     "no averaging rule 'splt'; choose one of sum_then_divide, divide_then_sum, split, premultiply; did you mean "
+     "'split'?"),
+    (lambda r: r.all_reduce(x(r), op="mean", average=3), "no averaging rule 3; choose one of sum_then_divide"),
+    (lambda r: r.all_reduce(x(r), average="split"),
+     "average='split' says how to take a mean, but op='sum'; pass op='mean'"),
+    (lambda r: r.all_reduce(x(r), algorithm="native"),
+     "all_reduce by 'native' asks MPI or NCCL for its own, but the ranks of one process have no such library; "),
+    (lambda r: r.all_to_all(X[:6], out=X[:6]),
+     "out= overlaps the input, which is still sent from when the first elements arrive; pass memory of its own"),
+    (lambda r: r.trace.sent_nbytes("params"),
+     "no purpose 'params'; choose one of parameters, gradients, state, control, unspecified; did you mean "
+     "'parameters'?"),
+    (lambda r: r.trace.lifetimes(["gradient", "activations"]), NO_KIND.format("activations")),
+    (lambda r: r.memory.alloc(1, "f4", "gradients"), NO_KIND.format("gradients")),
+    (lambda r: r.memory.hold(np.zeros(1), "gradients"), NO_KIND.format("gradients")),
+    (lambda r: r.memory.reclassify(np.zeros(1), "gradients"), NO_KIND.format("gradients")),
+    (lambda r: r.memory.peak_nbytes_of(["input", "s"]), NO_KIND.format("s")),
+    (lambda r: r.memory.peak_nbytes_of("gradients"), NO_KIND.format("gradients")),
+    (lambda r: r.memory.hold([1.0], "input"), "the ledger holds NumPy arrays, found list; wrap it with np.array first"),
+    (lambda r: r.memory.free([1.0]), "the ledger holds NumPy arrays, found list; wrap it"),
+    (lambda r: r.memory.kind_of(None), "the ledger holds NumPy arrays, found NoneType;"),
+    (lambda r: r.memory.free(np.zeros(3)),
+     "rank 0 asked to free an array of 24 bytes that its memory does not hold; only what alloc() or hold() charged "
+     "is there, and only until free() or its death"),
+    (lambda r: r.memory.reclassify(np.zeros(1), "input"),
+     "rank 0 asked to reclassify an array of 8 bytes that its memory does not hold;"),
+    (lambda r: r.memory.alloc(-1, "f4", "input"),
+     "rank 0 asked for an array of shape -1, but no length can be negative"),
+    (lambda r: r.memory.alloc((3, -2), "f4", "input"),
+     "rank 0 asked for an array of shape (3, -2), but no length can be negative"),
+    *[(
         lambda r, o=operation, a=algorithm, w=wire: ask(r, o, a, x(r), wire=w),
         f"wire={wire!r} is served by algorithm='ring' of reduce_scatter and all_reduce, where partial sums travel; "
         f"found {operation} by {algorithm!r}")
-       for operation, algorithm in SUMMING if algorithm not in ("ring", "halving") for wire in ("fp32", "fp16")},
-    **{f"adding in fp32 in {operation} by {algorithm}": (
+      for operation, algorithm in SUMMING if algorithm not in ("ring", "halving") for wire in ("fp32", "fp16")],
+    *[(
         lambda r, o=operation, a=algorithm: ask(r, o, a, x(r, 6, np.float16), accumulate="fp32"),
         f"accumulate='fp32' would change nothing in {operation} by {algorithm!r}: it makes one addition per hop, and "
         "one addition rounded to the wire's format is the addition in fp32, rounded. Use wire='fp32', or "
         "algorithm='pairwise' (reduce_scatter) or 'everyone' (all_reduce)")
-       for operation, algorithm in SUMMING if algorithm not in ("pairwise", "everyone", "halving")},
-}
+      for operation, algorithm in SUMMING if algorithm not in ("pairwise", "everyone", "halving")],
+]
 
 
 OVERLAPS: dict[str, Callable[[zs.Rank, np.ndarray, slice], object]] = {  # memory (20,), the own chunk of 12 elements
@@ -311,7 +208,7 @@ ELSEWHERE: list[tuple[Callable[[], object], type[Exception], str]] = [
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_wrong_call_is_refused_by_what_was_asked_and_found_and_the_ranks_can_go_on(debug: bool) -> None:
     """A refused call takes no number and holds nothing: whether it ends the run or is caught."""
-    for name, (ask_wrongly, text) in OF_A_RANK_OF_THREE.items():
+    for ask_wrongly, text in OF_A_RANK_OF_THREE:
         def catches(rank: zs.Rank, ask_wrongly=ask_wrongly, text=text) -> list[int]:
             if rank.index == 0:
                 with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
@@ -321,9 +218,9 @@ def test_a_wrong_call_is_refused_by_what_was_asked_and_found_and_the_ranks_can_g
         cluster = zs.Cluster(3, debug=debug)
         with pytest.raises(ValueError, match=f"^{re.escape(text)}") as raised:
             cluster.run(ask_wrongly)
-        assert raised.value.__notes__ == ["raised by rank 0 of 3"], name
-        assert cluster.memory.now_nbytes == [0, 0, 0], name
-        assert list(cluster.run(catches)) == [[3]] * 3, name
+        assert raised.value.__notes__ == ["raised by rank 0 of 3"], text
+        assert cluster.memory.now_nbytes == [0, 0, 0], text
+        assert list(cluster.run(catches)) == [[3]] * 3, text
 
 
 @pytest.mark.parametrize("name", OVERLAPS)

@@ -4,12 +4,12 @@ That every collective can be stepped through, with its hops and results, `test_c
 """
 
 import gc
-import threading
 
 import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.ranks.asking import in_another_thread
 
 KINDS = [{}, {"debug": True}, {"seed": 3}]
 
@@ -224,22 +224,14 @@ def test_a_failure_comes_out_of_the_step_that_meets_it() -> None:
 
 
 def test_steps_belong_to_the_thread_that_took_the_first() -> None:
-    cluster, caught = zs.Cluster(2), []
+    cluster = zs.Cluster(2)
     steps = zs.step_through(lambda rank: rank.all_reduce(np.zeros(2)), cluster=cluster)
     next(steps)
 
-    def elsewhere():
-        for use in (lambda: next(steps), steps.close):
-            try:
-                use()
-            except zs.RankUseError as error:
-                caught.append(str(error))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    text = "this step_through was begun in another thread, where its ranks live; go on and close it there"
-    assert caught == [text] * 2
+    for use in (lambda: next(steps), steps.close):
+        with pytest.raises(zs.RankUseError, match="this step_through was begun in another thread, where its ranks "
+                                                  "live; go on and close it there"):
+            in_another_thread(use)()
     assert len(list(steps)) == 3
     assert len(cluster.runs) == 1
 

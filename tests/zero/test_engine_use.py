@@ -1,7 +1,9 @@
 """The engine used in other ways than by step alone: loops by hand, failures, debug mode, engines that live on."""
 
 import cProfile
+import itertools
 import pstats
+import re
 import signal
 import threading
 import tracemalloc
@@ -179,6 +181,83 @@ def test_a_step_that_fails_leaves_nothing_behind_and_the_engine_goes_on(stage, o
 
     assert list(zs.Cluster(2).run(program)) == [
         result["master"] for result in outcome(model(), data, stage=stage, policy=BF16)]
+
+
+class Broken(Exception):
+    """What a rank fails with."""
+
+
+class Kept:
+    """A cluster and its engines, which live through several runs, after one step."""
+
+    def __init__(self, stage, options, optimizer=ADAM):
+        model = MODELS["odd"]()
+        self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
+        self.make = lambda rank: zs.Engine(rank, model, optimizer, stage=stage, **options)
+        self.engines = self.cluster.run(self.make)
+        self.step(0)
+
+    def step(self, index):
+        return list(self.cluster.run(lambda rank: self.engines[rank.index].step(self.data[index][rank.index])))
+
+
+@pytest.mark.parametrize(("stage", "options"), [
+    (0, {}), (1, {}), (2, {"overlap": True}), (3, {"overlap": True, "prefetch": 1})], ids=str)
+def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
+        stage, options, monkeypatch):
+    """A rank fails at each of its collectives in turn. Half done are steps with collectives after the first update."""
+    collective, expected, refused = zs.Rank._collective, Kept(stage, options).step(1), []
+    for failing in itertools.count(1):
+        kept, calls = Kept(stage, options), itertools.count(1)
+
+        def fails(rank, *args, calls=calls, failing=failing, **others):
+            if rank.index == 1 and next(calls) == failing:
+                raise Broken
+            return collective(rank, *args, **others)
+
+        resting = kept.cluster.memory.now_nbytes
+        with monkeypatch.context() as patch:
+            patch.setattr(zs.Rank, "_collective", fails)
+            try:
+                kept.step(1)
+                break
+            except Broken:
+                assert kept.cluster.memory.now_nbytes == resting
+        try:
+            again = kept.step(1)
+        except ValueError as error:
+            refused.append(re.search("of step 2 was broken off|the other ranks have not yet", str(error)))
+        else:
+            assert again == expected
+            assert not refused
+    assert failing > 2
+    assert all(refused)
+    assert bool(refused) == (stage in (1, 2))
+
+
+def test_an_engine_whose_update_was_broken_off_goes_no_further():
+    class FailsOnce(Plain):
+        fails = False
+
+        def update(self, ctx, w, g, state, step):
+            if self.fails:
+                raise Broken
+            super().update(ctx, w, g, state, step)
+
+    kept = Kept(0, {}, FailsOnce())
+    FailsOnce.fails = True
+    with pytest.raises(Broken):
+        kept.step(1)
+    FailsOnce.fails = False
+    with pytest.raises(ValueError, match=r"update of step 2 was broken off, and some weights .* make a new engine"):
+        kept.step(1)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_ranks_that_have_taken_different_numbers_of_steps_are_stopped(stage):
+    kept = Kept(stage, {})
+    with pytest.raises(zs.MismatchError, match=r"step 1, micro-batch(.|\n)*step 2, micro-batch"):
+        kept.cluster.run(lambda rank: (kept.engines[1] if rank.index else kept.make(rank)).step(kept.data[1][0]))
 
 
 def test_an_abandoned_step_leaves_nothing_in_the_ledger():

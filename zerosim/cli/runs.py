@@ -77,7 +77,7 @@ def compare(
     capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
-    from zerosim.course.figures.losses import require_place, save_comparison
+    from zerosim.course.figures.comparison import require_place, save_comparison
     from zerosim.course.training import Options, values_of, wanted
     from zerosim.course.training import compare as run
     from zerosim.course.training_view import comparison_as_json as plain

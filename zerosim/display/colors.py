@@ -34,6 +34,9 @@ PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
 PHASE_COLORS: Mapping[str, str] = MappingProxyType({
     "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
 
+# ZeRO's stages 0 to 3, each with a mark of its own.
+STAGE_COLORS, STAGE_MARKS = (ORANGE, BLUE, GREEN, VERMILLION), ("o", "s", "^", "D")
+
 FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
     "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
 

@@ -7,7 +7,6 @@ step of a trillion parameters runs in no memory.
 from __future__ import annotations
 
 import hashlib
-import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -101,11 +100,12 @@ class NullArray:
         try:
             return self._view(np.reshape(self._ghost, asked, copy=False))
         except ValueError:
-            pass
-        lengths = _lengths(asked, self.size)
-        if lengths is None:
-            raise ValueError(f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}")
-        return NullArray(lengths, self.dtype)
+            copy = self.copy()._ghost  # without gaps: a view of it has any shape of as many elements
+        try:
+            return NullArray(copy.reshape(asked).shape, self.dtype)
+        except ValueError as error:
+            raise ValueError(f"an array of shape {self.shape} has not as many elements as shape {tuple(asked)}") from (
+                error)
 
     def view(self, dtype: npt.DTypeLike) -> NullArray:
         """The same bytes in another type; the last length changes with the bytes of an element."""
@@ -168,15 +168,6 @@ def _ghost(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _address(ghost: npt.NDArray[Any]) -> int:
     address: int = ghost.__array_interface__["data"][0]
     return address
-
-
-def _lengths(asked: tuple[Any, ...], count: int) -> tuple[int, ...] | None:
-    """The asked shape of ``count`` elements, its -1 filled in; None where there is none."""
-    known = math.prod(length for length in asked if length != -1)
-    if -1 in asked and (not known or count % known):
-        return None
-    lengths = tuple(int(count // known) if length == -1 else int(length) for length in asked)
-    return lengths if math.prod(lengths) == count else None
 
 
 class NullModule:

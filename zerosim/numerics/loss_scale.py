@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -62,19 +63,33 @@ def require_scale(what: str, scale: object) -> None:
                          "1.0 scales nothing")
 
 
-def require_state(kind: str, state: Any, **least: int) -> None:
-    """Raises ValueError unless a state has a scale, and a count of at least so much for each name, and nothing else."""
-    names = {"scale", *least}
-    if not isinstance(state, Mapping) or state.keys() != names:
-        found = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
-        raise ValueError(f"a loss scaler of the kind {kind!r} goes on from {', '.join(sorted(names))}, and was given "
-                         f"{found or 'nothing'}; restore the state of a scaler of the same kind")
-    wrong = [name for name, low in least.items() if not is_count(state[name]) or state[name] < low]
-    scale = state["scale"]
-    if wrong or not is_number(scale) or not 0 <= scale <= LARGEST:
-        name = wrong[0] if wrong else "scale"
-        raise ValueError(f"{name}={state[name]!r} is no state that a loss scaler of the kind {kind!r} comes to; "
-                         "restore what its state() said")
+class ResumableScaler:
+    """A scaler whose state is its scale, and some counts by name, each of at least so much."""
+
+    scale: float
+    kind: str
+    least: ClassVar[Mapping[str, int]] = {}
+
+    def state(self) -> dict[str, Any]:
+        """The scale and the counts, as plain numbers."""
+        return {"scale": self.scale} | {name: getattr(self, name) for name in self.least}
+
+    def restore(self, state: Any) -> None:
+        """Goes on from there. Raises ValueError for what no scaler of this kind comes to, and changes nothing."""
+        names = {"scale", *self.least}
+        if not isinstance(state, Mapping) or state.keys() != names:
+            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
+            raise ValueError(f"a loss scaler of the kind {self.kind!r} goes on from {', '.join(sorted(names))}, and "
+                             f"was given {found or 'nothing'}; restore the state of a scaler of the same kind")
+        wrong = [name for name, low in self.least.items() if not is_count(state[name]) or state[name] < low]
+        scale = state["scale"]
+        if wrong or not is_number(scale) or not 0 <= scale <= LARGEST:
+            name = wrong[0] if wrong else "scale"
+            raise ValueError(f"{name}={state[name]!r} is no state that a loss scaler of the kind {self.kind!r} comes "
+                             "to; restore what its state() said")
+        self.scale = float(scale)
+        for name in self.least:
+            setattr(self, name, int(state[name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +106,16 @@ class Static:
         return StaticScaler(float(self.scale))
 
 
-@dataclass(slots=True)
-class StaticScaler:
+class StaticScaler(ResumableScaler):
     """A scale that never moves."""
 
-    scale: float
+    kind = "static"
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
 
     def update(self, overflow: bool) -> None:
         """Changes nothing."""
-
-    def state(self) -> dict[str, Any]:
-        """The scale."""
-        return {"scale": self.scale}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the scale."""
-        require_state("static", state)
-        self.scale = float(state["scale"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +160,11 @@ class Dynamic:
         return TorchScaler(self) if self.kind == "torch" else DeepSpeedScaler(self)
 
 
-class TorchScaler:
+class TorchScaler(ResumableScaler):
     """Grows on the W-th good step in a row; every overflow shrinks it."""
+
+    kind = "torch"
+    least = MappingProxyType({"good_steps": 0})
 
     def __init__(self, rule: Dynamic) -> None:
         self.rule, self.scale, self.good_steps = rule, fp32(rule.initial), 0
@@ -166,21 +177,15 @@ class TorchScaler:
         elif self.good_steps == self.rule.window:
             self.scale, self.good_steps = fp32(grown(self.scale, self.rule.factor)), 0
 
-    def state(self) -> dict[str, Any]:
-        """The scale, and the good steps in a row."""
-        return {"scale": self.scale, "good_steps": self.good_steps}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        require_state("torch", state, good_steps=0)
-        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
-
-
-class DeepSpeedScaler:
+class DeepSpeedScaler(ResumableScaler):
     """Counts steps since the last overflow; hysteresis is used up by overflows and refilled by growth alone."""
 
+    least = MappingProxyType({"steps_since": 0, "overflows_left": 1})
+
     def __init__(self, rule: Dynamic) -> None:
-        self.rule, self.scale, self.overflows_left = rule, float(rule.initial), rule.hysteresis
+        self.rule, self.kind = rule, rule.kind
+        self.scale, self.overflows_left = float(rule.initial), rule.hysteresis
         self.steps_since = 0  # since the last overflow, or the start
 
     def update(self, overflow: bool) -> None:
@@ -190,7 +195,7 @@ class DeepSpeedScaler:
             self._shrink()
             return
         self.steps_since += 1
-        steps = self.steps_since - (self.rule.kind == "deepspeed")
+        steps = self.steps_since - (self.kind == "deepspeed")
         if steps > 0 and steps % self.rule.window == 0:
             self.scale, self.overflows_left = grown(self.scale, self.rule.factor), self.rule.hysteresis
 
@@ -203,16 +208,6 @@ class DeepSpeedScaler:
                 "NaN in the data and in the forward pass, lower the learning rate, or compute in bf16")
         else:
             self.scale = max(self.scale / self.rule.factor, self.rule.smallest)
-
-    def state(self) -> dict[str, Any]:
-        """The scale, the steps since the last overflow, and the overflows that are left before it shrinks."""
-        return {"scale": self.scale, "steps_since": self.steps_since, "overflows_left": self.overflows_left}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        require_state(self.rule.kind, state, steps_since=0, overflows_left=1)
-        self.scale, self.steps_since = float(state["scale"]), int(state["steps_since"])
-        self.overflows_left = int(state["overflows_left"])
 
 
 def grown(scale: float, factor: float) -> float:

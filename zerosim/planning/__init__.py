@@ -10,7 +10,18 @@ any machine.
 import warnings
 from typing import Any
 
-from zerosim.planning import activations, cost, flops, hardware, recording, step, timeline
+from zerosim.planning import (
+    activations,
+    collectives,
+    conventions,
+    cost,
+    flops,
+    hardware,
+    recording,
+    shapes,
+    step,
+    timeline,
+)
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -28,7 +39,6 @@ from zerosim.planning.cuts import (
     ceil_cut,
     chunk_lengths,
     clip,
-    owned_ranges,
     padded_unit_lengths,
     region_cuts,
     unit_cuts,
@@ -56,6 +66,8 @@ __all__ = [
     "ceil_cut",
     "chunk_lengths",
     "clip",
+    "collectives",
+    "conventions",
     "cost",
     "estimate_nbytes",
     "explained",
@@ -67,7 +79,6 @@ __all__ = [
     "model_of",
     "model_of_parameters",
     "model_shape",
-    "owned_ranges",
     "padded_unit_lengths",
     "plan_config",
     "recording",
@@ -75,6 +86,7 @@ __all__ = [
     "resting_nbytes",
     "sent",
     "sent_nbytes",
+    "shapes",
     "states_nbytes",
     "step",
     "timeline",

@@ -149,7 +149,7 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
     Raises ValueError for a text that names no policy.
     """
-    return {name: _tensor(block, name) for name in INSIDE[parse(policy)[1]].kept}
+    return {name: _total(block, [name]) for name in INSIDE[parse(policy)[1]].kept}
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
@@ -161,7 +161,7 @@ def kept(block: Block, policy: str = "none") -> Kept:
     For "block" and "segment(k)" it is what a block keeps while its segment goes back. Raises ValueError for a text
     that names no policy. Source: Korthikanti et al. 2022, section 4.1, without its masks and LayerNorm outputs.
     """
-    return _total(block, tensors(block, policy).values())
+    return _total(block, INSIDE[parse(policy)[1]].kept)
 
 
 def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
@@ -181,9 +181,9 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
     """
     count = checked_count("blocks", blocks, 1)
     k, inside = parse(policy)
-    of_block, stream = kept(block, inside_text(inside)), Kept(block.stream, 0, block.itemsize)
-    again = [_total(block, [_tensor(block, name) for name in part]) for part in INSIDE[inside].again]
-    in_use = max(again, key=lambda part: part.nbytes, default=_total(block, []))
+    of_block, stream = _total(block, INSIDE[inside].kept), Kept(block.stream, 0, block.itemsize)
+    again = [_total(block, part) for part in INSIDE[inside].again]
+    in_use = max(again, key=lambda part: part.nbytes, default=_total(block, ()))
     runs = [(0, count)] if k is None else [(start, min(k, count - start)) for start in range(0, count, k)]
     moments = [stream * index + of_block * length + in_use for index, (_, length) in enumerate(runs)]
     return max(moments, key=lambda moment: moment.nbytes)
@@ -244,18 +244,10 @@ def parse(policy: Any) -> tuple[int | None, str]:
     return k, inside or "all"
 
 
-def inside_text(inside: str) -> str:
-    """The text of the policy that has no segments and keeps this inside a block."""
-    return "none" if inside == "all" else inside
-
-
-def _tensor(block: Block, name: str) -> Kept:
-    if name in STATISTICS:
-        return Kept(0, STATISTICS[name](block), block.itemsize)
-    return Kept(ELEMENTS[name](block), 0, block.itemsize)
-
-
-def _total(block: Block, parts: Iterable[Kept]) -> Kept:
+def _total(block: Block, names: Iterable[str]) -> Kept:
+    """The elements and the numbers of fp32 that these tensors of a block hold."""
+    parts = [Kept(ELEMENTS[name](block), 0, block.itemsize) if name in ELEMENTS else
+             Kept(0, STATISTICS[name](block), block.itemsize) for name in names]
     return sum(parts, Kept(0, 0, block.itemsize))
 
 
@@ -349,13 +341,13 @@ class HalfBlock:
 
 def parts_of(block: Block) -> tuple[HalfBlock, HalfBlock]:
     """Attention and the feed-forward network of a block, in bytes; the opening of a gated one makes both factors."""
-    channel, d = block.positions * block.itemsize, block.stream * block.itemsize
-    statistics = 2 * block.positions * FP32_NBYTES
-    attention = HalfBlock("attention", d, (block.query_channels + 2 * block.key_channels) * channel,
-                          block.query_channels * channel, statistics, block.square * block.itemsize,
-                          block.positions * block.heads * FP32_NBYTES)
-    return attention, HalfBlock("ffn", d, (1 + block.gated) * block.feed_forward * channel,
-                                block.feed_forward * channel, statistics)
+    def nbytes(name: str) -> int:
+        return _total(block, [name]).nbytes
+
+    return (HalfBlock("attention", nbytes("LayerNorm 1 input"), nbytes("QKV"), nbytes("attention output"),
+                      nbytes("LayerNorm 1 statistics"), nbytes("probabilities"), nbytes("log-sum-exp")),
+            HalfBlock("ffn", nbytes("LayerNorm 2 input"), nbytes("pre-GELU"), nbytes("post-GELU"),
+                      nbytes("LayerNorm 2 statistics")))
 
 
 def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:

@@ -140,21 +140,15 @@ def in_steps(levels: Iterable[Level], ranks: int) -> Iterator[tuple[Ints, Level]
 
 def sent_of(collective: str, algorithm: str, vector: Vector) -> Sent:
     """The sums over a collective's messages, by the closed form where there is one."""
-    rounds = ROUNDS.get((collective, algorithm))
-    if rounds is None:
-        return sum_of_levels(levels(collective, algorithm, vector), vector.ranks)
-    steps = len(rounds) * (vector.ranks - 1)
-    nbytes = tuple(sum(of(vector, rank) for of in rounds) for rank in range(vector.ranks))
-    return Sent(nbytes, (steps,) * vector.ranks, steps)
-
-
-def sum_of_levels(levels: Iterable[Level], ranks: int) -> Sent:
-    """Bytes and messages by source; and the steps, since in every algorithm here some chain goes through all levels."""
+    rounds, ranks = ROUNDS.get((collective, algorithm)), vector.ranks
+    if rounds is not None:
+        steps = len(rounds) * (ranks - 1)
+        return Sent(tuple(sum(of(vector, rank) for of in rounds) for rank in range(ranks)), (steps,) * ranks, steps)
     nbytes, messages, steps = np.zeros(ranks, object), np.zeros(ranks, np.int64), 0
-    for level in levels:
+    for level in levels(collective, algorithm, vector):
         nbytes[level.sources] += level.times * level.nbytes
         messages[level.sources] += level.times
-        steps += level.times
+        steps += level.times  # in every algorithm here some chain goes through all levels
     return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
 
 

@@ -18,23 +18,12 @@ nccl-tests, doc/PERFORMANCE.md, and for gather src/gather.cu (the bandwidths).
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 
-from zerosim.planning.collectives import (
-    INT64_NBYTES,
-    ROUNDS,
-    Ints,
-    Level,
-    Sent,
-    Vector,
-    checked_vector,
-    in_steps,
-    levels,
-    sent_of,
-)
+from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, Sent, Vector, checked_vector, in_steps, levels, sent_of
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.planning.hardware import Link, Network
 
@@ -68,35 +57,6 @@ def bus_bytes_per_second(collective: str, ranks: int, nbytes: int, seconds: floa
 
 
 # -- the seconds of one collective ------------------------------------------------------------------------------------
-
-
-# Bytes of a step's longest message inside nodes, and of its longest between nodes; None where there is no message.
-Longest = tuple[int | None, int | None]
-
-
-def longest_by_step(levels: Iterable[Level], ranks: int, network: Network) -> Counter[Longest]:
-    """Number of steps by their longest messages."""
-    steps: dict[int, Longest] = {}
-    repeated: Counter[Longest] = Counter()
-    for step, level in in_steps(levels, ranks):
-        crosses = network.crosses(level.sources, level.destinations)
-        for number in {int(step[0])} if (step == step[0]).all() else set(step.tolist()):
-            here = step == number
-            found = _longest(level.nbytes[here & ~crosses]), _longest(level.nbytes[here & crosses])
-            if level.times > 1:
-                repeated[found] += level.times
-            else:
-                inside, between = steps.get(number, (None, None))
-                steps[number] = _longer(inside, found[0]), _longer(between, found[1])
-    return repeated + Counter(steps.values())
-
-
-def _longest(nbytes: Ints) -> int | None:
-    return int(nbytes.max()) if len(nbytes) else None
-
-
-def _longer(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,30 +107,36 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
         raise ValueError(f"a vector of {vector.nbytes} bytes was asked about; this computes with fewer than 2^62 bytes")
     latency, transfer = Fraction(0), Fraction(0)
     for longest, times in longest_messages(collective, algorithm, vector, network).items():
-        alpha, seconds = slowest(longest, network)
+        alpha, seconds = max(((link.alpha, nbytes / link.beta) for link, nbytes in longest), key=sum)
         latency, transfer = latency + times * alpha, transfer + times * seconds
     return Cost(collective, algorithm, vector.ranks, vector.nbytes, sent_of(collective, algorithm, vector),
                 float(latency + transfer), float(latency), float(transfer))
+
+
+Longest = tuple[tuple[Link, int], ...]  # of one step: the bytes of its longest message on each kind of link
 
 
 def longest_messages(collective: str, algorithm: str, vector: Vector, network: Network) -> Counter[Longest]:
     """Number of steps of a collective by their longest messages, inside nodes and between them."""
     if network.between is None and (collective, algorithm) in ROUNDS and vector.ranks > 1:
         first = next(levels(collective, algorithm, vector))  # all steps have messages of the same lengths
-        return Counter({(int(first.nbytes.max()), None): sent_of(collective, algorithm, vector).steps})
-    return longest_by_step(levels(collective, algorithm, vector), vector.ranks, network)
-
-
-def slowest(longest: Longest, network: Network) -> tuple[Fraction, Fraction]:
-    """(α, n/β) of the slowest message of a step."""
-    messages = [(link.alpha, nbytes / link.beta) for nbytes, link in by_link(longest, network)]
-    return max(messages, key=lambda message: message[0] + message[1])
-
-
-def by_link(longest: Longest, network: Network) -> list[tuple[int, Link]]:
-    """The longest messages of a step, each with its link."""
-    pairs = zip(longest, (network.inside, network.between), strict=True)
-    return [(nbytes, link) for nbytes, link in pairs if nbytes is not None and link is not None]
+        steps = sent_of(collective, algorithm, vector).steps
+        return Counter({((network.inside, int(first.nbytes.max())),): steps})
+    single, repeated = dict[int, dict[Link, int]](), list[tuple[dict[Link, int], int]]()
+    for step, level in in_steps(levels(collective, algorithm, vector), vector.ranks):
+        crosses = network.crosses(level.sources, level.destinations)
+        for number in {int(step[0])} if (step == step[0]).all() else set(step.tolist()):
+            longest = single.setdefault(number, {}) if level.times == 1 else {}
+            for link, here in ((network.inside, ~crosses), (network.between, crosses)):
+                nbytes = level.nbytes[here & (step == number)]
+                if link is not None and len(nbytes):
+                    longest[link] = max(longest.get(link, 0), int(nbytes.max()))
+            if level.times > 1:
+                repeated.append((longest, level.times))
+    found = Counter[Longest]()
+    for longest, times in [*repeated, *((longest, 1) for longest in single.values())]:
+        found[tuple((link, longest[link]) for link in (network.inside, network.between) if link in longest)] += times
+    return found
 
 
 # -- the seconds by size, exactly; where two algorithms break even; where latency rules -------------------------------
@@ -232,11 +198,12 @@ def curve(collective: str, algorithm: str, ranks: int, network: Network) -> Curv
     ranks = checked_count("ranks", ranks, 1)
     # The shortest vector that N ranks, and the 2^m that are left where some sit out, cut into equal chunks.
     unit = checked_vector(collective, algorithm, ceil_cut(ranks << (ranks.bit_length() - 1), ranks), 1)
-    steps = [(times, _choices(unit, by_link(longest, network)))
+    steps = [(times, [CostLine(Fraction(0), link.alpha, Fraction(nbytes, unit.nbytes) / link.beta)
+                      for link, nbytes in longest])
              for longest, times in longest_messages(collective, algorithm, unit, network).items()]
+    turns = [_crossing(*pair) for _, choices in steps for pair in combinations(choices, 2)]
     lines = []
-    for start, end in _intervals(_turns(choices) for _, choices in steps):
-        within = start + 1 if end is None else (start + end) / 2
+    for start, _, within in _intervals(turns):
         slowest = [(times, max(choices, key=lambda line: line.seconds(within))) for times, choices in steps]
         lines.append(CostLine(start, sum((times * line.latency_seconds for times, line in slowest), Fraction(0)),
                           sum((times * line.seconds_per_byte for times, line in slowest), Fraction(0))))
@@ -253,10 +220,9 @@ def break_even(one: Curve, other: Curve) -> tuple[BreakEven, ...]:
     >>> [(float(point.nbytes), point.faster_below) for point in break_even(ring, doubling)]
     [(12240000.0, 1)]
     """
-    borders = [{line.from_nbytes for line in both.lines} for both in (one, other)]
-    meetings = {nbytes for start, end in _intervals(borders) if (nbytes := _meeting(one, other, start, end))}
-    faster = [(start, faster_at(one, other, start + 1 if end is None else (start + end) / 2))
-              for start, end in _intervals([*borders, meetings])]
+    bends = [{line.from_nbytes for line in both.lines} for both in (one, other)]
+    meetings = [_crossing(one.at(start), other.at(start), start, end) for start, end, _ in _intervals(bends)]
+    faster = [(start, faster_at(one, other, within)) for start, _, within in _intervals([*bends, *meetings])]
     return tuple(BreakEven(start, below, above) for (_, below), (start, above) in pairwise(faster) if below != above)
 
 
@@ -291,32 +257,16 @@ def ring_wall_ranks(nbytes: int, link: Link) -> float:
     return float(nbytes / (link.alpha * link.beta)) if link.alpha else math.inf
 
 
-def _choices(unit: Vector, longest: list[tuple[int, Link]]) -> list[CostLine]:
-    """The longest message of a step on each kind of link, as a line."""
-    return [CostLine(Fraction(0), link.alpha, Fraction(nbytes, unit.nbytes) / link.beta) for nbytes, link in longest]
-
-
-def _turns(choices: list[CostLine]) -> Iterator[Fraction]:
-    """The size above 0 at which another of two messages becomes the slower, if there is one."""
-    if len(choices) == 2:
-        nbytes = _crossing(*choices)
-        if nbytes is not None and nbytes > 0:
-            yield nbytes
-
-
-def _crossing(one: CostLine, other: CostLine) -> Fraction | None:
-    """The size at which two lines cross; None for parallel ones."""
+def _crossing(one: CostLine, other: CostLine, start: Fraction = Fraction(0),
+              end: Fraction | None = None) -> set[Fraction]:
+    """The size between two others at which two lines cross, if they do there."""
     steeper = one.seconds_per_byte - other.seconds_per_byte
-    return (other.latency_seconds - one.latency_seconds) / steeper if steeper else None
+    nbytes = (other.latency_seconds - one.latency_seconds) / steeper if steeper else start
+    return {nbytes} if nbytes > start and (end is None or nbytes < end) else set()
 
 
-def _meeting(one: Curve, other: Curve, start: Fraction, end: Fraction | None) -> Fraction | None:
-    """The size at which two curves cross inside an interval in which each is one line."""
-    nbytes = _crossing(one.at(start), other.at(start))
-    return nbytes if nbytes is not None and nbytes > start and (end is None or nbytes < end) else None
-
-
-def _intervals(borders: Iterable[Iterable[Fraction]]) -> list[tuple[Fraction, Fraction | None]]:
-    """The stretches from 0 to infinity, None, between these borders."""
+def _intervals(borders: Iterable[Iterable[Fraction]]) -> list[tuple[Fraction, Fraction | None, Fraction]]:
+    """The stretches from 0 to infinity, None, between these borders, and a size inside each."""
     starts = sorted({Fraction(0)}.union(*borders))
-    return list(zip(starts, [*starts[1:], None], strict=True))
+    return [(start, end, start + 1 if end is None else (start + end) / 2)
+            for start, end in zip(starts, [*starts[1:], None], strict=True)]

@@ -95,24 +95,6 @@ def _ceil_cuts(lengths: Sequence[int], ranks: int) -> list[Cut]:
     return [by_length[length] for length in lengths]
 
 
-def owned_ranges(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[list[range]]:
-    """For each rank, the ranges of the padded flat vector that it owns, rising; empty ones are left out.
-
-    >>> owned_ranges((4, 2), 2, "per_unit")
-    [[range(0, 2), range(4, 5)], [range(2, 4), range(5, 6)]]
-
-    Raises ValueError as `padded_unit_lengths` does.
-    """
-    owned: list[list[range]] = [[] for _ in range(ranks)]
-    start = 0
-    for cut in region_cuts(unit_lengths, ranks, layout):
-        for ranges, (low, high) in zip(owned, pairwise(cut), strict=True):
-            if low < high:
-                ranges.append(range(start + low, start + high))
-        start += cut[-1]
-    return owned
-
-
 def checked_count(name: str, value: int, least: int) -> int:
     """The value as a Python int; raises ValueError unless it is a whole number of at least `least`, below 2^62."""
     try:

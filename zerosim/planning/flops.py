@@ -26,82 +26,19 @@ FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
 ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
 SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
-
-def forward(block: Block) -> dict[str, int]:
-    """The operations of one block forward, step by step.
-
-    >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
-    True
-
-    Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
-    """
-    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
-    return _forward_attention(block) | _forward_feed_forward(block)
-
-
-def _forward_attention(block: Block) -> dict[str, int]:
-    stream, d = block.stream, block.channels
-    return {"LayerNorm 1": LAYERNORM * stream, "QKV": (2 * d + 1) * 3 * stream, **_attention(block),
-            "projection": (2 * d + 1) * stream, "residual 1": stream}
-
-
-def _forward_feed_forward(block: Block) -> dict[str, int]:
-    stream, d = block.stream, block.channels
-    return {"LayerNorm 2": LAYERNORM * stream, "up": (2 * d + 1) * 4 * stream, "GELU": GELU * 4 * stream,
-            "down": (2 * 4 * d + 1) * stream, "residual 2": stream}
-
-
-def _attention(block: Block) -> dict[str, int]:
-    product = 2 * block.square * (block.channels // block.heads)
-    return {"scores": product, "softmax": SOFTMAX * block.square, "values": product}
-
-
-def backward(block: Block, policy: str = "none") -> dict[str, int]:
-    """The operations of one block backward, those that the policy makes again inside the block included.
-
-    Of a linear layer: the gradients of input and weight, as many as forward each, and the bias's sums. Of attention:
-    four products where forward has two, and dS. The outputs of the LayerNorms are made again under every policy.
-    Raises ValueError for a text that names no policy.
-    """
-    stream, d = block.stream, block.channels
-    product = 2 * block.square * (block.channels // block.heads)
-    linear = {"QKV": (4 * d + 1) * 3 * stream, "projection": 4 * d * stream + stream,
-              "up": (4 * d + 1) * 4 * stream, "down": 4 * 4 * d * stream + stream}
-    tiled = parse(policy)[1] == "tiled"
-    row_sums = ROW_SUM * (stream if tiled else block.square)
-    rest = {"attention": 4 * product + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
-            "GELU": GELU_GRADIENT * 4 * stream,
-            "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
-            "residuals": 2 * stream}
-    return linear | rest | {"again": _again(block, parse(policy)[1])}
-
-
-def _again(block: Block, inside: str) -> int:
-    """Operations that the inside of one block makes a second time."""
-    done = forward(block)
-    if inside == "sub_block":
-        return sum(flops for step, flops in done.items() if step not in CLOSING)
-    if inside == "tiled":
-        return done["scores"] + FROM_LOG_SUM * block.square
-    return done["scores"] + done["softmax"] if inside == "selective" else 0
-
-
-# What no sub-block makes again: backward needs the input of its last linear layer, and not the output.
+# The steps of a block forward, in their order.
+STEPS = ("LayerNorm 1", "QKV", "scores", "softmax", "values", "projection", "residual 1",
+         "LayerNorm 2", "up", "GELU", "down", "residual 2")
+# Outputs of each linear layer, and elements of its bias, in d.
+BIASES: Mapping[str, int] = {"QKV": 3, "projection": 1, "up": 4, "down": 1}
+# What no policy makes again: backward needs the input of a part's last linear layer, and not the output.
 CLOSING = ("projection", "residual 1", "down", "residual 2")
-
-
-def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
-    """Operations that n blocks make a second time: segments all of forward, finer policies less; joined, both.
-
-    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
-    >>> [round(recomputed(example, 1, policy) / matmul_flops(example), 2) for policy in ("block", "sub_block", "tiled")]
-    [1.0, 0.62, 0.04]
-
-    Raises ValueError for fewer than one block and for a text that names no policy.
-    """
-    segment, inside = parse(policy)
-    whole = sum(forward(block).values()) if segment is not None else 0
-    return checked_count("blocks", blocks, 1) * (whole + _again(block, inside))
+AGAIN: Mapping[str, tuple[str, ...]] = {
+    "all": (), "selective": ("scores", "softmax"), "tiled": ("scores",),  # and P from its log-sum-exps
+    "sub_block": tuple(step for step in STEPS if step not in CLOSING),
+}
+# What Korthikanti et al. 2022, section 5, make again selectively: all from Q, K and V to the attention output.
+SELECTIVE_AS_PUBLISHED = ("scores", "values")
 
 
 def matmul_flops(block: Block) -> int:
@@ -126,21 +63,57 @@ def matmuls(block: Block) -> dict[str, int]:
             "up": per_channel * block.feed_forward * (1 + block.gated), "down": per_channel * block.feed_forward}
 
 
-def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
-    """The matmuls of a model forward and backward, and forward again where there are segments, as published.
+def forward(block: Block) -> dict[str, int]:
+    """The operations of one block forward, step by step: its products, biases, and elementwise functions.
 
-    >>> B, s, h, l, V = 4, 2048, 4096, 32, 51200
-    >>> exactly = 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
-    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == exactly
+    >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
     True
 
-    That is 96·Bslh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
-    Raises ValueError for counts below one and for a text that names no policy.
-    Source: Narayanan et al. 2021, equation 3.
+    Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
     """
-    passes = 3 if parse(policy)[0] is None else 4
-    logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)
-    return passes * checked_count("blocks", blocks, 1) * matmul_flops(block) + logits
+    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
+    products, stream = matmuls(block), block.stream
+    elementwise = {"LayerNorm 1": LAYERNORM * stream, "softmax": SOFTMAX * block.square, "residual 1": stream,
+                   "LayerNorm 2": LAYERNORM * stream, "GELU": GELU * 4 * stream, "residual 2": stream}
+    added = elementwise | {layer: outputs * stream for layer, outputs in BIASES.items()}
+    return {step: products.get(step, 0) + added.get(step, 0) for step in STEPS}
+
+
+def backward(block: Block, policy: str = "none") -> dict[str, int]:
+    """The operations of one block backward, those that the policy makes again inside the block included.
+
+    Of a linear layer: the gradients of input and weight, as many as forward each, and the bias's sums. Of attention:
+    four products where forward has two, and dS. The outputs of the LayerNorms are made again under every policy.
+    Raises ValueError for a text that names no policy.
+    """
+    products, stream, inside = matmuls(block), block.stream, parse(policy)[1]
+    row_sums = ROW_SUM * (stream if inside == "tiled" else block.square)
+    attention = 2 * (products["scores"] + products["values"])
+    return {**{layer: 2 * products[layer] + outputs * stream for layer, outputs in BIASES.items()},
+            "attention": attention + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
+            "GELU": GELU_GRADIENT * 4 * stream,
+            "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
+            "residuals": 2 * stream, "again": _again(block, inside)}
+
+
+def _again(block: Block, inside: str) -> int:
+    """Operations that the inside of one block makes a second time."""
+    done = forward(block)
+    return sum(done[step] for step in AGAIN[inside]) + FROM_LOG_SUM * block.square * (inside == "tiled")
+
+
+def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
+    """Operations that n blocks make a second time: segments all of forward, finer policies less; joined, both.
+
+    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
+    >>> [round(recomputed(example, 1, policy) / matmul_flops(example), 2) for policy in ("block", "sub_block", "tiled")]
+    [1.0, 0.62, 0.04]
+
+    Raises ValueError for fewer than one block and for a text that names no policy.
+    """
+    segment, inside = parse(policy)
+    whole = sum(forward(block).values()) if segment is not None else 0
+    return checked_count("blocks", blocks, 1) * (whole + _again(block, inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +131,12 @@ class Saving:
         return self.nbytes / self.flops
 
 
-MADE_BY: Mapping[str, str] = {
-    "post-GELU": "GELU of the pre-GELU", "probabilities": "QKᵀ and softmax", "attention output": "P·V",
-    "LayerNorm statistics": "sums over each token", "LayerNorm 2 input": "projection, from the attention output",
-    "pre-GELU": "up", "QKV": "qkv",
+# How each kept tensor would be made again, and by which steps of forward.
+MADE_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "post-GELU": ("GELU of the pre-GELU", ("GELU",)), "probabilities": ("QKᵀ and softmax", ("scores", "softmax")),
+    "attention output": ("P·V", ("values",)), "LayerNorm statistics": ("sums over each token", ()),
+    "LayerNorm 2 input": ("projection, from the attention output", ("projection", "residual 1")),
+    "pre-GELU": ("up", ("up",)), "QKV": ("qkv", ("QKV",)),
 }
 
 
@@ -173,13 +148,10 @@ def savings(block: Block) -> list[Saving]:
 
     Source of the idea: Korthikanti et al. 2022, section 5.
     """
-    done, held = forward(block), tensors(block)
-    flops = {"post-GELU": done["GELU"], "probabilities": done["scores"] + done["softmax"],
-             "attention output": done["values"], "LayerNorm statistics": 2 * LAYERNORM_STATISTICS * block.stream,
-             "LayerNorm 2 input": done["projection"] + done["residual 1"], "pre-GELU": done["up"], "QKV": done["QKV"]}
-    nbytes: dict[str, int] = {name: held[name].nbytes for name in flops if name in held}
-    nbytes["LayerNorm statistics"] = held["LayerNorm 1 statistics"].nbytes + held["LayerNorm 2 statistics"].nbytes
-    rows = [Saving(name, nbytes[name], flops[name], made_by) for name, made_by in MADE_BY.items()]
+    done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
+    nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
+    rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,
+                   made_by) for name, (made_by, steps) in MADE_BY.items()]
     return sorted(rows, key=lambda row: -row.nbytes_per_flop)
 
 
@@ -190,15 +162,6 @@ def savings(block: Block) -> list[Saving]:
 # Sources: Kaplan et al. 2020 (arXiv:2001.08361), section 2.1 (6PD); Narayanan et al. 2021 (arXiv:2104.04473), appendix;
 # Korthikanti et al. 2022 (arXiv:2205.05198), appendix A (model and hardware FLOPs); Chowdhery et al. 2022 (PaLM,
 # arXiv:2204.02311), appendix B (model FLOPs utilization).
-
-
-# What a finer policy makes again of a block's products; the last of each part no backward asks for.
-AGAIN: Mapping[str, tuple[str, ...]] = {
-    "all": (), "selective": ("scores",), "tiled": ("scores",),
-    "sub_block": tuple(name for name in ("QKV", "scores", "values", "projection", "up", "down") if name not in CLOSING),
-}
-# What Korthikanti et al. 2022, section 5, make again selectively: all from Q, K and V to the attention output.
-SELECTIVE_AS_PUBLISHED = ("scores", "values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +216,24 @@ def recomputed_flops(block: Block, policy: str = "none") -> int:
     """
     segment, inside = parse(policy)
     products = matmuls(block)
-    return sum(products[name] for name in AGAIN[inside]) + (matmul_flops(block) if segment is not None else 0)
+    return sum(products.get(step, 0) for step in AGAIN[inside]) + (matmul_flops(block) if segment is not None else 0)
+
+
+def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
+    """The matmuls of a model forward and backward, and forward again where there are segments, as published.
+
+    >>> B, s, h, l, V = 4, 2048, 4096, 32, 51200
+    >>> exactly = 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
+    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == exactly
+    True
+
+    That is 96·Bslh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
+    Raises ValueError for counts below one and for a text that names no policy.
+    Source: Narayanan et al. 2021, equation 3.
+    """
+    passes = 3 if parse(policy)[0] is None else 4
+    logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)
+    return passes * checked_count("blocks", blocks, 1) * matmul_flops(block) + logits
 
 
 def six_n(parameters: int, tokens: int) -> int:

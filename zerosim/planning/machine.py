@@ -123,10 +123,8 @@ class Pace:
         """The clock when so much work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
         if self.factor == 1:
             return clock + work
-        if isinstance(work, np.ndarray):
-            fast = np.clip(self.from_seconds - clock, 0.0, work)
-            return (clock + fast) + self.factor * (work - fast)
-        fast = min(max(self.from_seconds - clock, 0), work)
+        left = self.from_seconds - clock
+        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
         return (clock + fast) + self.factor * (work - fast)
 
 
@@ -139,7 +137,7 @@ class Prices:
         self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
 
     def work(self, program: Program) -> Array:
-        """Nominal seconds of arithmetic before each row and after the last, (R + 1,) float64, rising from 0."""
+        """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
         machine, seconds = self.machine, np.zeros(len(program) + 1)
         rows = program.where(COMPUTE)
         np.maximum(program.first[rows] / (machine.peak_flops_per_second * machine.efficiency),
@@ -147,16 +145,14 @@ class Prices:
         seconds[rows + 1] = cost
         return np.cumsum(seconds, out=seconds)
 
-    def message(self, source: int, destination: int, nbytes: int) -> float:
+    def message(self, source: int, destination: int, nbytes: int) -> Seconds:
         """Seconds of one message; 0 from a rank to itself, which leaves no device."""
         if source == destination:
-            return 0.0
-        link = self.machine.network.link(source, destination)
-        seconds = link.latency_seconds + nbytes / link.bytes_per_second
-        return seconds * self._slow_links.get((source, destination), 1.0)
+            return 0
+        return self.messages(*(np.array([number]) for number in (source, destination, nbytes)))[0]
 
-    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> Array:
-        """Seconds of each message, (messages,) float64."""
+    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Seconds]:
+        """Seconds of each message, between ranks of two different devices."""
         network = self.machine.network
         seconds: Array = network.inside.latency_seconds + nbytes / network.inside.bytes_per_second
         if network.between is not None:
@@ -164,7 +160,8 @@ class Prices:
             seconds = np.where(network.crosses(sources, destinations), slow, seconds)
         for (source, destination), factor in self._slow_links.items():
             seconds[(sources == source) & (destinations == destination)] *= factor
-        return seconds
+        found: list[Seconds] = seconds.tolist()
+        return found
 
     def transfer(self, nbytes: int) -> float:
         """Seconds of one transfer between a device and its host, either way."""

@@ -52,8 +52,8 @@ from zerosim.planning.conventions import (
 )
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
-from zerosim.planning.hardware import Device, Hardware, Link, Network, overheads_nbytes, positive, presets, read
-from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
+from zerosim.planning.hardware import Device, Link, Network, overheads_nbytes, positive, presets, read
+from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
 from zerosim.planning.step import (
     Flow,
     Place,
@@ -291,9 +291,16 @@ class PlanConfig:
         return self.model.transformer is not None or len(self.model.units) > 1
 
     @property
+    def decoder(self) -> Transformer | None:
+        """The transformer whose activations and products are counted; None for an encoder-decoder, or without a shape.
+        """
+        transformer = self.model.transformer
+        return None if transformer is None or transformer.encoder_blocks else transformer
+
+    @property
     def has_activations(self) -> bool:
         """False where only a number of parameters is known, and for encoder-decoders."""
-        return self.model.transformer is not None and not self.model.transformer.encoder_blocks
+        return self.decoder is not None
 
     # -- a row --------------------------------------------------------------------------------------------------------
 
@@ -363,19 +370,18 @@ class PlanConfig:
 
     def transient_memory(self, stage: int, policy: str) -> TransientMemory:
         """Bytes that come and go in a step."""
-        flow, transformer = None, self.model.transformer
-        if self.has_activations and transformer is not None:
-            block = transformer.block(1, self.sequence, self.policy.compute_dtype.itemsize)
-            flow = Flow(block, transformer.blocks, transformer.vocabulary, policy)
+        flow = None
+        if self.decoder is not None:
+            block = self.decoder.block(1, self.sequence, self.policy.compute_dtype.itemsize)
+            flow = Flow(block, self.decoder.blocks, self.decoder.vocabulary, policy)
         return transient_memory(replace(self.job(stage, policy), micro_batches=min(2, self.micro_batches)), flow)
 
     def activations_nbytes(self, policy: str) -> int:
         """Activations, what is being made and the gradients that flow back, at their fullest; 0 where not known."""
-        transformer = self.model.transformer
-        if not self.has_activations or transformer is None:
+        if self.decoder is None:
             return 0
-        block = transformer.block(self.batch, self.sequence, self.policy.compute_dtype.itemsize)
-        return fullest_nbytes(block, transformer.blocks, transformer.vocabulary, policy)
+        block = self.decoder.block(self.batch, self.sequence, self.policy.compute_dtype.itemsize)
+        return fullest_nbytes(block, self.decoder.blocks, self.decoder.vocabulary, policy)
 
     def host_traffic(self, stage: int) -> HostTraffic | None:
         """Bytes that a rank moves to its host and back in a step; None without offload."""
@@ -405,9 +411,8 @@ class PlanConfig:
 
     def flops(self, policy: str) -> StepFlops:
         """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
-        transformer = self.model.transformer
-        if self.has_activations and transformer is not None:
-            one = step_flops(transformer, self.batch, self.sequence, policy)
+        if self.decoder is not None:
+            one = step_flops(self.decoder, self.batch, self.sequence, policy)
         else:
             forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
             one = StepFlops(forward, 2 * forward, 0)
@@ -417,16 +422,15 @@ class PlanConfig:
     def unit_seconds(self, job: Job, policy: str) -> dict[Place, float]:
         """Seconds of each unit's products at each of its places in a micro-batch; the embedding has none."""
         rate = self.device.flops_per_second_in(self.policy.compute) * self.utilization
-        transformer, found = self.model.transformer, dict[Place, float]()
-        if not self.has_activations or transformer is None:
+        found = dict[Place, float]()
+        if self.decoder is None:
             each = self.flops(policy).forward / job.micro_batches / rate / self.model.parameters
             for unit, length in enumerate(job.unit_lengths):
                 found["forward", unit], found["backward", unit] = each * length, 2 * (each * length)
             return found
-        block = transformer.block(self.batch, self.sequence)
+        block = self.decoder.block(self.batch, self.sequence)
         forward, again = matmul_flops(block), recomputed_flops(block, policy)
-        head = logits_flops(block, transformer.vocabulary)
-        units = [(0, 0), *[(forward, again)] * transformer.blocks, (head, 0)]
+        units = [(0, 0), *[(forward, again)] * self.decoder.blocks, (logits_flops(block, self.decoder.vocabulary), 0)]
         for unit, (forward, again) in enumerate(units):
             found["forward", unit] = forward / rate
             found["again", unit] = again / rate if job.recompute_units else 0.0
@@ -472,7 +476,7 @@ class PlanConfig:
         convention = convention_of(self.convention)
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
         if self.offload:
-            convention, state = on_device(convention), 0
+            convention, state = replace(convention, master=0, gradient_copy=0), 0
         return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)
 
@@ -517,17 +521,6 @@ class HostTraffic:
         there, back = (self.elements * each for each in (self.itemsize_to_host, self.itemsize_to_device))
         return self.link.seconds(there) + self.link.seconds(back) if self.nbytes else 0.0
 
-    @property
-    def nbytes_formula(self) -> str:
-        """``(2 there + 2 back) · 194,701,400``."""
-        return f"({self.itemsize_to_host} there + {self.itemsize_to_device} back) · {self.elements:,}"
-
-    @property
-    def seconds_formula(self) -> str:
-        """2α + n/β with its values."""
-        return (f"2 · {self.link.latency_seconds:g} + {self.nbytes:,} / {self.link.bytes_per_second:g} over "
-                f"{self.link.name}, beside nothing; the host's own arithmetic is not in it")
-
 
 def host_traffic(job: Job, link: Link) -> HostTraffic:
     """The transfers of a rank of this job when its optimizer's states are on the host.
@@ -535,19 +528,14 @@ def host_traffic(job: Job, link: Link) -> HostTraffic:
     >>> from zerosim.planning.closed_forms import STAGES
     >>> from zerosim.planning.hardware import link
     >>> moved = host_traffic(Job((10**9,), 8, STAGES[2]), link("pcie4"))
-    >>> moved.nbytes_formula, moved.nbytes
-    ('(2 there + 2 back) · 125,000,000', 500000000)
+    >>> moved.elements, moved.itemsize_to_host, moved.itemsize_to_device, moved.nbytes
+    (125000000, 2, 2, 500000000)
     """
     policy, states = job.policy, job.states
     gradient = policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype
     parameter = policy.compute_dtype.itemsize
     is_master = policy.compute_dtype == policy.master_dtype
     return HostTraffic(job.held(states.optimizer_sharded), gradient.itemsize + parameter * is_master, parameter, link)
-
-
-def on_device(convention: Convention) -> Convention:
-    """The convention without the bytes that rest on the host; the optimizer's own state rests there too."""
-    return replace(convention, master=0, gradient_copy=0)
 
 
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------
@@ -588,6 +576,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = Policy(_format(compute))
+    to_host = known.link(host_link) if host_link is not None else known.host_link(device) if offload else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
@@ -595,7 +584,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         network=known.network(ranks, link, nodes, between), policy=policy, stages=_stages(stage),
         recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
         convention=policy if convention == "zerosim" else convention, utilization=utilization, offload=offload,
-        host_link=_host_link(known, device, host_link, offload), overlap=overlap, prefetch=prefetch,
+        host_link=to_host, overlap=overlap, prefetch=prefetch,
         overheads=overheads)
 
 
@@ -632,12 +621,6 @@ def _path(asked: Any, what: str) -> str | Path:
     if isinstance(asked, str | Path):
         return asked
     raise ValueError(f"{what}={asked!r} must be a name or the path of a file, as a text")
-
-
-def _host_link(known: Hardware, device: str, host_link: str | None, offload: bool) -> Link | None:
-    if host_link is not None:
-        return known.link(host_link)
-    return known.host_link(device) if offload else None
 
 
 def _format(compute: str) -> str:

@@ -108,13 +108,13 @@ def _states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
 
 
 def _beside_states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
-    job, transformer = config.job(row.stage, row.recompute), config.model.transformer
+    job, decoder = config.job(row.stage, row.recompute), config.decoder
     padded = sum(job.padded_lengths)
-    if config.has_activations and transformer is not None:
-        block = transformer.block(config.batch, config.sequence, config.policy.compute_dtype.itemsize)
-        peak = activations.peak_nbytes(block, transformer.blocks, row.recompute)
-        logits = logits_nbytes(block, transformer.vocabulary, fp32_copy=False)
-        yield ("activations", f"{row.recompute} of n = {transformer.blocks} blocks, BLd = {block.stream:,}, BHL² = "
+    if decoder is not None:
+        block = decoder.block(config.batch, config.sequence, config.policy.compute_dtype.itemsize)
+        peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
+        logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
+        yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "
                f"{block.square:,}, keeps {peak.nbytes:,}; logits BLV and the loss are {logits:,}; at the fullest "
                "moment both, with the gradients that flow back", f"{row.activations_nbytes:,}")
     yield from _transient(config, row)
@@ -172,8 +172,11 @@ def _seconds(config: PlanConfig, row: Row) -> Iterator[Explanation]:
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
     moved = config.host_traffic(row.stage)
     if moved is not None:
-        yield ("to the host and back", moved.nbytes_formula, f"{row.host_transfer_nbytes_per_step:,}")
-        yield ("of that the seconds", moved.seconds_formula, f"{row.host_transfer_seconds:.4g} s")
+        yield ("to the host and back", f"({moved.itemsize_to_host} there + {moved.itemsize_to_device} back) · "
+               f"{moved.elements:,}", f"{moved.nbytes:,}")
+        yield ("of that the seconds", f"2 · {moved.link.latency_seconds:g} + {moved.nbytes:,} / "
+               f"{moved.link.bytes_per_second:g} over {moved.link.name}, beside nothing; the host's own arithmetic is "
+               "not in it", f"{row.host_transfer_seconds:.4g} s")
     yield ("step", "compute + exposed + update" + " + host" * (moved is not None), f"{row.step_seconds:.4g} s")
     yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
            f"{row.model_flops_utilization:.3f}")

@@ -1,20 +1,9 @@
 """A recorded run as plain tables: for each rank a program of rows, and what the rows point to; as JSON and back.
 
-Legend: N ranks, R rows of a program. A row is a code and three whole numbers, whose meaning the code decides:
+Legend: N ranks, R rows of a program. A row is a code and three whole numbers. `POINTERS` says which of them are numbers
+of a table's entries; the others are flops and nbytes of COMPUTE, and nbytes of HELD, negative where bytes go.
 
-    code            first            second       third
-    COMPUTE         flops            nbytes       path
-    HELD            nbytes (signed)  kind         name
-    COLLECTIVE      call             path         -
-    ISSUE           call             path         -
-    WAIT            call             path         -
-    MESSAGE         message          path         -
-    BEGIN, END      path             -            -
-    TRANSFER        transfer         path         -
-    TRANSFER_WAIT   transfer         path         -
-
-Paths, kinds and names are indices into `paths` and `words`; calls, messages and transfers into the tables of those
-names. A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
+A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
 """
 
 from __future__ import annotations
@@ -22,9 +11,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +21,12 @@ from zerosim.numerics.files import write_whole
 from zerosim.planning.cuts import checked_count
 
 COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)
+# By code, the tables that the three numbers point into; paths are names of spans, kinds and names are words.
+POINTERS: Mapping[int, tuple[str, str, str]] = {
+    COMPUTE: ("", "", "path"), HELD: ("", "kind", "name"), COLLECTIVE: ("call", "path", ""),
+    ISSUE: ("call", "path", ""), WAIT: ("call", "path", ""), MESSAGE: ("message", "path", ""),
+    BEGIN: ("path", "", ""), END: ("path", "", ""), TRANSFER: ("transfer", "path", ""),
+    TRANSFER_WAIT: ("transfer", "path", "")}
 # Where a rank's program may have to wait for others, or hands something to another stream.
 POINTS = (COLLECTIVE, ISSUE, WAIT, MESSAGE, TRANSFER, TRANSFER_WAIT)
 # What goes on beside the program from its issue on, and the row that waits for it.
@@ -39,6 +34,9 @@ ISSUES_OF_WAITS = {WAIT: ISSUE, TRANSFER_WAIT: TRANSFER}
 OFFLOAD = TO_HOST, TO_DEVICE = ("to host", "to device")
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """The program of one rank, or of several: R rows in columns, (R,) each, and bytes held by kind before the first."""
+    """The program of one rank, or of several: R rows in columns, (R,) each, and bytes held by kind before the first.
+
+    Programs of equal rows are equal.
+    """
 
     codes: Ints
     first: Ints
@@ -111,18 +112,27 @@ class Program:
     held_at_start: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        if not len(self.codes) == len(self.first) == len(self.second) == len(self.third):
-            raise ValueError(f"a program's columns must be equally long, got {len(self.codes)}, {len(self.first)}, "
-                             f"{len(self.second)} and {len(self.third)} rows")
+        if len(set(map(len, self.columns))) > 1:
+            raise ValueError("a program's columns must be equally long, got {}, {}, {} and {} rows".format(
+                *map(len, self.columns)))
+
+    @property
+    def columns(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The codes and the three numbers, (R,) each."""
+        return self.codes, self.first, self.second, self.third
 
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
     @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for equal programs."""
-        columns = (self.codes, self.first, self.second, self.third)
-        return (*(column.tobytes() for column in columns), tuple(sorted(self.held_at_start.items())))
+    def _key(self) -> tuple[Any, ...]:
+        return *(column.tobytes() for column in self.columns), tuple(sorted(self.held_at_start.items()))
 
     def where(self, *codes: int) -> Ints:
         """The numbers of the rows of these codes, rising."""
@@ -130,11 +140,14 @@ class Program:
 
     def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> Program:
         """The rows from ``low`` to before ``high``."""
-        here = slice(low, high)
-        return Program(self.codes[here], self.first[here], self.second[here], self.third[here], held_at_start)
+        codes, first, second, third = (column[low:high] for column in self.columns)
+        return Program(codes, first, second, third, held_at_start)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# -- a recording ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """A run of N ranks as data. Ranks that did the same share a program; ``program_of_rank`` says which, (N,).
 
@@ -151,7 +164,7 @@ class Recording:
     transfers: tuple[Transfer, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self)
+        _check(self)
 
     @property
     def ranks(self) -> int:
@@ -166,12 +179,6 @@ class Recording:
     def program(self, rank: int) -> Program:
         """The program of this rank."""
         return self.programs[self.program_of_rank[rank]]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recording) and _identity(self) == _identity(other)
-
-    def __hash__(self) -> int:
-        return hash(_identity(self))
 
     def on_ranks(self, ranks: int) -> Recording:
         """The same program on N ranks: where one recorded rank stands for all.
@@ -192,8 +199,7 @@ class Recording:
 
         Raises ValueError where a rank has no span of this name, or several, or waits inside for what was issued before.
         """
-        programs = tuple(_inside(self, program, span) for program in self.programs)
-        return replace(self, programs=programs)
+        return replace(self, programs=tuple(_inside(self, program, span) for program in self.programs))
 
 
 def _inside(recording: Recording, program: Program, span: str) -> Program:
@@ -213,39 +219,41 @@ def _inside(recording: Recording, program: Program, span: str) -> Program:
     for wait, issue in ISSUES_OF_WAITS.items():
         orphans = set(part.first[part.where(wait)].tolist()) - set(part.first[part.where(issue)].tolist())
         if orphans:
-            found = named(recording, wait, min(orphans))
+            found = _awaited(recording, wait, min(orphans))
             raise ValueError(f"inside the span {span!r} a rank waits for {found} that was issued before it; take a "
                              "span that holds both")
     return part
 
 
-def _identity(recording: Recording) -> tuple[Any, ...]:
-    return (tuple(program.key for program in recording.programs), recording.program_of_rank, recording.calls,
-            recording.messages, recording.paths, recording.words, recording.transfers)
+def _awaited(recording: Recording, wait: int, index: int) -> str:
+    """The name of what a row waits for: a collective's operation, or what a transfer carries where."""
+    if wait == WAIT:
+        return f"the {recording.calls[index].shape.operation} of call {index}"
+    return f"the transfer of {recording.transfers[index].kind} {recording.transfers[index].direction}"
+
+
+def shown(group: tuple[int, ...]) -> str:
+    """Ranks in a sentence; of many, the first, the last and how many."""
+    return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
 
 
 # -- what must hold of a recording before anything is made of it, whoever wrote its file ------------------------------
 
 
-def check(recording: Recording) -> None:
+def _check(recording: Recording) -> None:
     """Raises ValueError with the first thing that is wrong."""
-    _check_ranks(recording)
-    _check_kinds(recording)
-    for program in recording.programs:
-        _check_pointers(recording, program)
-        _check_spans(recording, program)
-        _check_waits(recording, program)
-    _check_members(recording)
-
-
-def _check_ranks(recording: Recording) -> None:
     used = set(recording.program_of_rank)
     if not used or used != set(range(len(recording.programs))):
         raise ValueError(f"a recording needs ranks, each with one of its {len(recording.programs)} programs, and none "
                          f"that nobody runs; found programs {sorted(used)} in use")
+    _check_fields(recording)
+    for program in recording.programs:
+        _check_pointers(recording, program)
+        _check_waits(recording, program)
+    _check_members(recording)
 
 
-def _check_kinds(recording: Recording) -> None:
+def _check_fields(recording: Recording) -> None:
     """Raises ValueError for a field of a table that is not of its kind."""
     shapes = {id(call.shape): call.shape for call in recording.calls}.values()  # of many calls few, and shared
     texts = [*recording.words, *(name for path in recording.paths for name in path),
@@ -264,30 +272,23 @@ def _check_kinds(recording: Recording) -> None:
             checked_count("a number of a recorded message", number, 0)
 
 
-def _check_spans(recording: Recording, program: Program) -> None:
-    """Raises ValueError for a span without a name."""
+def _check_pointers(recording: Recording, program: Program) -> None:
+    """Raises ValueError for an unknown code, for a number beyond its table, and for a span without a name."""
+    lengths = {"call": len(recording.calls), "message": len(recording.messages), "path": len(recording.paths),
+               "kind": len(recording.words), "name": len(recording.words), "transfer": len(recording.transfers)}
+    if unknown := set(program.codes.tolist()) - set(CODES):
+        row = program.where(*unknown)[0]
+        raise ValueError(f"row {row} points to code {program.codes[row]}, of which there are {len(CODES)}")
+    for place, column in enumerate((program.first, program.second, program.third)):
+        for table in dict.fromkeys(tables[place] for tables in POINTERS.values() if tables[place]):
+            rows = program.where(*(code for code, tables in POINTERS.items() if tables[place] == table))
+            wrong = rows[(column[rows] < 0) | (column[rows] >= lengths[table])]
+            if len(wrong):
+                raise ValueError(f"row {wrong[0]} points to {table} {column[wrong[0]]}, of which there are "
+                                 f"{lengths[table]}")
     for path in set(program.first[program.where(BEGIN, END)].tolist()):
         if not recording.paths[path]:
             raise ValueError(f"a span begins or ends at path {path}, which is empty; the last word of one is its name")
-
-
-def _check_pointers(recording: Recording, program: Program) -> None:
-    """Raises ValueError for an unknown code and for an index beyond its table."""
-    def within(what: str, column: Ints, codes: tuple[int, ...], length: int) -> None:
-        rows = program.where(*codes)
-        wrong = rows[(column[rows] < 0) | (column[rows] >= length)]
-        if len(wrong):
-            raise ValueError(f"row {wrong[0]} points to {what} {column[wrong[0]]}, of which there are {length}")
-
-    within("code", program.codes, tuple(set(program.codes.tolist()) - set(CODES)), len(CODES))
-    within("call", program.first, (COLLECTIVE, ISSUE, WAIT), len(recording.calls))
-    within("message", program.first, (MESSAGE,), len(recording.messages))
-    within("transfer", program.first, (TRANSFER, TRANSFER_WAIT), len(recording.transfers))
-    within("path", program.first, (BEGIN, END), len(recording.paths))
-    within("path", program.second, POINTS, len(recording.paths))
-    within("path", program.third, (COMPUTE,), len(recording.paths))
-    within("kind", program.second, (HELD,), len(recording.words))
-    within("name", program.third, (HELD,), len(recording.words))
 
 
 def _check_waits(recording: Recording, program: Program) -> None:
@@ -297,14 +298,15 @@ def _check_waits(recording: Recording, program: Program) -> None:
         for row, code, index in zip(rows.tolist(), program.codes[rows].tolist(), program.first[rows].tolist(),
                                     strict=True):
             if code == issue and index in waited:
-                raise ValueError(f"row {row} issues {named(recording, wait, index)} a second time")
+                raise ValueError(f"row {row} issues {_awaited(recording, wait, index)} a second time")
             if code == wait and waited.get(index, True):
-                raise ValueError(f"row {row} waits for {named(recording, wait, index)} that is not issued before "
+                raise ValueError(f"row {row} waits for {_awaited(recording, wait, index)} that is not issued before "
                                  "it, or that was waited for already")
             waited[index] = code == wait
 
 
 def _check_members(recording: Recording) -> None:
+    """Raises ValueError for a rank that takes part in a call of others."""
     members = [frozenset(call.group) for call in recording.calls]
     of_program = [set(p.first[p.where(COLLECTIVE, ISSUE, WAIT)].tolist()) for p in recording.programs]
     for rank, program in enumerate(recording.program_of_rank):
@@ -314,29 +316,19 @@ def _check_members(recording: Recording) -> None:
                                  f"{shown(recording.calls[call].group)}, and is none of them")
 
 
-def named(recording: Recording, wait: int, index: int) -> str:
-    """The name of what a row waits for: a collective's operation, or what a transfer carries where."""
-    if wait == WAIT:
-        return f"the {recording.calls[index].shape.operation} of call {index}"
-    return f"the transfer of {recording.transfers[index].kind} {recording.transfers[index].direction}"
-
-
-def shown(group: tuple[int, ...]) -> str:
-    """Ranks in a sentence; of many, the first, the last and how many."""
-    return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
-
-
 # -- from the traces of a run to tables: rows are known by the names of their classes and attributes alone ------------
-# A trace is anything with ``rows``. What is read of them: ``Compute.flops, nbytes, span``; ``Held.kind, name, nbytes``;
-# ``Collective.call, span, asynchronous``; ``Issue.call``; ``Wait.call``; ``Message.destination, source, sent_nbytes,
-# purpose, span``; ``SpanBegin.path``, ``SpanEnd.path``; of a call its ``operation, algorithm, cut, dtype, wire_dtype,
-# root, group, communicator, number, purpose``. Of offload, which the engine does not have yet: ``Transfer.transfer,
-# span``; ``TransferWait.transfer``; and of a transfer its ``direction`` ("to host", "to device"), ``kind, nbytes,
-# number``.
 
 
 Entry = TypeVar("Entry", bound=Hashable)
 Numbers = tuple[int, int, int, int]  # code, first, second, third
+
+
+class Numbering(dict[Entry, int]):
+    """The number of each entry, in the order in which they first come."""
+
+    def __missing__(self, entry: Entry) -> int:
+        self[entry] = len(self)
+        return self[entry]
 
 
 class TraceLike(Protocol):
@@ -351,17 +343,6 @@ class TraceLike(Protocol):
         """Bytes by kind."""
 
 
-class Numbering(Generic[Entry]):
-    """Entries by number, each once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Entry, int] = {}
-
-    def number(self, entry: Entry) -> int:
-        """The entry's number; it gets one if it has none."""
-        return self.numbers.setdefault(entry, len(self.numbers))
-
-
 class Recorder:
     """Turns one trace after another into programs that share tables."""
 
@@ -371,10 +352,10 @@ class Recorder:
         self.transfers: Numbering[Transfer] = Numbering()
         self.paths: Numbering[tuple[str, ...]] = Numbering()
         self.words: Numbering[str] = Numbering()
+        self.path = 0  # of the latest collective: its Issue has none of its own
         self._call_numbers: dict[Hashable, int] = {}
         self._shapes: dict[Shape, Shape] = {}
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
-        self._path = 0
 
     def program(self, trace: TraceLike) -> Program:
         """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
@@ -415,52 +396,30 @@ class Recorder:
                              f"beside {self.calls[number].shape}; record traces of one run")
         return number
 
-    # -- one method for each class of rows ----------------------------------------------------------------------------
-
-    def compute(self, row: Any) -> Numbers:
-        return COMPUTE, row.flops, row.nbytes, self.paths.number(row.span)
-
-    def held(self, row: Any) -> Numbers:
-        return HELD, row.nbytes, self.words.number(row.kind), self.words.number(row.name)
-
     def collective(self, row: Any) -> Numbers | None:
-        """Collective; of an asynchronous one it is the Issue that counts, which follows and has no span of its own."""
-        self._path = self.paths.number(row.span)
-        return None if row.asynchronous else (COLLECTIVE, self.call(row.call), self._path, 0)
+        """The row of a collective; of an asynchronous one it is the Issue that counts, which follows."""
+        self.path = self.paths[row.span]
+        return None if row.asynchronous else (COLLECTIVE, self.call(row.call), self.path, 0)
 
-    def issue(self, row: Any) -> Numbers:
-        return ISSUE, self.call(row.call), self._path, 0
-
-    def wait(self, row: Any) -> Numbers:
-        """Wait. It has no span of its own; an empty path stands for that."""
-        return WAIT, self.call(row.call), self.paths.number(()), 0
-
-    def message(self, row: Any) -> Numbers:
-        """An exchange of the program's own; equal ones have one number."""
-        found = RecordedMessage(row.destination, row.source, row.sent_nbytes, row.purpose)
-        return MESSAGE, self.messages.number(found), self.paths.number(row.span), 0
-
-    def transfer(self, row: Any) -> Numbers:
-        return TRANSFER, self._transfer(row.transfer), self.paths.number(row.span), 0
-
-    def transfer_wait(self, row: Any) -> Numbers:
-        """TransferWait. It has no span of its own, as Wait has none."""
-        return TRANSFER_WAIT, self._transfer(row.transfer), self.paths.number(()), 0
-
-    def _transfer(self, found: Any) -> int:
-        return self.transfers.number(Transfer(found.direction, found.kind, int(found.nbytes), found.number))
-
-    def begin(self, row: Any) -> Numbers:
-        return BEGIN, self.paths.number(row.path), 0, 0
-
-    def end(self, row: Any) -> Numbers:
-        return END, self.paths.number(row.path), 0, 0
+    def transfer(self, row: Any) -> int:
+        """The number of a row's transfer."""
+        moved = row.transfer
+        return self.transfers[Transfer(moved.direction, moved.kind, int(moved.nbytes), moved.number)]
 
 
+# What is read of a row, by the name of its class. Waits have no span of their own: an empty path stands for that.
 READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
-    "Compute": Recorder.compute, "Held": Recorder.held, "Collective": Recorder.collective, "Issue": Recorder.issue,
-    "Wait": Recorder.wait, "Message": Recorder.message, "SpanBegin": Recorder.begin, "SpanEnd": Recorder.end,
-    "Transfer": Recorder.transfer, "TransferWait": Recorder.transfer_wait}
+    "Compute": lambda to, row: (COMPUTE, row.flops, row.nbytes, to.paths[row.span]),
+    "Held": lambda to, row: (HELD, row.nbytes, to.words[row.kind], to.words[row.name]),
+    "Collective": Recorder.collective,
+    "Issue": lambda to, row: (ISSUE, to.call(row.call), to.path, 0),
+    "Wait": lambda to, row: (WAIT, to.call(row.call), to.paths[()], 0),
+    "Message": lambda to, row: (MESSAGE, to.messages[
+        RecordedMessage(row.destination, row.source, row.sent_nbytes, row.purpose)], to.paths[row.span], 0),
+    "SpanBegin": lambda to, row: (BEGIN, to.paths[row.path], 0, 0),
+    "SpanEnd": lambda to, row: (END, to.paths[row.path], 0, 0),
+    "Transfer": lambda to, row: (TRANSFER, to.transfer(row), to.paths[row.span], 0),
+    "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row), to.paths[()], 0)}
 
 
 def record(traces: Iterable[TraceLike]) -> Recording:
@@ -468,13 +427,10 @@ def record(traces: Iterable[TraceLike]) -> Recording:
 
     Raises ValueError for no traces, for rows of unknown classes, and for ranks that disagree about a call.
     """
-    recorder, programs, of_rank = Recorder(), dict[Any, tuple[int, Program]](), []
-    for trace in traces:
-        program = recorder.program(trace)
-        of_rank.append(programs.setdefault(program.key, (len(programs), program))[0])
-    return Recording(tuple(program for _, program in programs.values()), tuple(of_rank), tuple(recorder.calls),
-                     tuple(recorder.messages.numbers), tuple(recorder.paths.numbers), tuple(recorder.words.numbers),
-                     tuple(recorder.transfers.numbers))
+    recorder, programs = Recorder(), Numbering[Program]()
+    of_rank = tuple(programs[recorder.program(trace)] for trace in traces)
+    return Recording(tuple(programs), of_rank, tuple(recorder.calls), tuple(recorder.messages), tuple(recorder.paths),
+                     tuple(recorder.words), tuple(recorder.transfers))
 
 
 # -- as JSON and back: small enough to keep, readable by any program, checked when it is read -------------------------
@@ -488,25 +444,26 @@ FORMAT, VERSION = "zerosim recording", 1
 # Of the codes, in order: compute, held, collective ("gather"), issue, wait, message, begin, end, transfer, its arrival.
 LETTERS = "CHGIWMBETA"
 COLUMNS = ("first", "second", "third")
-SHAPE = [item.name for item in fields(Shape)]
 
 
 def to_plain(recording: Recording) -> dict[str, Any]:
     """The recording as dicts, lists, strings and whole numbers."""
-    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(call.shape for call in recording.calls))}
-    groups = {group: number for number, group in enumerate(dict.fromkeys(call.group for call in recording.calls))}
+    shapes, groups = Numbering[Shape](), Numbering[tuple[int, ...]]()
+    calls = [[shapes[call.shape], groups[call.group], list(call.communicator), call.number, call.purpose]
+             for call in recording.calls]
     return {
         "format": FORMAT, "version": VERSION,
         "program_of_rank": list(recording.program_of_rank),
-        "programs": [_program_to_plain(program) for program in recording.programs],
-        "calls": [[shapes[call.shape], groups[call.group], list(call.communicator), call.number, call.purpose]
-                  for call in recording.calls],
-        "shapes": [{name: getattr(shape, name) for name in SHAPE} | {"cut": list(shape.cut)} for shape in shapes],
+        "programs": [{"rows": "".join(LETTERS[code] for code in program.codes.tolist()),
+                      **{name: getattr(program, name).tolist() for name in COLUMNS},
+                      "held_at_start": dict(program.held_at_start)} for program in recording.programs],
+        "calls": calls,
+        "shapes": [asdict(shape) | {"cut": list(shape.cut)} for shape in shapes],
         "groups": [list(group) for group in groups],
-        "messages": [[m.destination, m.source, m.nbytes, m.purpose] for m in recording.messages],
+        "messages": [list(astuple(message)) for message in recording.messages],
         "paths": [list(path) for path in recording.paths],
         "words": list(recording.words),
-        "transfers": [[one.direction, one.kind, one.nbytes, one.number] for one in recording.transfers],
+        "transfers": [list(astuple(transfer)) for transfer in recording.transfers],
     }
 
 
@@ -521,7 +478,7 @@ def from_plain(plain: Any) -> Recording:
         shapes = [Shape(**{**shape, "cut": tuple(shape["cut"])}) for shape in plain["shapes"]]
         groups = [tuple(group) for group in plain["groups"]]
         return Recording(
-            tuple(_program_from_plain(program) for program in plain["programs"]),
+            tuple(_program(program) for program in plain["programs"]),
             tuple(plain["program_of_rank"]),
             tuple(RecordedCall(shapes[shape], groups[group], tuple(communicator), number, purpose)
                   for shape, group, communicator, number, purpose in plain["calls"]),
@@ -532,6 +489,15 @@ def from_plain(plain: Any) -> Recording:
         raise ValueError(f"this recording lacks {error}; it is cut short, or not written by save()") from None
     except (TypeError, IndexError, OverflowError) as error:
         raise ValueError(f"this recording cannot be read: {error}; it was changed since save() wrote it") from None
+
+
+def _program(plain: Any) -> Program:
+    codes = dict(zip(LETTERS, CODES, strict=True))
+    if unknown := set(plain["rows"]) - set(codes):
+        raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
+    first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
+    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
+                   dict(plain["held_at_start"]))
 
 
 def save(recording: Recording, path: str | Path) -> Path:
@@ -559,19 +525,3 @@ def load(path: str | Path) -> Recording:
         return from_plain(plain)
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from None
-
-
-def _program_to_plain(program: Program) -> dict[str, Any]:
-    return {"rows": "".join(LETTERS[code] for code in program.codes.tolist()),
-            **{name: getattr(program, name).tolist() for name in COLUMNS},
-            "held_at_start": dict(program.held_at_start)}
-
-
-def _program_from_plain(plain: Any) -> Program:
-    codes = dict(zip(LETTERS, CODES, strict=True))
-    unknown = set(plain["rows"]) - set(codes)
-    if unknown:
-        raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
-    first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
-    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
-                   dict(plain["held_at_start"]))

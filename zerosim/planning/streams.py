@@ -25,7 +25,6 @@ chunks are equal it ends so long after the last arrival, and for all members at 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ from zerosim.planning.recording import (
     OFFLOAD,
     POINTS,
     TRANSFER,
-    Program,
     RecordedCall,
     RecordedMessage,
     Recording,
@@ -50,36 +48,6 @@ from zerosim.planning.recording import (
 )
 
 # -- inside a collective ----------------------------------------------------------------------------------------------
-
-
-# Up to so many messages in a step, plain Python is faster than NumPy's calls.
-FEW_MESSAGES = 24
-
-
-@dataclass(frozen=True, slots=True)
-class PricedLevel:
-    """Messages that go at once, so often: places of both ends in the group, and seconds, (messages,) each."""
-
-    sources: Sequence[int]
-    destinations: Sequence[int]
-    seconds: Any
-    times: int
-
-    @property
-    def messages(self) -> Iterator[tuple[int, int, Seconds]]:
-        """(source, destination, seconds) of each message."""
-        seconds = self.seconds.tolist() if isinstance(self.seconds, np.ndarray) else self.seconds
-        return zip(self.sources, self.destinations, seconds, strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class TimedHop:
-    """One message of a collective: from when to when, between which ranks."""
-
-    source: int
-    destination: int
-    start_seconds: Seconds
-    end_seconds: Seconds
 
 
 def schedule(shape: Shape) -> Iterator[Level]:
@@ -95,126 +63,92 @@ def schedule(shape: Shape) -> Iterator[Level]:
     yield from levels(shape.operation, shape.algorithm, vector)
 
 
-def steps_of(call: RecordedCall, prices: Prices) -> list[PricedLevel]:
-    """The call's messages with their prices."""
-    group, found = np.array(call.group, np.int64), []
-    for level in schedule(call.shape):
-        seconds = prices.messages(group[level.sources], group[level.destinations], level.nbytes)
-        found.append(PricedLevel(level.sources.tolist(), level.destinations.tolist(), seconds, level.times))
-    return found
+@dataclass(frozen=True, slots=True)
+class PricedLevel:
+    """Messages that go at once, so often: the places of both ends in the group, and the seconds of each."""
+
+    messages: Sequence[tuple[int, int, Seconds]]
+    times: int
 
 
-def by_message(ready: Sequence[Seconds], steps: Sequence[PricedLevel]) -> list[Seconds]:
-    """The times at which members are done, (N,), given when each is ready, (N,); one message after another."""
-    now = list(ready)
-    for step in steps:
-        messages = list(step.messages)
-        for _ in range(step.times):
-            before = now.copy()
-            for source, destination, cost in messages:
-                a, b = before[source], before[destination]
-                end = (a if a > b else b) + cost
-                if end > now[source]:
-                    now[source] = end
-                if end > now[destination]:
-                    now[destination] = end
-    return now
+@dataclass(frozen=True, slots=True)
+class TimedHop:
+    """One message of a collective: from when to when, between which ranks."""
+
+    source: int
+    destination: int
+    start_seconds: Seconds
+    end_seconds: Seconds
 
 
-def by_step(ready: Sequence[float], steps: Sequence[PricedLevel]) -> list[float]:
-    """The same in float64, all messages of a step at once; bit-equal to `by_message`."""
-    now = np.array(ready, np.float64)
-    for step in steps:
-        sources, destinations = np.array(step.sources), np.array(step.destinations)
-        for _ in range(step.times):
-            ends = np.maximum(now[sources], now[destinations]) + step.seconds
-            # In one step no member sends twice, or receives twice: each index stands once.
-            now[sources] = np.maximum(now[sources], ends)
-            now[destinations] = np.maximum(now[destinations], ends)
-    found: list[float] = now.tolist()
-    return found
-
-
-def origins_by_message(ready: Sequence[Seconds], steps: Sequence[PricedLevel]) -> list[int]:
-    """The place at which the longest chain of messages to each member begins, (N,)."""
+def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel]) -> tuple[list[Seconds], list[int]]:
+    """The times at which members are done, (N,), given when each is ready, (N,); and the places, (N,), at which the
+    longest chain of messages to each begins."""
     now, places = list(ready), list(range(len(ready)))
-    for step in steps:
-        messages = list(step.messages)
-        for _ in range(step.times):
-            before, origins = now.copy(), places.copy()
-            for source, destination, cost in messages:
+    for level in priced:
+        for _ in range(level.times):
+            before, chains = now.copy(), places.copy()
+            for source, destination, seconds in level.messages:
                 later = source if before[source] >= before[destination] else destination
+                end = before[later] + seconds
                 for place in (source, destination):
-                    if before[later] + cost > now[place]:
-                        now[place], places[place] = before[later] + cost, origins[later]
-    return places
-
-
-def origins_by_step(ready: Sequence[float], steps: Sequence[PricedLevel]) -> list[int]:
-    """The same, all messages of a step at once; of chains that are equally long it may take another."""
-    now, places = np.array(ready, np.float64), np.arange(len(ready))
-    for step in steps:
-        sources, destinations = np.array(step.sources), np.array(step.destinations)
-        for _ in range(step.times):
-            a, b = now[sources], now[destinations]
-            ends, origins = np.maximum(a, b) + step.seconds, np.where(a >= b, places[sources], places[destinations])
-            for ranks in (sources, destinations):
-                is_later = ends > now[ranks]
-                now[ranks[is_later]], places[ranks[is_later]] = ends[is_later], origins[is_later]
-    found: list[int] = places.tolist()
-    return found
+                    if end > now[place]:
+                        now[place], places[place] = end, chains[later]
+    return now, places
 
 
 class Collectives:
     """The collectives of one replay; what is the same for many calls is worked out once."""
 
-    def __init__(self, prices: Prices, *, few_messages: float = FEW_MESSAGES) -> None:
-        self.prices, self.few_messages = prices, few_messages
-        self._steps = lru_cache(maxsize=256)(
-            lambda shape, group: steps_of(RecordedCall(shape, group, (), 0, ""), prices))
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._priced: dict[tuple[Shape, tuple[int, ...]], list[PricedLevel]] = {}
         self._together: dict[tuple[Shape, tuple[int, ...]], list[Seconds]] = {}
 
-    def steps(self, call: RecordedCall) -> list[PricedLevel]:
+    def priced(self, call: RecordedCall) -> list[PricedLevel]:
         """The call's messages with their prices."""
-        found: list[PricedLevel] = self._steps(call.shape, call.group)
-        return found
+        key = call.shape, call.group
+        if key not in self._priced:
+            group = np.array(call.group, np.int64)
+            self._priced[key] = [PricedLevel([*zip(
+                level.sources.tolist(), level.destinations.tolist(),
+                self.prices.messages(group[level.sources], group[level.destinations], level.nbytes), strict=True)],
+                level.times) for level in schedule(call.shape)]
+        return self._priced[key]
 
     def ends(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[Seconds]:
         """The times at which members are done, (N,), in the group's order, given when each arrives, (N,).
 
         Times are counted from the last arrival, so that calls at which all arrive together cost the same each time.
         """
-        last = max(arrivals)
-        if all(arrival == last for arrival in arrivals):
-            key = call.shape, call.group
-            if key not in self._together:
-                self._together[key] = self._run(call, [last - last] * len(arrivals))
-            return [last + seconds for seconds in self._together[key]]
-        return [last + seconds for seconds in self._run(call, [arrival - last for arrival in arrivals])]
-
-    def _run(self, call: RecordedCall, ready: Sequence[Seconds]) -> list[Seconds]:
-        steps = self.steps(call)
-        if len(ready) <= self.few_messages:
-            return by_message(ready, steps)
-        return by_step(ready, steps)
+        last, key = max(arrivals), (call.shape, call.group)
+        together = all(arrival == last for arrival in arrivals)
+        found = self._together.get(key) if together else None
+        if found is None:
+            found, _ = self._meet(call, arrivals)
+        if together:
+            self._together[key] = found
+        return [last + seconds for seconds in found]
 
     def origin(self, call: RecordedCall, arrivals: Sequence[Seconds], member: int) -> int:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
+        return self._meet(call, arrivals)[1][member]
+
+    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> tuple[list[Seconds], list[int]]:
         last = max(arrivals)
-        origins = origins_by_message if len(arrivals) <= self.few_messages else origins_by_step
-        return origins([arrival - last for arrival in arrivals], self.steps(call))[member]
+        return meet([arrival - last for arrival in arrivals], self.priced(call))
 
     def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
         last, hops = max(arrivals), []
         now: list[Seconds] = [arrival - last for arrival in arrivals]
-        for step in self.steps(call):
-            for _ in range(step.times):
-                for source, destination, cost in step.messages:
+        for level in self.priced(call):
+            for _ in range(level.times):
+                for source, destination, seconds in level.messages:
                     start = max(now[source], now[destination])
                     ends = call.group[source], call.group[destination]
-                    hops.append(TimedHop(*ends, last + start, last + (start + cost)))
-                now = by_message(now, [PricedLevel(step.sources, step.destinations, step.seconds, 1)])
+                    hops.append(TimedHop(*ends, last + start, last + (start + seconds)))
+                now, _ = meet(now, [PricedLevel(level.messages, 1)])
         return hops
 
 
@@ -262,8 +196,9 @@ class StreamPart:
 class Lane:
     """One rank: its points, when its program reached each and went on from each, and its parts in the order of issue.
 
-    ``work`` are the nominal seconds of arithmetic before each point, ``part_at`` the part that it issues or waits for,
-    ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by code and number.
+    ``work`` are the nominal seconds of arithmetic before each point and in all, ``part_at`` the part that it issues or
+    waits for at each, ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by
+    code and number.
     """
 
     rank: int
@@ -307,12 +242,6 @@ class Lane:
         return self.pace.after(self.resumed[-1], work - self.work[passed - 1])
 
 
-def points_of(program: Program) -> list[Point]:
-    """Every point of a program, in order."""
-    rows = program.where(*POINTS)
-    return list(zip(rows.tolist(), program.codes[rows].tolist(), program.first[rows].tolist(), strict=True))
-
-
 # -- all ranks --------------------------------------------------------------------------------------------------------
 
 
@@ -325,12 +254,15 @@ class Streams:
     ``works`` are the nominal seconds of arithmetic before each row of each program, and after its last.
     """
 
-    def __init__(self, recording: Recording, prices: Prices, collectives: Collectives) -> None:
-        self.recording, self.prices, self.collectives = recording, prices, collectives
-        self.works: list[Any] = [prices.work(program) for program in recording.programs]
-        points = [points_of(program) for program in recording.programs]
-        at_points = [[float(work[row]) if hasattr(work, "dtype") else work[row] for row, _, _ in rows]
-                     for work, rows in zip(self.works, points, strict=True)]
+    def __init__(self, recording: Recording, prices: Prices) -> None:
+        self.recording, self.prices, self.collectives = recording, prices, Collectives(prices)
+        self.works, points, at_points = [], [], []
+        for program in recording.programs:
+            work, rows = prices.work(program), program.where(*POINTS)
+            self.works.append(work)
+            points.append([*zip(rows.tolist(), program.codes[rows].tolist(), program.first[rows].tolist(),
+                                strict=True)])
+            at_points.append(work[[*rows, -1]].tolist())
         self.lanes = [Lane(rank, points[program], at_points[program], prices.pace(rank))
                       for rank, program in enumerate(recording.program_of_rank)]
         self._places = [{rank: place for place, rank in enumerate(call.group)} for call in recording.calls]
@@ -345,8 +277,7 @@ class Streams:
         if stuck:
             raise ValueError(self._explained(stuck))
         for lane in self.lanes:
-            total = self.works[self.recording.program_of_rank[lane.rank]][-1]
-            lane.end = lane.clock_at(float(total) if hasattr(total, "dtype") else total)
+            lane.end = lane.clock_at(lane.work[-1])
 
     def _advance(self, lane: Lane) -> None:
         """Runs one program until it waits for what is not done, or to its end."""

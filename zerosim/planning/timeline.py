@@ -18,7 +18,6 @@ from zerosim.planning.streams import (
     COMMUNICATION,
     COMPUTATION,
     STREAMS,
-    Collectives,
     Lane,
     StreamPart,
     Streams,
@@ -92,8 +91,7 @@ def replay(recording: Recording, machine: Machine) -> "Timeline":
     issue.
     """
     machine.check_ranks(recording.ranks)
-    prices = Prices(machine)
-    streams = Streams(recording, prices, Collectives(prices))
+    streams = Streams(recording, Prices(machine))
     streams.run()
     return Timeline(recording, machine, streams)
 
@@ -183,15 +181,13 @@ class Timeline:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def clocks(self, rank: int) -> Any:
-        """The times at which the rank's program came to each row, and to its end, (R + 1,) float64."""
+    def clocks(self, rank: int) -> Array:
+        """The times at which the rank's program came to each row, and to its end, (R + 1,)."""
         lane, work = self.lanes[rank], self._works[self.recording.program_of_rank[rank]]
-        rows = [row for row, _, _ in lane.points]
-        passed = np.searchsorted(rows, np.arange(len(work)))  # points before each row
-        since, base = [0, *lane.resumed], [0, *lane.work]
-        if not isinstance(work, np.ndarray):
-            return [lane.pace.after(since[k], work[row] - base[k]) for row, k in enumerate(passed.tolist())]
-        return lane.pace.after(np.array(since, np.float64)[passed], work - np.array(base, np.float64)[passed])
+        passed = np.searchsorted([row for row, _, _ in lane.points], np.arange(len(work)))  # points before each row
+        since, base = (np.array([0, *seconds], work.dtype)[passed] for seconds in (lane.resumed, lane.work))
+        clocks: Array = lane.pace.after(since, work - base)
+        return clocks
 
     def events(self, rank: int) -> list[TimelineEvent]:
         """The events of a rank on its streams: arithmetic row by row, then collectives and messages, then transfers to
@@ -211,9 +207,7 @@ class Timeline:
     def _of_rank(self, rank: int) -> tuple[list[Seconds], Any]:
         """The rank's clocks as a list, and its rows of arithmetic."""
         if rank not in self._ranks_seen:
-            clocks = self.clocks(rank)
-            self._ranks_seen[rank] = (clocks.tolist() if isinstance(clocks, np.ndarray) else clocks,
-                                      self.recording.program(rank).where(COMPUTE))
+            self._ranks_seen[rank] = self.clocks(rank).tolist(), self.recording.program(rank).where(COMPUTE)
         return self._ranks_seen[rank]
 
     def part_event(self, part: StreamPart) -> TimelineEvent:

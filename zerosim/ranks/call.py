@@ -9,12 +9,12 @@ Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundar
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from types import EllipsisType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -353,16 +353,24 @@ class PendingExchange:
 Pending = PendingCall | PendingExchange
 
 
-class Backend(Protocol):
-    """The way between ranks, as one rank's program sees it: the in-process hub, or a process of MPI or NCCL."""
+class Backend:
+    """The way between ranks in one run: the in-process hub, or a process of MPI or NCCL.
 
-    @property
-    def knows_the_others(self) -> bool:
-        """False where one rank stands for all."""
+    What a backend has no use for, it inherits from here: these methods do nothing.
+    """
+
+    knows_the_others = True  # False where one rank stands for all
+    results: Sequence[Any]  # of the ranks that run here
 
     @property
     def library(self) -> str | None:
         """The library whose collectives ``algorithm="native"`` asks for, MPI or NCCL; None where there is none."""
+        return None
+
+    # -- for a rank's program, as `Rank` asks -------------------------------------------------------------------------
+
+    def check_use(self, rank: int) -> None:
+        """Raises RankUseError unless the caller is the rank's own running program."""
 
     def issue(self, rank: int, me: Pending) -> None:
         """Takes the rank's part and returns at once."""
@@ -375,9 +383,16 @@ class Backend(Protocol):
 
     def progress(self) -> bool:
         """Lets what is under way go on; True if anything moved. Asked after each piece of a program's arithmetic."""
+        return False
 
-    def check_use(self, rank: int) -> None:
-        """Raises RankUseError unless the caller is the rank's own running program."""
+    # -- for the cluster ----------------------------------------------------------------------------------------------
+
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[Any, None, None]:
+        """Runs the programs of the ranks that are here to their end; yields what is watched."""
+        raise NotImplementedError
+
+    def release(self, error: BaseException) -> None:
+        """After a failure: clears what the error's frames would keep in memory."""
 
 
 # -- Checks of what a program hands to a collective: what was asked, what was found, what to do ----------------------

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
 from zerosim.numerics.arrays import has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Backend, Call, Group, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.call import Backend, Call, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.errors import AsymmetryError, RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, RunOptions, Transport, Watch, sent_by
 from zerosim.ranks.memory import Memories, Memory
@@ -69,20 +69,6 @@ class Run:
 Events = Generator[HopEvent | CollectiveEvent, None, None]
 
 
-class RunBackend(Backend, Protocol):
-    """A backend as the cluster sees it: for one run."""
-
-    @property
-    def results(self) -> Sequence[Any]:
-        """The results of the ranks that run here."""
-
-    def drive(self, programs: Sequence[Callable[[], Any]]) -> Events:
-        """Runs the programs of the ranks that are here to their end; yields what is watched."""
-
-    def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in the ledgers."""
-
-
 @guarded
 class Cluster(Shown):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
@@ -114,7 +100,7 @@ class Cluster(Shown):
                        for index, its in zip(present, kernels, strict=True)]
         self.ranks = [Rank(state, group) for state in self.states]
         self.runs: list[Run] = []
-        self.backend: RunBackend | None = None  # of the run under way
+        self.backend: Backend | None = None  # of the run under way
         self._running: int | None = None
 
     # -- in which clusters differ -------------------------------------------------------------------------------------
@@ -131,7 +117,7 @@ class Cluster(Shown):
         """Moves arrays between the ranks of one run."""
         return Transport(options)
 
-    def _backend(self, options: RunOptions) -> RunBackend:
+    def _backend(self, options: RunOptions) -> Backend:
         return Hub(len(self.ranks), self._transport(options), seed=self.seed)
 
     def _results(self, values: Sequence[Any]) -> Results:
@@ -251,15 +237,17 @@ def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
 
 
 # -- One rank that stands for all: the others would do the same, and so need not be there ----------------------------
-# Legend: N ranks. It can stand for them where every rank brings, keeps and sends as much as it does, which is checked
+# It can stand for them where every rank brings, keeps and sends as much as it does, which is checked
 # at each collective. That the program does the same on each of them cannot be checked, and is the caller's word.
 
 
-class Representative:
-    """The backend of a rank without partners: what it sends is counted, and what arrives has no data."""
+class Representative(Backend):
+    """The backend of a rank without partners: what it sends is counted, and what arrives has no data.
+
+    All is done when it is issued, and there is no other program that could use its rank.
+    """
 
     knows_the_others = False
-    library = None
 
     def __init__(self) -> None:
         self.results: list[Any] = []
@@ -270,15 +258,7 @@ class Representative:
         yield from ()
 
     def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in memory."""
         clear_frames(error, chain=False)
-
-    def progress(self) -> bool:
-        """Whatever was issued is done."""
-        return False
-
-    def check_use(self, rank: int) -> None:
-        """There is one program, and no other that could use its rank."""
 
     def issue(self, rank: int, me: Pending) -> None:
         """Carries the collective out at once; AsymmetryError where not every rank would do the same."""
@@ -290,12 +270,6 @@ class Representative:
         if has_data(me.x):
             self._answer(rank, me)
         me.finish(sent)
-
-    def new_group(self, parent: Group, key: Group) -> None:
-        """Never called: a rank without partners is not split."""
-
-    def wait(self, rank: int, me: Pending) -> None:
-        """All is done when it is issued."""
 
     @staticmethod
     def _answer(rank: int, me: PendingCall) -> None:
@@ -321,7 +295,6 @@ def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
 
 
 # -- Clusters whose arrays have shapes and no data: the real program, for any number of parameters, in no memory -----
-# Legend: N ranks.
 
 
 class NullCluster(Cluster):
@@ -353,7 +326,7 @@ class NullCluster(Cluster):
                              "one of them, or pass None to run all")
         return (self.representative,)
 
-    def _backend(self, options: RunOptions) -> RunBackend:
+    def _backend(self, options: RunOptions) -> Backend:
         return super()._backend(options) if self.representative is None else Representative()
 
     def __repr__(self) -> str:

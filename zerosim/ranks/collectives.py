@@ -37,7 +37,7 @@ Buffer = tuple[int, np.dtype[Any]]  # elements, dtype
 
 
 # -- Reduce-scatter: every rank gives a whole vector and receives its own chunk of the sum ---------------------------
-# Legend: n elements, N ranks, chunk c belongs to rank c. ``x`` (n,), ``out`` (len(chunk r),).
+# Chunk c belongs to rank c: ``x`` (n,), ``out`` (len(chunk r),).
 # Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, sections 4.2 and 4.5; Patarasuk & Yuan 2009.
 
 
@@ -137,8 +137,8 @@ def halving_buffers(me: PendingCall) -> list[Buffer]:
 
 
 # -- All-gather: every rank gives its chunk and receives the whole vector --------------------------------------------
-# Legend: n elements, N ranks, chunk c comes from rank c. ``x`` (len(chunk r),), ``out`` (n,). ``x`` may be the own
-# chunk of ``out`` already, then nothing is copied.
+# Chunk c comes from rank c: ``x`` (len(chunk r),), ``out`` (n,). ``x`` may be the own chunk of ``out`` already, then
+# nothing is copied.
 # Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, section 4.1; Bruck et al. 1997.
 
 
@@ -198,7 +198,7 @@ def bruck_buffers(me: PendingCall) -> list[Buffer]:
 
 
 # -- Collectives with a root, and the all-to-all: broadcast, reduce, gather, all_to_all, barrier ---------------------
-# Legend: n elements, N ranks; v = (r - root) mod N is a rank's place counted from the root.
+# v = (r - root) mod N is a rank's place counted from the root.
 
 
 def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Steps:
@@ -307,7 +307,7 @@ def receives_in_reduce(me: PendingCall) -> bool:
 
 
 # -- All-reduce: every rank gives a whole vector and receives the whole sum; the same bits on every rank -------------
-# Legend: n elements, N ranks. ``x`` (n,), ``out`` (n,), which may be the same memory.
+# ``x`` (n,), ``out`` (n,), which may be the same memory.
 # Where N is no power of two, doubling and Rabenseifner fold: of the first 2 * (N - 2^m) ranks each even one hands its
 # vector to the next, sits out, and is sent the result (Thakur, Rabenseifner & Gropp 2005, section 4.5).
 

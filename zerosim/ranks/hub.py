@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from zerosim.numerics.arrays import NullArray, copy_elements, poison, start
 from zerosim.numerics.kernels import NullKernels
 from zerosim.ranks import fast_ring
-from zerosim.ranks.call import Array, Call, Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Array, Backend, Call, Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Steps, row_of
 from zerosim.ranks.errors import (
     DeadlockError,
@@ -276,14 +276,14 @@ def check_thread(thread: int, rank: int) -> None:
 
 
 @guarded
-class Hub:
-    """One run of one program on N ranks, in the thread that drives it."""
+class Hub(Backend):
+    """One run of one program on N ranks, in the thread that drives it.
 
-    knows_the_others = True
+    Nothing goes on while a rank runs: the others take their turns when it waits.
+    """
 
     def __init__(self, size: int, transport: Transport, *, seed: int) -> None:
         self.transport, self.watch, self.interrupts = transport, transport.watch, transport.interrupts
-        self.library = transport.library
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
         from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
 
@@ -304,9 +304,9 @@ class Hub:
 
     # -- called by ranks, inside their greenlets ------------------------------------------------------------------
 
-    def progress(self) -> bool:
-        """Nothing goes on while a rank runs: others take their turns when it waits."""
-        return False
+    @property
+    def library(self) -> str | None:
+        return self.transport.library
 
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
@@ -333,9 +333,6 @@ class Hub:
         if self.chance is not None and self.chance.random() < 0.5:
             self.ready.append(rank)
             self._park()
-
-    def new_group(self, parent: Group, key: Group) -> None:
-        """Nothing to prepare: each call names its group."""
 
     def wait(self, rank: int, me: Pending) -> None:
         """Parks the rank until its part is done."""
@@ -392,7 +389,9 @@ class Hub:
             try:
                 self.results[rank] = program()
             except RankStopped as error:
-                if not self.stopping:  # the program's own, which stops nobody
+                if self.stopping:
+                    clear_frames(error)
+                else:  # the program's own, which stops nobody
                     self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
                 self._failed(rank, RuntimeError("the program let a StopIteration out; catch it where next() is called"),
@@ -505,6 +504,7 @@ class Hub:
             error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
             error.add_note(f"rank {rank} raised {later!r} when it was stopped")
+            clear_frames(later)
         # A rank's own error has only that rank's errors behind it; the hub's may have the caller's.
         clear_frames(error, chain=self.failure is not None)
         self.results.clear()

@@ -96,7 +96,6 @@ def _where(hub: Hub, rank: int) -> str:
 
 
 # -- Stepping: a run that stops after every hop, or every collective, so that one can look at all ranks in between ---
-# Legend: n elements of a collective's whole vector, N ranks.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +184,7 @@ class Steps(Iterator[Step], Shown):
 
         Steps that were taken before are not in it. Raises ModuleNotFoundError where ipywidgets is not installed.
         """
-        from zerosim.display.objects import slider
+        from zerosim.display.slider import slider
 
         return slider(self)
 

@@ -147,19 +147,12 @@ def _behind(error: BaseException, chain: bool) -> Iterator[BaseException]:
 
 
 def _functions_of(error: BaseException) -> Iterator[FunctionType]:
-    """The function of each frame of an error, those that run still apart."""
+    """The function of each frame of an error; a frame that still runs does not say which it is."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        function = _function_of(frame)
-        if function is not None:
-            yield function
-
-
-def _function_of(frame: FrameType) -> FunctionType | None:
-    """The function that a frame runs; None where the frame is still running, and does not say."""
-    for held in gc.get_referents(frame):
-        if isinstance(held, FunctionType) and held.__code__ is frame.f_code:
-            return held
-    return None
+        for held in gc.get_referents(frame):
+            if isinstance(held, FunctionType) and held.__code__ is frame.f_code:
+                yield held
+                break
 
 
 def _orphans(functions: list[FunctionType]) -> list[FunctionType]:

@@ -12,7 +12,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -143,12 +143,17 @@ class Engine(Shown):
         return result
 
     def abandon(self) -> None:
-        """Drops the gradients of a step that will not be finished."""
-        self.gradients.reset()
+        """Drops the gradients of a step that will not be finished.
+
+        Where the run has been stopped, what is under way cannot be waited for: each part forgets it first.
+        """
         self._observer.forget()
         self._update.forget()
-        self._unsharder.reshard_all()
         self._begin_step()
+        with ExitStack() as parts:
+            for part in (self.gradients.reset, self._unsharder.reshard_all,
+                         *(all_gather.abandon for all_gather in self._all_gathers.values())):
+                parts.callback(part)
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
@@ -156,6 +161,9 @@ class Engine(Shown):
         Values are rounded to the compute format, targets to fp32; indices stay as they are. Every forward is the next
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
+        if self._update.under_way is not None:
+            raise ValueError(f"the update of step {self._update.under_way} was broken off, and some weights are of "
+                             "that step, others of the one before; make a new engine")
         if self._is_out_of_date():
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
                              "call all_gather_parameters() first")
@@ -444,9 +452,11 @@ def _draw(seed: int, step: int, number: int, name: str, count: int, span: slice)
 
 def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, settings: str, micro_batch: int) -> str:
     """The text that is compared when a gradient is reduced: what would make replicas drift apart unseen."""
-    factor = update.lr_factor(update.steps_taken + 1)
+    step = update.steps_taken + 1  # a run that was broken off may have updated some ranks and not others
+    factor = update.lr_factor(step)
     scheduled = "" if factor is None else f", lr times {factor:g}"
-    return f"micro-batch {micro_batch}, loss scale {loss_scale.scale:g}, {optimizer}{scheduled}, {settings}"
+    return (f"step {step}, micro-batch {micro_batch}, loss scale {loss_scale.scale:g}, {optimizer}{scheduled}, "
+            f"{settings}")
 
 
 def _digest(model: Model, settings: Mapping[str, Settings], others: object) -> str:

@@ -139,8 +139,10 @@ class Accumulator:
         self.micro_batch = 0
         self._buffers.clear()
         self._tied.clear()
-        for reducer in self.reducers.values():
-            reducer.reset()
+        under_way = [reducer.reset() for reducer in self.reducers.values()]
+        for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
+            if move is not None:
+                move.drop()
 
 
 class Reducer:
@@ -222,12 +224,11 @@ class Reducer:
         if move is not None:
             move.wait()
 
-    def reset(self) -> None:
-        """Drops what was collected and what is under way."""
+    def reset(self) -> BucketMove | None:
+        """Drops what was collected; returns the bucket that is under way, for the caller to drop."""
         self._collected = []
         move, self._under_way = self._under_way, None
-        if move is not None:
-            move.drop()
+        return move
 
     # -- after backward -----------------------------------------------------------------------------------------------
 

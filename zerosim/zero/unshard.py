@@ -69,15 +69,18 @@ class Unsharder:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
                              f"engine.model.units: {', '.join(unit.name for unit in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
-        wholes = [self._unshard(name) for name in needed]
-        if in_pass:
-            self._prefetch(unit.name)
+        wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
         try:
-            views = {name: view for source, whole in zip(needed, wholes, strict=True)
-                     for name, view in self._views(source, whole).items()}
+            for name in needed:
+                wholes[name] = self._unshard(name)
+            if in_pass:
+                self._prefetch(unit.name)
+            views: dict[str, np.ndarray] = {}
+            for name, whole in wholes.items():
+                views |= self._views(name, whole)
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
-            for name in needed:
+            for name in wholes:
                 self._reshard(name, keep=in_pass and name in self.keep)
 
     def set_prefetch_order(self, order: Sequence[int]) -> None:
@@ -85,12 +88,15 @@ class Unsharder:
         self._ahead = [self.model.units[index].name for index in order]
 
     def reshard_all(self) -> None:
-        """Frees what was kept or prefetched: after backward, and before the weights change."""
+        """Frees what was kept or prefetched: after backward, before the weights change, and of an abandoned step.
+
+        It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
+        """
         self._ahead = []
-        for name in list(self._unsharded):
-            self._unsharded[name].wait()
-            if not self._unsharded[name].users:
-                self._free(name)
+        unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
+        for unsharded in unused:
+            unsharded.wait()
+            self._free(unsharded)
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -141,10 +147,10 @@ class Unsharder:
             unsharded.users -= 1
             unsharded.kept = unsharded.kept or keep
             if not unsharded.users and not unsharded.kept:
-                self._free(name)
+                self._free(self._unsharded.pop(name))
 
-    def _free(self, name: str) -> None:
-        for whole in self._unsharded.pop(name).whole.values():
+    def _free(self, unsharded: UnshardedUnit) -> None:
+        for whole in unsharded.whole.values():
             self.rank.memory.free(whole)
 
 
@@ -179,13 +185,25 @@ class ParameterAllGather:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
-        """Waits for what is under way, and gathers the rest."""
-        while self._under_way:
-            self._under_way.pop(0).wait()
-        while self._waiting:
-            region = self.param_group.layout.region_at(self._waiting[0].ranges[0].start)
-            with self.param_group.rank.trace.span(region.name):
-                self._start(self._waiting.pop(0), async_op=False).wait()
+        """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
+        try:
+            for move in self._under_way:
+                move.wait()
+            for bucket in self._waiting:
+                region = self.param_group.layout.region_at(bucket.ranges[0].start)
+                with self.param_group.rank.trace.span(region.name):
+                    self._start(bucket, async_op=False).wait()
+        except BaseException:
+            self._under_way, self._waiting = [], list(self._buckets)
+            raise
+        self._under_way, self._waiting = [], []
+
+    def abandon(self) -> None:
+        """Drops what is under way when an update fails; all of it is still to be gathered."""
+        if self.is_out_of_date:
+            under_way, self._under_way, self._waiting = self._under_way, [], list(self._buckets)
+            for move in under_way:
+                move.drop()
 
     def _start(self, bucket: Bucket, *, async_op: bool) -> BucketMove:
         group = self.param_group

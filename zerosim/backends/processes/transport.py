@@ -28,7 +28,7 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.ranks.call import Call, Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Backend, Call, Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Results
 from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
 from zerosim.ranks.hub import RunOptions, check_thread
@@ -85,10 +85,8 @@ DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end wha
 FAREWELL_SECONDS = 30.0   # the time that the others have to learn of a failed rank; they do at each call of theirs
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """One run of one program on this process' rank."""
-
-    knows_the_others = True
 
     def __init__(self, channel: Channel, point_to_point: PointToPoint, interrupts: Interrupts, *, debug: bool,
                  timeout_seconds: float) -> None:

@@ -12,49 +12,23 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.figures.activations import Activations, activations, activations_data
+from zerosim.course.figures.format_losses import FormatLosses, format_losses, format_losses_data
 from zerosim.course.figures.latency_wall import LatencyWall, latency_wall, latency_wall_data
-from zerosim.course.figures.losses import (
-    FormatLosses,
-    LossScaleData,
-    format_losses,
-    format_losses_data,
-    loss_scale,
-    loss_scale_data,
-)
-from zerosim.course.figures.memory import (
-    MemoryData,
-    MemoryScaling,
-    Traffic,
-    memory,
-    memory_data,
-    memory_scaling,
-    memory_scaling_data,
-    traffic,
-    traffic_data,
-)
-from zerosim.course.figures.numbers import (
-    LostUpdatesData,
-    SpacingData,
-    lost_updates,
-    lost_updates_data,
-    mixed_precision,
-    mixed_precision_data,
-    spacing,
-    spacing_data,
-)
+from zerosim.course.figures.liveness import Liveness, liveness, liveness_data
+from zerosim.course.figures.loss_scale import LossScaleData, loss_scale, loss_scale_data
+from zerosim.course.figures.lost_updates import LostUpdatesData, lost_updates, lost_updates_data
+from zerosim.course.figures.memory import MemoryData, memory, memory_data
+from zerosim.course.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
+from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
 from zerosim.course.figures.published import PublishedData, published, published_data
-from zerosim.course.figures.ring import RingData, ring, ring_animation, ring_data
-from zerosim.course.figures.timeline import (
-    Liveness,
-    TimelineData,
-    liveness,
-    liveness_data,
-    timeline,
-    timeline_data,
-    timeline_of,
-)
+from zerosim.course.figures.ring import RingData, ring, ring_data
+from zerosim.course.figures.ring_animation import ring_animation
+from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
+from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
+from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
 from zerosim.course.observed_step import observed_step
-from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
+from zerosim.display.animation import ANIMATION_FORMATS, Animation
+from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.activations import Block
 

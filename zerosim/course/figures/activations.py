@@ -7,17 +7,13 @@ without data, lines are estimates.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
 from zerosim.display.colors import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, scale_of, within_limits
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
+TITLE = "What a transformer keeps for backward, and what recomputing it costs"
 COLORS, MARKS = (VERMILLION, SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE), ("o", "s", "v", "^", "D", "P", "X")
 POLICIES = ("none", "selective", "tiled", "sub_block", "block", "segment(4)", "block+tiled")
 LENGTHS = tuple(2**power for power in range(9, 17))
@@ -65,11 +61,6 @@ def activations_data(block: Block = EXAMPLE, blocks: int = 32, vocabulary: int =
                                         for tokens in marked) for policy in policies}))
 
 
-# -- the picture --------------------------------------------------------------------------------------------------
-
-TITLE = "What a transformer keeps for backward, and what recomputing it costs"
-
-
 def _colors(style: Style) -> tuple[str, ...]:
     """Of the policies, in their order."""
     return (*COLORS, style.ink)
@@ -77,9 +68,8 @@ def _colors(style: Style) -> tuple[str, ...]:
 
 def activations(data: Activations, style: Style = LIGHT) -> Drawing:
     """Bars of tensors, bars of policies, and lines over the sequence's length."""
-    with style.in_force():
-        width, height = 13.6, 10.8
-        figure = style.figure(width, height)
+    width, height = 13.6, 10.8
+    with style.figure(width, height) as figure:
         above = figure.add_gridspec(1, 2, left=2.15 / width, right=1 - 0.3 / width, top=1 - 1.65 / height,
                                     bottom=5.7 / height, wspace=0.42)
         below = figure.add_gridspec(1, 1, left=1.05 / width, right=1 - 0.3 / width, top=4.5 / height,
@@ -94,7 +84,7 @@ def activations(data: Activations, style: Style = LIGHT) -> Drawing:
     return Drawing("activations", TITLE, _description(data), style, figure)
 
 
-def _tensors(axes: "Axes", data: Activations) -> None:
+def _tensors(axes: Axes, data: Activations) -> None:
     unit, name_of_unit = scale_of(sorted(data.tensors.values())[len(data.tensors) // 2])  # that of most of them
     for place, (name, nbytes) in enumerate(data.tensors.items()):
         axes.barh(place, nbytes / unit, 0.7, color=VERMILLION if name == SQUARE else BLUE)
@@ -109,7 +99,7 @@ def _tensors(axes: "Axes", data: Activations) -> None:
     _ticks(axes)
 
 
-def _policies(axes: "Axes", data: Activations, style: Style) -> None:
+def _policies(axes: Axes, data: Activations, style: Style) -> None:
     unit, name_of_unit = scale_of(max(one.peak_nbytes for one in data.policies))
     for place, (one, more, color) in enumerate(zip(data.policies, data.arithmetic, _colors(style), strict=False)):
         kept, peak = one.kept_nbytes / unit, one.peak_nbytes / unit
@@ -128,14 +118,14 @@ def _policies(axes: "Axes", data: Activations, style: Style) -> None:
     _ticks(axes)
 
 
-def _ticks(axes: "Axes") -> None:
+def _ticks(axes: Axes) -> None:
     """Of horizontal bars: ticks in sight, and a grid."""
     within_limits(axes)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
 
 
-def _lines(axes: "Axes", data: Activations, style: Style) -> None:
+def _lines(axes: Axes, data: Activations, style: Style) -> None:
     from matplotlib.ticker import FuncFormatter
 
     unit, name_of_unit = scale_of(max(map(max, data.lines.values())))

@@ -1,15 +1,16 @@
-"""All-reduces for the picture of the latency wall, run without data; what they take on a wire, the picture finds.
+"""The latency wall of a ring: its all-reduce beside others', by the vector's bytes and by the ranks.
 
-Legend: N ranks.
+Legend: N ranks, n bytes of the vector, α seconds of latency for each message, β bytes per second of a link, one way.
+Lines are by formula; marks are runs without data, recorded and replayed message by message on the same links.
+Source of the formulas: Thakur, Rabenseifner & Gropp 2005, section 3.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from zerosim.display.colors import BLUE, GREEN, ORANGE, VERMILLION
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
 from zerosim.planning.recording import record
@@ -18,31 +19,8 @@ from zerosim.ranks.cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
+TITLE = "The ring's latency wall: where latency takes longer than moving the bytes"
 ITEM_NBYTES = 4
-
-
-def all_reduce_traces(ranks: int, nbytes: int, algorithm: str) -> Traces:
-    """The traces of one all-reduce of so many bytes, whole fp32 numbers, on N ranks."""
-
-    def program(rank: Rank) -> None:
-        rank.all_reduce(rank.xp.zeros(nbytes // ITEM_NBYTES, "float32"), algorithm=algorithm)
-
-    cluster = NullCluster(ranks)
-    cluster.run(program)
-    return cluster.trace
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where latency walls off what a ring gains: its all-reduce beside others', by the vector's bytes and by the ranks
-# Legend: N ranks, n bytes of the vector, α seconds of latency for each message, β bytes per second of a link, one way.
-# Lines are by formula; marks are runs, recorded and replayed message by message on the same links.
-# Source of the formulas: Thakur, Rabenseifner & Gropp 2005, section 3.
-
-
 ALGORITHMS: Mapping[str, str] = MappingProxyType({
     "ring": "ring", "rabenseifner": "halving and doubling (Rabenseifner)", "doubling": "recursive doubling",
     "tree": "binomial tree"})
@@ -114,22 +92,27 @@ def _panel(values: tuple[int, ...], points: Sequence[tuple[int, int]], run: Sequ
                  tuple(1e3 * float(line.seconds_per_byte * nbytes) for line, nbytes in rings), wall)
 
 
+def all_reduce_traces(ranks: int, nbytes: int, algorithm: str) -> Traces:
+    """The traces of one all-reduce of so many bytes, whole fp32 numbers, on N ranks."""
+
+    def program(rank: Rank) -> None:
+        rank.all_reduce(rank.xp.zeros(nbytes // ITEM_NBYTES, "float32"), algorithm=algorithm)
+
+    cluster = NullCluster(ranks)
+    cluster.run(program)
+    return cluster.trace
+
+
 def _replayed(ranks: int, nbytes: int, algorithm: str, network: Network) -> float:
     """Seconds of a recorded all-reduce, message by message; there is no arithmetic in it, so any device will do."""
     recording = record(all_reduce_traces(ranks, nbytes, algorithm))
     return float(replay(recording, Machine(device("h100-80"), network)).step_seconds)
 
 
-# -- the picture --------------------------------------------------------------------------------------------------
-
-TITLE = "The ring's latency wall: where latency takes longer than moving the bytes"
-
-
 def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
     """Two panels of lines on logarithmic scales, marks on them, and the wall as a line across."""
-    with style.in_force():
-        width, height = 14.0, 7.0
-        figure = style.figure(width, height)
+    width, height = 14.0, 7.0
+    with style.figure(width, height) as figure:
         sizes, worlds = figure.subplots(1, 2, gridspec_kw={
             "left": 0.95 / width, "right": 1 - 0.3 / width, "top": 1 - 1.7 / height, "bottom": 1.85 / height,
             "wspace": 0.18})
@@ -154,7 +137,7 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
     return Drawing("latency-wall", TITLE, _description(data), style, figure)
 
 
-def _lines(axes: "Axes", panel: WallPanel, sides: tuple[str, str], style: Style) -> None:
+def _lines(axes: Axes, panel: WallPanel, sides: tuple[str, str], style: Style) -> None:
     """The lines with their marks; ``sides`` says what the ring's time is, before the wall and behind it."""
     for (name, words), color, mark in zip(ALGORITHMS.items(), COLORS, MARKS, strict=True):
         axes.plot(panel.values, panel.lines[name], color=color, linewidth=2.0)

@@ -5,16 +5,14 @@ Legend: each row's ratio is the published number over the measured one; 1 where 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from zerosim.course.published_runs import Settled, settled
 from zerosim.display.colors import BLUE, VERMILLION
-from zerosim.display.drawing import LIGHT, Drawing, Style
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
+TITLE = "What is published, and what is measured"
+LINE, HEAD, FOOT = 0.345, 1.75, 0.95  # inches: a row, what is above all rows, what is below
+LEFT, WIDTH, RIGHT = 6.1, 5.2, 3.7  # words and numbers, the axis, the reasons
 SUBJECTS = ("states", "activations", "flops", "collectives")
 NAMES = {"states": "model states and traffic", "activations": "activations"}
 
@@ -70,19 +68,11 @@ def _differing(one: Settled) -> Differing:
     return Differing(one.row.label, one.row.brief, one.row.unit, one.row.stated, one.measured)
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
-
-TITLE = "What is published, and what is measured"
-LINE, HEAD, FOOT = 0.345, 1.75, 0.95  # inches: a row, what is above all rows, what is below
-LEFT, WIDTH, RIGHT = 6.1, 5.2, 3.7  # words and numbers, the axis, the reasons
-
-
 def published(data: PublishedData, style: Style = LIGHT) -> Drawing:
     """One line for each number, on an axis of ratios; above them, as dots alone, those that agree."""
     count = len(data.agreeing) + len(data.differing)
-    with style.in_force():
-        width, height = LEFT + WIDTH + RIGHT, HEAD + LINE * count + FOOT
-        figure = style.figure(width, height)
+    width, height = LEFT + WIDTH + RIGHT, HEAD + LINE * count + FOOT
+    with style.figure(width, height) as figure:
         axes = figure.add_axes((LEFT / width, FOOT / height, WIDTH / width, LINE * count / height))
         _axis(axes, count, style)
         for line, group in enumerate(data.agreeing):
@@ -102,7 +92,7 @@ def published(data: PublishedData, style: Style = LIGHT) -> Drawing:
     return Drawing("published", TITLE, _description(data), style, figure)
 
 
-def _axis(axes: "Axes", count: int, style: Style) -> None:
+def _axis(axes: Axes, count: int, style: Style) -> None:
     """Ratios from left to right, the one that is right in the middle of attention; lines from top to bottom."""
     axes.set_xscale("log")
     axes.set_xlim(8e-3, 6e3)
@@ -116,7 +106,7 @@ def _axis(axes: "Axes", count: int, style: Style) -> None:
     axes.set_xlabel("published / measured (ratio)")
 
 
-def _words(axes: "Axes", line: int, label: str, values: str, brief: str, style: Style) -> None:
+def _words(axes: Axes, line: int, label: str, values: str, brief: str, style: Style) -> None:
     """The words of one line, left and right of the axis."""
     for x, inches, text, aligned, color in (
             (0, -LEFT + 0.2, label, "left", style.ink), (0, -0.15, values, "right", style.ink),

@@ -1,16 +1,16 @@
-"""One training step for the timeline's picture: run without data, once for each way of overlapping.
+"""One training step over time: what computes, what communicates, and what is held, with and without overlap.
 
-Legend: N ranks. What is drawn of it, and on which machine, is the timeline's matter; here it is only run.
+Legend: N ranks. The steps are run without data, recorded, and replayed on a machine of which the picture says the
+numbers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerosim.display.colors import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading, look, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
 from zerosim.display.report import MACHINE
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
@@ -22,37 +22,20 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
 from zerosim.zero.engine import Engine
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
+TITLE = "One training step, waiting and overlapped"
 STEP = "step"  # the span around what is drawn
 OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "No overlap": {},
     "Reductions overlap": {"overlap": True},
     "Reductions overlap, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1},
 })
-
-
-def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, compute: str,
-                options: Mapping[str, Any]) -> Traces:
-    """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
-
-    def program(rank: Rank) -> Engine:
-        engine = Engine(rank, MLP(widths, bias=False), Adam(), stage=stage, policy=Policy(compute), **options)
-        batch = rank.xp.zeros((rows, widths[0]), "float32"), rank.xp.zeros((rows, widths[-1]), "float32")
-        with rank.trace.span(STEP):
-            engine.step([batch])
-        return engine
-
-    cluster = NullCluster(ranks)
-    cluster.run(program)
-    return cluster.trace
-
-
-# -- One training step over time: what computes, what communicates, and what is held, with and without overlap -------
-# Legend: N ranks. The steps are run, recorded, and replayed on a machine of which the picture says the numbers.
-
+PHASES = PHASE_COLORS
+PURPOSES: Mapping[str, str] = MappingProxyType({
+    purpose: PURPOSE_COLORS[purpose] for purpose in ("parameters", "gradients", "control")})
+LANES: Mapping[str, int] = MappingProxyType({COMPUTATION: 1, COMMUNICATION: 0})
+BAR_HEIGHT = 0.76
+WORDS: Mapping[str, str] = MappingProxyType({
+    "parameters": "gather parameters", "gradients": "reduce gradients", "control": "overflow flag and norm"})
 
 Bar = tuple[str, str, float, float]  # what it is, the unit in whose span, from and to, in microseconds
 
@@ -98,6 +81,22 @@ def timeline_data(widths: Sequence[int] = (256,) * 5, rows: int = 128, ranks: in
             f"N = {ranks}, stage {stage}")
     return timeline_of(what, {title: step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options=of)
                               for title, of in options.items()}, machine)
+
+
+def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, compute: str,
+                options: Mapping[str, Any]) -> Traces:
+    """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
+
+    def program(rank: Rank) -> Engine:
+        engine = Engine(rank, MLP(widths, bias=False), Adam(), stage=stage, policy=Policy(compute), **options)
+        batch = rank.xp.zeros((rows, widths[0]), "float32"), rank.xp.zeros((rows, widths[-1]), "float32")
+        with rank.trace.span(STEP):
+            engine.step([batch])
+        return engine
+
+    cluster = NullCluster(ranks)
+    cluster.run(program)
+    return cluster.trace
 
 
 def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) -> TimelineData:
@@ -149,23 +148,10 @@ def _add(bars: list[Bar], bar: Bar) -> None:
     bars.append(bar)
 
 
-# -- the picture --------------------------------------------------------------------------------------------------
-
-TIMELINE_TITLE = "One training step, waiting and overlapped"
-PHASES = PHASE_COLORS
-PURPOSES: Mapping[str, str] = MappingProxyType({
-    purpose: PURPOSE_COLORS[purpose] for purpose in ("parameters", "gradients", "control")})
-LANES: Mapping[str, int] = MappingProxyType({COMPUTATION: 1, COMMUNICATION: 0})
-BAR_HEIGHT = 0.76
-WORDS: Mapping[str, str] = MappingProxyType({
-    "parameters": "gather parameters", "gradients": "reduce gradients", "control": "overflow flag and norm"})
-
-
 def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
     """For each way of overlapping, rank 0's two streams, and under them what it holds, on one scale of time."""
-    with style.in_force():
-        width, height = 13.0, 2.6 + 3.1 * len(data.replays)
-        figure = style.figure(width, height)
+    width, height = 13.0, 2.6 + 3.1 * len(data.replays)
+    with style.figure(width, height) as figure:
         grid = figure.add_gridspec(len(data.replays), 1, left=1.65 / width, right=1 - 0.3 / width,
                                    top=1 - 1.55 / height, bottom=1.85 / height, hspace=0.3)
         for number, replayed in enumerate(data.replays):
@@ -180,13 +166,13 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
                 axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
                 axes.tick_params(axis="x", labelbottom=axes is held and number == len(data.replays) - 1)
         held.set_xlabel("time since the step began (µs)")
-        heading(figure, TIMELINE_TITLE, f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}.", style,
+        heading(figure, TITLE, f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}.", style,
                 below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
-    return Drawing("timeline", TIMELINE_TITLE, _timeline_description(data), style, figure)
+    return Drawing("timeline", TITLE, _description(data), style, figure)
 
 
-def _streams(axes: "Axes", replayed: Replayed, style: Style) -> None:
+def _streams(axes: Axes, replayed: Replayed, style: Style) -> None:
     """The Gantt chart of a rank's streams, the waits of its program hatched."""
     for start, end in replayed.waits:
         axes.barh(LANES[COMPUTATION], end - start, BAR_HEIGHT, start, **_waiting(style))
@@ -206,7 +192,7 @@ def _streams(axes: "Axes", replayed: Replayed, style: Style) -> None:
                    loc="left", fontsize=12, fontweight="bold")
 
 
-def _held(axes: "Axes", replayed: Replayed, kinds: Sequence[str], style: Style) -> None:
+def _held(axes: Axes, replayed: Replayed, kinds: Sequence[str], style: Style) -> None:
     """Memory held, stacked by kind, from each change to the next."""
     ends = (*replayed.microseconds[1:], replayed.step_microseconds)
     shown = [at for at, (now, end) in enumerate(zip(replayed.microseconds, ends, strict=True)) if end > now]
@@ -248,9 +234,7 @@ def _legend(data: TimelineData, style: Style) -> tuple[list[Any], list[str]]:
             + [f"held: {kind.replace('_', ' ')}" for kind in data.kinds])
 
 
-# -- in words -----------------------------------------------------------------------------------------------------
-
-def _timeline_description(data: TimelineData) -> str:
+def _description(data: TimelineData) -> str:
     """The time, the waits and the memory of each way of overlapping."""
     sentences = [f"Gantt charts of rank 0's two streams, compute and communication, over one step of {data.what}, "
                  f"replayed on devices of {data.machine}; under each, the bytes held by kind."]
@@ -261,116 +245,3 @@ def _timeline_description(data: TimelineData) -> str:
                          f"arithmetic, and for {r.exposed_microseconds:.1f} the program waits. At most {_peak(r):,} "
                          "bytes are held.")
     return " ".join(sentences)
-
-
-# -- How long gradients live in stages 1 and 2: what one rank holds of them over a step, by kind ---------------------
-# Legend: N ranks, P parameters. The steps are run, recorded, and replayed on the timeline's machine.
-
-
-GRADIENT_KINDS = ("gradient", "unit_gradient", "communication_buffer")
-NAMES: Mapping[str, str] = MappingProxyType({
-    "gradient": "gradients that rest, and their reduced sum", "unit_gradient": "one unit's whole gradient",
-    "communication_buffer": "buffers of the reduction"})
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One stage: bytes per parameter of each kind from each instant on, and (phase, from, to) of the step's phases."""
-
-    stage: int
-    microseconds: tuple[float, ...]
-    held: Mapping[str, tuple[float, ...]]
-    phases: tuple[tuple[str, float, float], ...]
-    step_microseconds: float
-
-    @property
-    def totals(self) -> list[float]:
-        """Of all kinds together."""
-        return list(map(sum, zip(*self.held.values(), strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """The same step under several stages."""
-
-    what: str
-    lives: tuple[Life, ...]
-
-
-def liveness_data(stages: Sequence[int] = (1, 2), widths: Sequence[int] = (256,) * 9, rows: int = 128,
-                  ranks: int = 4) -> Liveness:
-    """Runs a step of an MLP with Adam in fp16 under each stage, and replays it."""
-    parameters = sum(a * b for a, b in pairwise(widths))
-    lives = []
-    for stage in stages:
-        traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options={})
-        lives.append(_life(stage, replayed("", replay(record(traces).inside(STEP), MACHINE)), parameters))
-    return Liveness(f"an MLP of {len(widths) - 1} layers in fp16 with Adam, {parameters:,} parameters, N = {ranks}",
-                    tuple(lives))
-
-
-def _life(stage: int, found: Replayed, parameters: int) -> Life:
-    nothing = (0,) * len(found.microseconds)
-    held = {kind: tuple(nbytes / parameters for nbytes in found.nbytes.get(kind, nothing)) for kind in GRADIENT_KINDS}
-    phases: dict[str, tuple[float, float]] = {}
-    for what, _, start, end in found.bars[COMPUTATION]:
-        if what in ("forward", "backward", "update"):
-            low, high = phases.get(what, (start, end))
-            phases[what] = min(low, start), max(high, end)
-    return Life(stage, found.microseconds, held, tuple((what, *ends) for what, ends in phases.items()),
-                found.step_microseconds)
-
-
-LIVENESS_TITLE = "How long gradients live: stage 1 keeps all of them, stage 2 its share"
-
-
-def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
-    """Stacked areas over time, a panel for each stage, the phases as bars above them."""
-    from matplotlib.patches import Patch
-
-    with style.in_force():
-        width, height = 12.0, 2.7 + 2.6 * len(data.lives)
-        figure = style.figure(width, height)
-        panels = figure.subplots(len(data.lives), 1, sharex=True, squeeze=False, gridspec_kw={
-            "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.5 / height, "bottom": 1.45 / height,
-            "hspace": 0.28})[:, 0]
-        top = 1.22 * max(max(life.totals) for life in data.lives)
-        for axes, life in zip(panels, data.lives, strict=True):
-            _panel(axes, life, top, style)
-        panels[-1].set_xlabel("time since the step began (µs)")
-        heading(figure, LIVENESS_TITLE, f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only "
-                "inside a step.", style)
-        figure.legend([Patch(**look(kind, style)) for kind in GRADIENT_KINDS],
-                      [NAMES[kind] for kind in GRADIENT_KINDS], loc="lower center", ncols=3, columnspacing=1.6)
-    return Drawing("liveness", LIVENESS_TITLE, _liveness_description(data), style, figure)
-
-
-def _panel(axes: "Axes", life: Life, top: float, style: Style) -> None:
-    ends = (*life.microseconds[1:], life.step_microseconds)
-    shown = [at for at, (now, end) in enumerate(zip(life.microseconds, ends, strict=True)) if end > now]
-    times = [life.microseconds[at] for at in shown] + [life.step_microseconds]
-    low = [0.0] * len(times)
-    for kind, column in life.held.items():
-        held = [column[at] for at in shown]
-        high = [a + b for a, b in zip(low, [*held, held[-1]], strict=True)]
-        axes.fill_between(times, low, high, step="post", **look(kind, style))
-        low = high
-    for phase, start, end in life.phases:
-        axes.broken_barh([(start, end - start)], (top * 0.93, top * 0.05), facecolor=PHASE_COLORS[phase])
-        axes.text((start + end) / 2, top * 0.915, phase, ha="center", va="top", fontsize=11)
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, life.step_microseconds)
-    within_limits(axes)
-    axes.grid(axis="y")
-    axes.set_ylabel("gradients held\n(bytes per parameter)")
-    axes.set_title(f"Stage {life.stage}: at most {max(life.totals):.3g}, {life.totals[-1]:.3g} at the end", loc="left",
-                   fontweight="bold", fontsize=12)
-
-
-def _liveness_description(data: Liveness) -> str:
-    said = [f"Stage {life.stage} holds at most {max(life.totals):.3g} bytes of gradients per parameter, "
-            f"{life.totals[0]:.3g} when the step begins and {life.totals[-1]:.3g} at its end, over "
-            f"{life.step_microseconds:.0f} µs: " + ", ".join(f"{NAMES[kind]} at most {max(column):.3g}"
-                                                             for kind, column in life.held.items()) + "."
-            for life in data.lives]
-    return f"Stacked areas of bytes of gradients over one step on rank 0 of {data.what}. " + " ".join(said)

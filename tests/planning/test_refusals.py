@@ -1,0 +1,552 @@
+"""What planning refuses: who asks for what cannot be reads what was asked, what was found, and what to do.
+
+One table for each subject: the call, and how its ValueError begins or what stands in it.
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.planning.configurations import GPT2, LLAMA2, OPT, T5
+from tests.planning.recorded_runs import (
+    EVEN,
+    FAST,
+    MACHINE,
+    Transfer,
+    TransferWait,
+    device,
+    program_of,
+    recorded,
+    step,
+    traces,
+    traces_of,
+)
+from tests.support import assert_refused
+from zerosim.course.published import activations as published_activations
+from zerosim.course.published import published
+from zerosim.planning import (
+    STAGES,
+    Job,
+    ShardedStates,
+    Transformer,
+    activations,
+    ceil_cut,
+    conventions,
+    cost,
+    estimate_nbytes,
+    flops,
+    gathers_by_unit,
+    hardware,
+    model_of_parameters,
+    model_shape,
+    padded_unit_lengths,
+    recording,
+    region_cuts,
+    sent,
+    shapes,
+    states_nbytes,
+    timeline,
+    unit_cuts,
+)
+from zerosim.planning import step as steps
+from zerosim.planning.activations import EXAMPLE, Block
+from zerosim.planning.hardware import Network, link, network_of
+from zerosim.planning.timeline import Machine, SlowLink, SlowRank, replay
+
+POLICIES = ("names no recomputation policy; there are none, block, segment(k), sub_block, selective, tiled, and two of "
+            "them as in segment(2)+tiled")
+ONE_KIND = Network(FAST)
+PLAIN = Block(1, 2, 6, 3)
+LLAMA = shapes.PRESETS["llama-2-7b"]
+job = partial(partial, lambda **change: Job(**{"unit_lengths": (2, 2), "ranks": 2, "states": STAGES[1]} | change))
+plan = partial(partial, zs.plan)
+gpt2 = partial(partial, zs.plan, "gpt2")
+machine = partial(partial, lambda **options: Machine(
+    **{"device": device(), "network": ONE_KIND, "format": "fp16"} | options))
+
+
+def config(fields):
+    return partial(shapes.model_of_config, fields, name="c")
+
+
+REFUSED = {
+    "cuts": [
+        (partial(ceil_cut, 4, 0), "ranks must be at least 1, got 0"),
+        (partial(ceil_cut, -1, 2), "length must be at least 0, got -1"),
+        (partial(ceil_cut, 4.5, 2), "length must be a whole number, got 4.5; write length=int(...)"),
+        (partial(ceil_cut, 1 << 62, 2), "length must be below 2^62, got a number of 63 bits"),
+        (partial(padded_unit_lengths, (4, -3), 2), "unit_lengths[1] must be at least 0, got -3"),
+        (partial(padded_unit_lengths, (4,), 0), "ranks must be at least 1, got 0"),
+        (partial(padded_unit_lengths, (), 2),
+         "unit_lengths is empty; a model has at least one unit, e.g. unit_lengths=(1000,)"),
+        (partial(unit_cuts, (4,), 2, "per-unit"),
+         "no layout is called 'per-unit'; the layouts are per_unit, contiguous; did you mean 'per_unit'?"),
+        (partial(region_cuts, (4,), 2, "striped"), "no layout is called 'striped'; the layouts are per_unit, contig"),
+    ],
+    "jobs": [
+        (job(ranks=0), "ranks must be at least 1, got 0"),
+        (job(micro_batches=0), "micro_batches must be at least 1, got 0"),
+        (job(slots=-1), "slots must be at least 0, got -1"),
+        (job(recompute_units=0), "recompute_units must be at least 1, got 0"),
+        (job(unit_lengths=(7.5e9,)),
+         "unit_lengths[0] must be a whole number, got 7500000000.0; write unit_lengths[0]=int(...)"),
+        (job(layout="contigous"), "no layout is called 'contigous'; the layouts are per_unit, contiguous; did you mean "
+         "'contiguous'?"),
+        (partial(gathers_by_unit, 0), "unit_count must be at least 1, got 0"),
+        *((partial(list, walk(Job((4, 6), 2, states, layout=layout))),
+           "a step's events are of ZeRO's stages and of the layout per_unit")
+          for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
+          for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))
+          if walk is not steps.step_events),
+    ],
+    "collectives": [
+        (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
+        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "reduce_scatter halving swaps with partners at "
+         "distances 1, 2, 4, ... and needs a power of two, got 3 ranks; take ring"),
+        (partial(sent, "all_gather", "ring", (0, 3, 2), 2),
+         "cut must hold N+1 rising boundaries from 0 on, got (0, 3, 2); e.g. (0, 4, 8)"),
+        (partial(sent, "all_gather", "ring", (), 2), "cut must hold N+1 rising boundaries from 0 on, got ();"),
+        (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
+        (partial(sent, "broadcast", "tree", (0, 3, 4), 0), "itemsize must be at least 1, got 0"),
+        (partial(cost.cost, "all_reduce", "quantum", (0, 4), 2, ONE_KIND), "no algorithm 'quantum' for 'all_reduce'"),
+        (partial(cost.curve, "all_gather", "doubling", 3, ONE_KIND), "all_gather doubling swaps with partners"),
+        (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes "
+         "was asked about; this computes with fewer than 2^62 bytes"),
+    ],
+    "networks": [
+        (partial(Network, link("pcie4"), link("ethernet-10g")), "a network of nodes needs a link between them and the "
+         "ranks of a node, got between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
+        (partial(Network, link("pcie4"), None, 4), "got between=None and ranks_per_node=4; give both, or neither"),
+        (partial(Network, link("pcie4"), link("ethernet-10g"), 0), "ranks_per_node must be at least 1, got 0"),
+        (partial(ONE_KIND.link, 1, 1), "a link joins two ranks, numbered from 0, got 1 and 1"),
+        (partial(ONE_KIND.link, -1, 1), "a link joins two ranks, numbered from 0, got -1 and 1"),
+        (partial(network_of, 8, 3, link("pcie4"), link("ethernet-10g")), "8 ranks do not spread evenly over 3 nodes"),
+        (partial(network_of, 8, 2, link("pcie4")), "2 nodes need a link between them; name one, such as infiniband-nd"),
+        (partial(network_of, 8, 1, link("pcie4"), link("ethernet-10g")), "one node has no link between nodes, and "
+         "ethernet-10g was asked for; take more nodes, or leave it out"),
+        (partial(network_of, 0, 1, link("pcie4")), "ranks must be at least 1, got 0"),
+        (partial(network_of, 8, 0, link("pcie4")), "nodes must be at least 1, got 0"),
+    ],
+    "names of devices and links": [
+        (partial(hardware.device, "h100"), "no device is called 'h100'; there are rtx-3090, rtx-4090, t4, a100-40"),
+        (partial(link, "mine"), "no link is called 'mine'; there are nvlink2, "),
+        *((partial(look_up, name), near) for look_up, name, near in (  # quoted where it is asked whether it was meant
+            (hardware.device, "h100", "'h100-80'"), (hardware.device, "A100", "'a100-80'"),
+            (hardware.device, "rtx3090", "'rtx-3090'"), (link, "NVLink4", "'nvlink4'"), (link, "nvlink", "'nvlink4'"),
+            (link, "infiniband", "'infiniband-ndr'"), (link, "pcie", "'pcie5'"))),
+        (partial(link, "string and cups"),
+         f"no link is called 'string and cups'; there are {', '.join(hardware.presets().links)}"),
+        (partial(hardware.device("t4").flops_per_second_in, "bf16"),
+         "the device t4 has no rate in bf16; it has fp32, fp16"),
+        (partial(hardware.overheads_nbytes, {"cuda": 1}), "no overhead is called 'cuda'; there are runtime context, a"),
+        (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
+    ],
+    "activations": [
+        *((partial(activations.parse, text), f"{text!r} {POLICIES}") for text in (
+            "", "all", "block+", "+tiled", "none+tiled", "tiled+block", "segment(0)", "segment()", "segment(2)+block",
+            "tiled+selective", "Block", None)),
+        (partial(Block, 0, 1, 4, 2), "batch must be at least 1, got 0"),
+        (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; each head has as many channels as "
+         "the others, so take a number of heads that divides the channels"),
+        (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
+        (partial(Block, 1, 1.5, 4, 2), "tokens must be a whole number, got 1.5; write tokens=int(...)"),
+        (partial(activations.peak_nbytes, EXAMPLE, 0), "blocks must be at least 1, got 0"),
+    ],
+    "published activations": [
+        (partial(published_activations.block_nbytes, EXAMPLE, "x"),
+         "no published count 'x'; there are recomputed-outputs, korthi"),
+        (partial(published_activations.block_nbytes, Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022"),
+         "is in bytes of 16-bit training, and the block has elements of 4 bytes"),
+        (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2),
+         "tensor parallelism of 2 ranks was asked for 3 heads; take ranks that divide them"),
+        (partial(published_activations.layer_nbytes, PLAIN, sequence_parallel=True), "sequence parallelism cuts what "
+         "tensor parallelism leaves whole, and there is one rank; take tensor_parallel=2 or more"),
+        (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "recompute='block' is not in the "
+         "published table; it has none, selective, full; for block, segment(k), sub_block, selective, tiled take "
+         "peak_nbytes"),
+        (partial(published_activations.peak_nbytes, PLAIN, 2, "none", "x"), "no published count 'x'"),
+        (partial(published_activations.peak_nbytes, LLAMA.block(1, 8), 2), "the count sbh(34 + 5as/h) is of blocks "
+         "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
+         "gated network of 11008; take the count 'recomputed-outputs'"),
+        (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations, "
+         "shapes, flops, collectives"),
+    ],
+    "FLOPs": [
+        (partial(flops.utilization, 1.0, 0.0, 1.0), "a utilization was asked for 1 FLOPs in 0 s at 1 per second; FLOPs "
+         "are 0 or more, the others above 0"),
+        (partial(flops.utilization, 1.0, 1.0, 1.0, 0), "devices must be at least 1, got 0"),
+        (partial(flops.six_n, 0, 1), "parameters must be at least 1, got 0"),
+        (partial(flops.recomputed, EXAMPLE, 1, "most"), f"'most' {POLICIES}"),
+        (partial(flops.step_flops, shapes.PRESETS["gpt2"], 0, 8), "batch must be at least 1, got 0"),
+        (partial(flops.step_flops, shapes.PRESETS["gpt2"], 1, 8, "full"), f"'full' {POLICIES}"),
+        (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "what a block keeps and computes is counted for "
+         "decoders alone, and this model has 6 blocks of encoder beside 6 of decoder; its states and its traffic are"),
+        (partial(flops.forward, LLAMA.block(1, 8)), "the count of every step's operations is of blocks with 4096 "
+         "channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a gated "
+         "network of 11008; take matmul_flops"),
+    ],
+    "models": [
+        (partial(model_of_parameters, 0), "parameters must be at least 1, got 0"),
+        (partial(model_of_parameters, 7.5e9), "parameters must be a whole number, got 7500000000.0; write parameters"),
+        (partial(model_of_parameters, 10, 11), "a largest layer of 11 parameters was asked for in a model of 10; take "
+         "at most the model's own"),
+        (partial(model_of_parameters, 10**9, 10), "a largest layer of 10 parameters makes 100,000,000 layers of "
+         "1,000,000,000 parameters; zerosim plans models of up to 100,000, so take a larger one"),
+        (partial(Transformer, 8, 0, 2, 10), "blocks must be at least 1, got 0"),
+        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)),
+         "biases were asked for in norms; they can be in qkv, projection, feed_f"),
+        (partial(model_shape, "gpt2", vocabulary_multiple=0), "vocabulary_multiple must be at least 1, got 0"),
+        (partial(model_shape, "lama-2-7b"),
+         "no model is called 'lama-2-7b', and there is no such file; the presets are gpt2, "),
+        (partial(model_shape, "lama-2-7b"), "; did you mean 'llama-2-7b'"),
+    ],
+    "configuration files": [
+        (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
+        (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),
+        (config({"model_type": "lama"}), "c has the model_type 'lama', which zerosim cannot count; it counts gpt2, "
+         "opt, bloom, llama, mistral, qwen2, qwen3, t5; did you mean 'llama'?"),
+        (config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None}), "c lacks n_layer, n_positions, "
+         "vocab_size; a configuration of gpt2 has n_embd, n_layer, n_head, n_positions, vocab_size"),
+        (config(GPT2 | {"n_head": 7}), "c: a transformer of 768 channels was asked for 7 heads, which do not divide "
+         "them; take a number of heads that does, or say head_channels"),
+        (config(LLAMA2 | {"num_key_value_heads": 5}), "c: 32 heads were asked to share 5 key and value heads; each of "
+         "these serves as many heads as the others, so take a number that divides the heads"),
+        (config(GPT2 | {"n_layer": 0}), "c: n_layer must be at least 1, got 0"),
+        (config(GPT2 | {"n_inner": -4}), "c: n_inner must be at least 1, got -4"),
+        (config(GPT2 | {"n_layer": "12"}), "c: n_layer must be a whole number, got '12'; write n_layer=int(...)"),
+        (config(GPT2 | {"n_layer": True}), "c: n_layer must be a whole number, got True"),
+        (config(T5 | {"num_decoder_layers": 0}), "c: num_decoder_layers must be at least 1, got 0"),
+        (config(T5 | {"feed_forward_proj": 7}), "c: feed_forward_proj must be a text, got 7"),
+        (config(LLAMA2 | {"tie_word_embeddings": "false"}), "c: tie_word_embeddings must be true or false, got 'false"),
+        (config(LLAMA2 | {"attention_bias": 0}), "c: attention_bias must be true or false, got 0"),
+        (config(LLAMA2 | {"vocab_size": 10**400}), "c: vocab_size must be below 2^62, got a number of 1329 bits"),
+        (config(LLAMA2 | {"num_hidden_layers": 10**7}), "c: a transformer of 10,000,000 blocks was asked for; zerosim "
+         "plans up to 10,000, so take fewer"),
+        (config(LLAMA2 | {"model_type": "mistral"}), "c lacks num_key_value_heads; a configuration of mistral has "
+         "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size, num_key_value_heads"),
+        (config(GPT2 | {"hidden_size": 1024}), "c says n_embd=768 and hidden_size=1024, two names of one; say one"),
+        (config(GPT2 | {"add_cross_attention": True}), "c: a GPT-2 with add_cross_attention attends to an encoder, and "
+         "its layers for that are not counted here; take one without"),
+        (config(OPT | {"word_embed_proj_dim": 512}), "c: an OPT whose embedding has 512 channels where its blocks have "
+         "768, or whose LayerNorms come last, as opt-350m, is not counted here; take another OPT"),
+    ],
+    "conventions": [
+        (partial(conventions.convention_of, "megatron"),
+         "no accounting convention is called 'megatron'; there are zero-paper, fp32-accumulate, megatron-bf16, "),
+        (partial(conventions.convention_of, "zero_paper"), "did you mean 'zero-paper'?"),
+        (partial(states_nbytes, model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
+        (partial(estimate_nbytes, 0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
+        (partial(estimate_nbytes, 9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
+        (partial(conventions.StatePerElement, -1), "count must be at least 0, got -1"),
+        (partial(states_nbytes, model_of_parameters(9), 2, STAGES[1], layout="per-unit"),
+         "no layout is called 'per-unit'"),
+        (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes of tensor"),
+    ],
+    "plans": [
+        (plan(), "name one of the two, as gpt2-xl or 7.5e9"),
+        (gpt2(parameters=5), "name one of the two"),
+        (plan("gpt2-xxl"), "no model is called 'gpt2-xxl'"),
+        (plan(5), "model=5 must be a name or the path of a file, as a text"),
+        (gpt2(largest_layer=5), "largest_layer goes with a number of parameters"),
+        (plan(parameters="7.5.9"), "parameters='7.5.9' is no number"),
+        *((plan(parameters=text), "whole number above 0") for text in ("-3", "1.5", "inf")),
+        (plan(parameters="7,5e9"), "parameters='7,5e9' has a comma that is not between thousands; write 7.5e9"),
+        (plan(parameters="1,2,3"), "has a comma that is not between thousands"),
+        *((gpt2(**{name: value}), f"{name} must be at least 1, got {value}")
+          for name, value in (("ranks", 0), ("batch", -1), ("micro_batches", 0), ("tokens", 0))),
+        (gpt2(batch=10**400), "batch must be below 2^62, got a number of 1329 bits"),
+        (gpt2(ranks=10**9), "take 8,192 at most"),
+        (gpt2(stage=4), "found 4"),
+        *((gpt2(stage=asked), f"stage={asked!r} must be all, or some of 0, 1, 2, 3") for asked in ("x", [1.7], None)),
+        (gpt2(stage=[]), "a plan has rows for each stage, and none was asked for; name one at least"),
+        (gpt2(recompute=[]), "for each recomputation policy, and none was asked for"),
+        (gpt2(recompute="some"), "names no recomputation policy"),
+        (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
+        (gpt2(device="h1000"), "did you mean 'h100-80'"),
+        (gpt2(link="nvlink"), "no link is called 'nvlink'"),
+        (gpt2(nodes=3), "do not spread evenly over 3 nodes"),
+        (gpt2(nodes=2, between=""), "no link is called ''"),
+        (gpt2(tokens=4096), "learned places for 1024"),
+        (gpt2(convention="zero"), "zero-paper"),
+        (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
+        (gpt2(convention="zero-sim"), "scaling-book, and zerosim, the engine's own"),
+        (gpt2(utilization=0), "utilization must be a finite number above 0, got 0"),
+        (gpt2(utilization="0.5"), "utilization must be a finite number above 0, got '0.5'"),
+        (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
+        (gpt2(utilization=1e-320), "the plan: utilization must be between 1e-30 and 1e+30"),
+        (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
+        (gpt2(compute="bf16", device="t4"), "no rate in bf16"),
+        (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
+        (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps depends on the shapes of tensors, and of "
+         "7,000,000,000 parameters none is known; name a model, or an optimizer such as AdamW"),
+        (gpt2(offload="no"), "offload='no' must be True or False"),
+        (gpt2(overlap=1), "overlap=1 must be True or False"),
+        (gpt2(prefetch=-1), "prefetch must be at least 0, got -1"),
+        (gpt2(overheads=5), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
+        (gpt2(hardware=5), "hardware=5 must be a name or the path of a file, as a text"),
+    ],
+    "machines": [
+        (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),
+        (machine(efficiency=0), "the machine: efficiency must be a finite number above 0, got 0"),
+        (machine(efficiency=1.5), "efficiency must be a share of the peak, above 0 and at most 1, got 1.5"),
+        (machine(slow_ranks=[SlowRank(1, 2), SlowRank(1, 3)]), "the rank 1 is slow twice; give it one factor"),
+        (machine(slow_links=[SlowLink(0, 1, 2)] * 2), "the link (0, 1) is slow twice; give it one factor"),
+        (partial(SlowRank, -1, 2), "rank must be at least 0, got -1"),
+        (partial(SlowRank, 0, 0), "the slow rank 0: factor must be a finite number above 0, got 0"),
+        (partial(SlowRank, 0, 2, -1.0), "the slow rank 0: from_seconds must be a finite number that is not negative"),
+        (partial(SlowLink, 0, -1, 2), "destination must be at least 0, got -1"),
+        (partial(SlowLink, 0, 1, float("inf")), "the slow link from 0 to 1: factor must be a finite number above 0"),
+        (lambda: replay(step(3), machine(slow_ranks=[SlowRank(3, 2)])()), "rank 3 is to be slow, but the run has 3 ra"),
+        (lambda: replay(step(3), machine(slow_links=[SlowLink(0, 4, 2)])()), "the link from 0 to 4 is to be slow, but"),
+        (lambda: replay(recorded(1, program_of(("to host", 5))), MACHINE),
+         "moved to a host or back, and the machine has no link to one; name it, as "),
+    ],
+}
+
+
+@pytest.mark.parametrize("subject", REFUSED)
+def test_what_cannot_be_is_refused_with_what_was_asked_and_what_to_do(subject):
+    for call, text in REFUSED[subject]:
+        assert_refused(call, re.escape(text))
+
+
+# -- a user's own files -----------------------------------------------------------------------------------------------
+
+OWN_LINK = """
+[link.mine]
+bytes_per_second = 400e9
+latency_seconds = 2.1e-6
+source = "measured"
+date = 2025-06-01
+"""
+OWN_DEVICE = """
+[device.mine]
+capacity_nbytes = 96e9
+reported_nbytes = 95_000_000_000
+memory_bytes_per_second = 4e12
+flops_per_second = { bf16 = 1e15 }
+source = "a data sheet"
+date = "2025-06"
+"""
+WRONG_FILES = [
+    ("[links.x]\n", "no table 'links' is known; write [device.NAME] or [link.NAME]"),
+    ("link = 3\n", "link must hold tables; write [link.NAME], and its fields under it"),
+    ("[link]\nmine = 3\n", "link must hold tables"),
+    ("[link.mine\n", "is no TOML: "),
+    (OWN_LINK + "latency = 3\n", "link 'mine' has a field 'latency', which no link has; there are bytes_per_second, "
+     "latency_seconds, source, date; did you mean 'latency_seconds'"),
+    (OWN_LINK + "name = 'x'\n", "link 'mine' has a field 'name', which no link has"),
+    (OWN_LINK.replace('source = "measured"', ""), "link 'mine' lacks source"),
+    ("[device.mine]\nsource = 'x'\n", "device 'mine' lacks capacity_nbytes, reported_nbytes, "
+     "memory_bytes_per_second, flops_per_second, date"),
+    *((OWN_LINK.replace("400e9", value), f"link 'mine': bytes_per_second must be a finite number above 0, got {found}")
+      for value, found in (("0", "0"), ("-1.5", "-1.5"), ("inf", "inf"), ("true", "True"), ('"400e9"', "'400e9'"))),
+    *((OWN_LINK.replace("2.1e-6", value), f"latency_seconds must be a finite number that is not negative, got {found}")
+      for value, found in (("-1e-6", "-1e-06"), ("nan", "nan"))),
+    (OWN_LINK.replace('"measured"', '" "'), "source must be a text, got ' '; a number without a source cannot be"),
+    (OWN_LINK.replace("400e9", "1e-31"), "bytes_per_second must be between 1e-30 and 1e+30, got 1e-31; look at its"),
+    (OWN_LINK.replace("400e9", "1" + 400 * "0"), "must be between 1e-30 and 1e+30, got 1000000000000000000000000"),
+    (OWN_LINK.replace("2.1e-6", "1e31"), "latency_seconds must be between 0 and 1e+30, got 1e+31; look at its unit"),
+    (OWN_LINK.replace("400e9", 5000 * "1"), "is no TOML: Exceeds the limit"),
+    ("a = " + 5000 * "[", "is no TOML: maximum recursion depth exceeded"),
+    (OWN_DEVICE.replace("96e9", "96.5"), "device 'mine': capacity_nbytes must be a whole number of bytes, got 96.5"),
+    (OWN_DEVICE.replace("96e9", "0"), "device 'mine': capacity_nbytes must be a finite number above 0, got 0"),
+    (OWN_DEVICE.replace("{ bf16 = 1e15 }", "{}"), "flops_per_second must give a dense rate for some of fp32, tf32"),
+    (OWN_DEVICE.replace("{ bf16 = 1e15 }", "1e15"), "flops_per_second must give a dense rate for some of"),
+    (OWN_DEVICE.replace("bf16 =", "bfp16 ="), "flops_per_second has no format 'bfp16'; there are fp32, tf32, bf16, "
+     "fp16, fp8; did you mean "),
+    (OWN_DEVICE.replace("1e15", "-1e15"), "flops_per_second.bf16 must be a finite number above 0"),
+    (OWN_DEVICE + "host_link = 5\n", "device 'mine': host_link must be"),
+    (OWN_LINK.replace("mine", "nvlink4"), "the link 'nvlink4' comes along already; give yours a name of its own"),
+    (OWN_DEVICE.replace("mine", "t4"), "the device 't4' comes along already; give yours a name of its own"),
+    ("# caf\xe9\n".encode("latin-1"), "is no UTF-8 text: "),
+    ("# caf\xe9\n".encode("latin-1"), " at byte 5; save it as UTF-8"),
+]
+
+
+def test_what_is_wrong_with_a_file_of_hardware_is_said_with_its_name_and_place(tmp_path):
+    path = tmp_path / "mine.toml"
+    for text, said in WRONG_FILES:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert_refused(partial(hardware.read, path), re.escape(said))
+        assert_refused(partial(hardware.read, path), re.escape(str(path)))
+    assert_refused(partial(hardware.read, tmp_path / "none.toml"), "none.toml' cannot be read: No such file or directo")
+
+
+def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_offloaded(tmp_path):
+    path = tmp_path / "own.toml"
+    offloaded = gpt2(device="mine", hardware=path, offload=True)
+    for text, said in ((OWN_DEVICE, "the device mine does not say by which link it hangs on its host; name one"),
+                       (OWN_DEVICE + 'host_link = "pcie6"\n', "no link is called 'pcie6'")):
+        path.write_text(text)
+        assert_refused(offloaded, said)
+        assert zs.plan("gpt2", device="mine", hardware=path).rows
+        assert offloaded(host_link="pcie5").rows
+
+
+def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_path, monkeypatch):
+    assert_refused(partial(model_shape, tmp_path), r"config\.json was asked for, and is not there; give the path of")
+    for data, said in ((b"{gpt2", "Expecting property name .*; give the path of"), (b"\xff\xfe{}", "'utf-8' codec"),
+                       (b"[" * 200_000, ".*recursion.*; give the path of")):
+        (tmp_path / "config.json").write_bytes(data)
+        assert_refused(partial(model_shape, tmp_path / "config.json"), rf"config\.json is not JSON: {said}")
+    monkeypatch.chdir(tmp_path)
+    for blank in ("", " "):
+        assert_refused(partial(model_shape, blank), f"^no model is called '{blank}', and there is no such file")
+
+
+# -- recordings -------------------------------------------------------------------------------------------------------
+
+
+def issue_and_wait(rank):
+    rank.all_gather(np.zeros(2), async_op=True).wait()
+    rank.exchange(np.zeros(1), (rank.index + 1) % rank.size, np.zeros(1), (rank.index - 1) % rank.size)
+
+
+def exchanged(rank):
+    rank.exchange(np.zeros(1), 1 - rank.index, np.zeros(1), 1 - rank.index)
+
+
+WRONG_FIELDS = [
+    (("format",), "other", "this is no recording: it lacks \"format\": \"zerosim recording\""),
+    (("version",), 2, "this recording is of version 2, and version 1 can be read"),
+    (("calls",), None, "this recording cannot be read: .* it was changed since"),
+    (("words",), [], r"row 0 points to kind 0, of which there are 0"),
+    (("calls",), [], r"row \d+ points to call 0, of which there are 0"),
+    (("messages",), [], r"row \d+ points to message 0, of which there are 0"),
+    (("shapes",), [], "this recording cannot be read: list index out of range"),
+    (("paths",), [], r"row \d+ points to path \d+, of which there are 0"),
+    (("paths", 0), [3], "words, paths, purposes and algorithms are texts, found 3"),
+    (("program_of_rank",), [0, 5], r"each with one of its 2 programs, .*; found programs \[0, 5\] in use"),
+    (("program_of_rank",), [], "a recording needs ranks"),
+    (("shapes", 0, "root"), None, "a number of a recorded all_gather must be a whole number, got None"),
+    (("shapes", 0, "itemsize"), 10**400, r"a number of a recorded all_gather must be below 2\^62, got a number of"),
+    (("shapes", 0, "algorithm"), [], r"words, paths, purposes and algorithms are texts, found \[\]"),
+    (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
+    (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
+    (("messages", 0, 3), 7, "words, paths, purposes and algorithms are texts, found 7"),
+    (("transfers",), [["sideways", "g", 5, 0]], "a transfer goes 'to host' or 'to device', found 'sideways'"),
+    (("transfers",), [["to host", "g", -5, 0]], "nbytes must be at least 0, got -5"),
+    (("programs", 0, "rows"), "CHX", "this recording has rows X, and the letters of rows are CHGIWMBE"),
+    (("programs", 0, "rows"), "C", "a program's columns must be equally long, got 1, "),
+    (("programs", 0, "first"), ["a"], "invalid literal"),
+    (("programs", 0, "first"), [2**63], "this recording cannot be read"),
+    (("programs", 0, "rows"), lambda rows: rows.replace("I", "G"),
+     r"row \d+ waits for the all_gather of call 0 that is not issued before"),
+    (("programs", 0, "rows"), lambda rows: rows.replace("I", "w").replace("W", "I").replace("w", "W"),
+     r"row \d+ waits for the all_gather of call 0 that is not issued before"),
+    (("programs", 0, "rows"), lambda rows: rows.replace("W", "I"), r"row \d+ issues the all_gather of call 0 a second"),
+]
+
+
+def test_a_changed_recording_is_refused_and_the_change_named():
+    def read(path, to):
+        entry = plain = recording.to_plain(recorded(2, issue_and_wait))
+        *inner, last = path
+        for key in inner:
+            entry = entry[key]
+        entry[last] = to(entry[last]) if callable(to) else to
+        return recording.from_plain(plain)
+
+    for path, to, text in WRONG_FIELDS:
+        assert_refused(partial(read, path, to), text)
+    for key in set(recording.to_plain(step(2))) - {"format", "version"}:
+        plain = recording.to_plain(step(2))
+        del plain[key]
+        assert_refused(partial(recording.from_plain, plain), f"this recording lacks '{key}'; it is cut short")
+
+
+def odd(rank):
+    rank.trace.compute(flops=rank.index)
+
+
+def late(rank):
+    work = rank.all_reduce(np.ones(3), async_op=True)
+    with rank.trace.span("late"):
+        work.wait()
+
+
+class Unknown:
+    """A row that no trace has."""
+
+
+def row_of(*rows):
+    """A program that notes these rows."""
+    return lambda rank: rank.trace.rows.extend(rows)
+
+
+def in_another_order(rank):
+    pairs = [rank.split(0), rank.split(0)]
+    works = {pair: pair.all_reduce(np.ones(4, np.float32), async_op=True)
+             for pair in (pairs if rank.index == 0 else pairs[::-1])}
+    for pair in pairs:
+        works[pair].wait()
+
+
+def message_behind_a_collective(rank):
+    if rank.index:
+        rank.recv(np.empty(2), 0)
+    work = rank.all_reduce(np.ones(4, np.float32), async_op=True)
+    if not rank.index:
+        rank.send(np.zeros(2), 1)
+    work.wait()
+
+
+MOVED = recording.Transfer("to host", "gradient", 500, 0)
+TRACE = zs.ranks.Trace
+RECORDINGS = [
+    (lambda: step(2).inside("stride"), "inside the span 'stride', of which a rank has 0; it must have one. Its spans"),
+    (lambda: recording.record(traces(2)).inside("forward"), "inside the span 'forward', of which a rank has 6;"),
+    (lambda: recorded(2, late).inside("late"), "inside the span 'late' a rank waits for the all_reduce of call 0"),
+    (lambda: recording.record(traces(3)[:1]).on_ranks(4), "one rank can stand for 4 only where all do the same, in "
+     "collectives of all; found a call of ranks 0, 1, 2; record every rank"),
+    (lambda: recorded(3, odd).on_ranks(3), "found 3 different programs; record every rank"),
+    (lambda: recording.record(traces_of(2, exchanged)[:1]).on_ranks(2),
+     "found messages between single ranks; record every rank"),
+    (lambda: recording.record([TRACE([Unknown()])]), "a trace has a row of class Unknown, and a recording knows Compu"),
+    (lambda: recording.record([]), "a recording needs ranks"),
+    (lambda: recorded(1, lambda rank: rank.trace.compute(flops=2**63)), "flops or bytes past 2^63"),
+    (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]),
+     "two ranks disagree about call 0 of ranks "),
+    (lambda: recorded(1, row_of(TransferWait(MOVED))),
+     "row 0 waits for the transfer of gradient to host that is not issued"),
+    (lambda: recorded(1, row_of(Transfer(MOVED, ()), Transfer(MOVED, ()))),
+     "row 1 issues the transfer of gradient to host a second time"),
+    (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
+     "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
+    (lambda: replace(recorded(1, program_of(("to host", 5), ("to host", 6))), transfers=(MOVED,)),
+     "points to transfer 1, of which there are 1"),
+    (lambda: replay(recording.record(traces_of(2, exchanged)[:1]), MACHINE),
+     "rank 0: waits for a message to rank 1 and from rank 1"),
+    (lambda: replay(recording.record(traces(3, 2, "plain")[:1]), MACHINE),
+     "rank 0: waits for reduce_scatter (call 0 of ranks 0, 1, 2; there: 0)"),
+    (lambda: replay(recorded(2, in_another_order), MACHINE), "in the order of issue, these wait for each other without "
+     "end; issue in the same order on all ranks, and record again.\nrank 0: waits for all_reduce (call 0 of ranks 0, "
+     "1; there: 0)\nrank 1: waits for all_reduce (call 0 of ranks 0, 1; there: 0), behind all_reduce (call 0 of ranks "
+     "0, 1; there: 1)"),
+    (lambda: replay(recorded(2, message_behind_a_collective), MACHINE), "rank 0: waits for a message to rank 1, behind "
+     "all_reduce (call 0 of ranks 0, 1; there: 0)\nrank 1: waits for a message from rank 0"),
+]
+
+
+def test_what_cannot_be_recorded_or_replayed_is_refused():
+    for call, text in RECORDINGS:
+        assert_refused(call, re.escape(text))
+
+
+def test_files_of_recordings_and_timelines_that_cannot_be_read_or_written_are_refused(tmp_path):
+    nowhere, text, data = (tmp_path / name for name in ("nothing/run.json", "text", "list"))
+    text.write_text("no json")
+    data.write_text("[]")
+    for call, said in (
+            (partial(recording.load, nowhere), "cannot be read: No such file or directory; name a file that save"),
+            (partial(recording.load, text), "is no JSON: Expecting value"),
+            (partial(recording.load, data), "this is no recording"),
+            (partial(recording.save, step(2), nowhere), "asked to save a recording as .* but: No such file or directo"),
+            (partial(timeline.save_chrome_trace, replay(step(2), MACHINE), nowhere),
+             "asked to save a timeline as .* but: No such file or directory; name a file")):
+        assert_refused(call, said)

@@ -1,0 +1,146 @@
+"""The same training side by side: loss by step, what a rank holds, what it sends.
+
+Legend: N ranks.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from zerosim.course.training import Comparison
+from zerosim.display.colors import KIND_COLORS, rank_color
+from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, heading, within_limits
+from zerosim.numerics.units import counted
+from zerosim.ranks.memory import RESTING_KINDS
+
+TITLE = "The same training, side by side"
+DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)))
+MEGA = 1e6
+PURPOSES: Mapping[str, str] = MappingProxyType(
+    {"parameters": KIND_COLORS["parameter"], "gradients": KIND_COLORS["gradient"],
+     "state": KIND_COLORS["optimizer_state"]})
+LEGEND_TOP = 0.25  # of the page
+LETTERS = 30  # that stand side by side under a panel
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonData:
+    """Of each run: its label, the losses by step in nats, the peak by kind of the rank that held
+    most, and the most that a rank sent per step by purpose."""
+
+    what: str
+    over: str
+    labels: tuple[str, ...]
+    losses: tuple[tuple[float, ...], ...]
+    peaks: tuple[Mapping[str, int], ...]
+    sent: tuple[Mapping[str, float], ...]
+    unigram_entropy: float
+
+
+def comparison_data(found: Comparison) -> ComparisonData:
+    """All that the picture shows of a comparison."""
+    options = found.runs[0].options
+    return ComparisonData(
+        f"{options.model}, {counted(options.ranks, 'rank')} with {counted(options.micro_batches, 'micro-batch')} of "
+        f"{counted(options.batch, 'sequence')} each",
+        found.over,
+        tuple(str(value) for value in found.values),
+        tuple(tuple(step.loss for step in run.steps) for run in found.runs),
+        tuple(run.peak_nbytes_by_kind for run in found.runs),
+        tuple({purpose: max(run.sent_nbytes.get(purpose, [0])) / len(run.steps) for purpose in PURPOSES}
+              for run in found.runs),
+        found.runs[0].unigram_entropy,
+    )
+
+
+def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
+    """Three panels: losses as lines, memory as stacked bars by kind, traffic as stacked bars by purpose."""
+    with style.figure(14, 7) as figure:
+        figure.subplots_adjust(left=0.055, right=0.985, top=0.82, bottom=0.38, wspace=0.24)
+        losses, held, sent = figure.subplots(1, 3)
+        _losses(losses, data, style)
+        _bars(held, data, data.peaks, KIND_COLORS, style)
+        held.set_ylabel("held at the peak (MB)")
+        _bars(sent, data, data.sent, PURPOSES, style)
+        sent.set_ylabel("sent per step (MB)")
+        for panel in (losses, held, sent):
+            box = panel.get_position()
+            figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
+                          bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
+        heading(figure, TITLE, f"Measured: {data.what}. Bytes of the rank that holds or sends most; "
+                "hatched: held only during a step.", style)
+    return Drawing("comparison", TITLE, _description(data), style, figure)
+
+
+def require_place(path: str) -> Path:
+    """Checks the place of a figure: ValueError for an ending that there is not, and for no folder to write into."""
+    place = Path(path)
+    if place.suffix not in SUFFIXES:
+        raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(SUFFIXES)}")
+    if not place.parent.is_dir() or place.is_dir():
+        raise ValueError(f"asked to draw into {path!r}, which is {'a folder' if place.is_dir() else 'in no folder'}; "
+                         "name a file in a folder that exists")
+    try:
+        with tempfile.TemporaryFile(dir=place.parent):
+            return place
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> ValueError:
+    return ValueError(f"asked to draw into {path!r}, but: {error.strerror}; name a file that can be written")
+
+
+def save_comparison(found: Comparison, path: str, *, dark: bool = False) -> Path:
+    """Draws a comparison into a file, .svg or .png; ValueError for a place that cannot be written."""
+    place = require_place(path)
+    try:
+        return comparison(comparison_data(found), DARK if dark else LIGHT).save(place)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _losses(axes: Axes, data: ComparisonData, style: Style) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for place, (label, losses) in enumerate(zip(data.labels, data.losses, strict=True)):
+        axes.plot(range(1, len(losses) + 1), losses, color=rank_color(place), linewidth=2.2,
+                  linestyle=DASHES[place % len(DASHES)],
+                  label=f"{data.over} {label}" if label.isdigit() else label)
+    axes.axhline(data.unigram_entropy, color=style.muted, linewidth=1, label="entropy of single bytes")
+    axes.set_xlabel("step")
+    steps = max(map(len, data.losses))
+    axes.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, steps) if 1 <= tick <= steps])
+    axes.set_ylabel("loss (nats per byte)")
+    axes.grid(axis="y")
+    within_limits(axes)
+
+
+def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
+          style: Style) -> None:
+    present = [kind for kind in colors if any(stack.get(kind) for stack in stacks)]
+    for place, stack in enumerate(stacks):
+        low = 0.0
+        for kind in present:
+            hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
+            axes.bar(place, stack.get(kind, 0) / MEGA, 0.62, bottom=low, facecolor=colors[kind], hatch=hatch,
+                     edgecolor=style.background, linewidth=0.6, label=kind.replace("_", " ") if not place else None)
+            low += stack.get(kind, 0) / MEGA
+        axes.annotate(f"{low:.3g}", (place, low), (0, 4), textcoords="offset points", ha="center")
+    long = max(map(len, data.labels)) * len(data.labels) > LETTERS
+    axes.set_xticks(range(len(data.labels)), data.labels, rotation=20 if long else 0)
+    axes.set_xlabel(data.over)
+    axes.grid(axis="y")
+    axes.set_ylim(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / MEGA)
+    within_limits(axes)
+
+
+def _description(data: ComparisonData) -> str:
+    """Last losses, peaks and traffic of every run, in words."""
+    runs = [f"{data.over} {label}: last loss {losses[-1]:.3f} nats, at most {sum(peak.values()):,} bytes held, "
+            f"{sum(sent.values()):,.0f} bytes sent per step"
+            for label, losses, peak, sent in zip(data.labels, data.losses, data.peaks, data.sent, strict=True)]
+    return (f"Three panels, measured on {data.what}: the loss by step, the bytes held by kind, the bytes sent by "
+            f"purpose. {'; '.join(runs)}. The entropy of single bytes is {data.unigram_entropy:.3f} nats.")
