@@ -8,12 +8,12 @@ import shlex
 import pytest
 
 import zerosim as zs
-from tests.backends.worlds import Processes
+from tests.backends.worlds import mpi_missing
 from tests.support import assert_refused
 from zerosim.course import running
 from zerosim.numerics import arrays
 
-REASON = Processes("MPI", 2).missing()
+REASON = mpi_missing()
 FILE = """
 import numpy as np
 

@@ -28,7 +28,7 @@ def trained(**changes):
 
 @cache
 def compared(over="stage", values=None, **changes):
-    return training.compare(replace(TINY, **changes), shipped(), over, values)
+    return training.compare(replace(TINY, **{"steps": 2, **changes}), shipped(), over, values)
 
 
 # -- what a run reports -----------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
     assert [list(line.get_ydata()) for line in lines[:4]] == [list(losses) for losses in data.losses]
     assert set(lines[4].get_ydata()) == {shipped().unigram_entropy}
     held = [run.peak_nbytes[0] for run in found.runs]
-    sent = [(run.sent_nbytes["parameters"][0] + run.sent_nbytes["gradients"][0]) / 3 for run in found.runs]
+    sent = [(run.sent_nbytes["parameters"][0] + run.sent_nbytes["gradients"][0]) / 2 for run in found.runs]
     for axes, expected in zip(drawn.figure.axes[1:], (held, sent), strict=True):
         heights = [sum(patch.get_height() for patch in axes.patches
                        if round(patch.get_x() + patch.get_width() / 2) == place) for place in range(4)]
@@ -236,7 +236,7 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
 
 @pytest.mark.parametrize("over", chosen(["recompute"], training.OVER))  # the most runs, and the longest names
 def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
-    drawn = figure.comparison(figure.comparison_data(compared(over, steps=2)))
+    drawn = figure.comparison(figure.comparison_data(compared(over)))
     assert seen.misplaced(drawn) == []
     assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
     assert drawn.figure.get_figwidth() <= 15
