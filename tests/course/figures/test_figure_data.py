@@ -159,14 +159,6 @@ def test_traffic_is_two_vectors_and_three_at_stage_3_for_every_n():
             assert sent == pytest.approx((3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks, rel=1e-12)
 
 
-def test_a_run_without_data_measures_what_a_run_with_data_holds_and_sends():
-    for stage in zs.STAGES:
-        found = measured.measured_bytes((6, 7, 5), zs.optim.Adam(), ranks=4, stage=stage, policy=zs.Policy("fp16"))
-        cluster, _engines = one_step(4, (6, 7, 5), 1, stage=stage)
-        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
-        assert found.sent_nbytes == {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in found.sent_nbytes}
-
-
 def test_gradients_live_as_the_ledger_of_a_real_run_says():
     widths, rows, ranks = (16, 16, 16), 4, 2
     for life in figures.liveness_data((0, 1, 2, 3), widths, rows, ranks).lives:
@@ -526,21 +518,6 @@ def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
         assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
     assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
     assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(settled)
-
-
-def test_one_matrix_without_data_holds_and_sends_what_it_does_with_data():
-    def program(rank, stage):
-        engine = zs.Engine(rank, zs.models.MLP([6, 10], bias=False), zs.optim.Adam(), stage=stage,
-                           policy=zs.Policy("bf16"))
-        x, target = rank.xp.full((1, 6), rank.index + 1.0), rank.xp.zeros((1, 10))
-        engine.step([(x, target)] * 2)
-        return engine
-
-    for stage, ranks in itertools.product((*zs.STAGES, published_runs.ALL_REDUCED), (1, 2, 3, 4)):
-        found, cluster = published_runs.step(60, ranks, stage, micro_batches=2), zs.Cluster(ranks)
-        _engines = cluster.run(program, stage)  # whose arrays live as long as they
-        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
-        assert found.sent_nbytes == sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters")))
 
 
 def test_one_block_of_probabilities_is_left_where_blocks_run_again():
