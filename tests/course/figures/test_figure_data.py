@@ -11,8 +11,7 @@ import pytest
 import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published_runs
-from zerosim.course.published import published
+from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published, published_runs
 from zerosim.display import report
 from zerosim.planning import activations, closed_forms, hardware, recording, timeline
 from zerosim.ranks import trace
@@ -511,7 +510,7 @@ def test_what_a_run_measures_is_what_the_formulas_say_and_not_what_does_not_clos
 
 def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
     data, still_open = seen.data_of("published"), [one for one in settled if not one.row.closes]
-    open_rows = {row.label: row for row in published() if row.label}
+    open_rows = {row.label: row for row in published.published() if row.label}
     assert {row.label for row in data.differing} == open_rows.keys()
     for row in data.differing:
         assert (row.published, row.brief) == (open_rows[row.label].printed, open_rows[row.label].brief)
