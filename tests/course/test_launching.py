@@ -5,12 +5,12 @@ import re
 import pytest
 
 import zerosim as zs
-from tests.backends.worlds import Processes
+from tests.backends.worlds import mpi_missing
 from zerosim.course import running
 from zerosim.course.running import launched, load
 from zerosim.numerics.arrays import sha256
 
-REASON = Processes("MPI", 3).missing()
+REASON = mpi_missing()
 NEEDS_MPI = pytest.mark.skipif(REASON is not None, reason=f"MPI: {REASON}")
 FILE = """
 import numpy as np

@@ -195,7 +195,7 @@ def test_every_call_gives_the_oracle_s_bits_and_sends_the_closed_form_s_bytes(ro
     """In all worlds, types and ways; forms and options by turns."""
     types = [*FLOATS.values(), *INTEGERS.values(), *(() if "reduce" in row[0] else OTHERS.values())]
     worlds = [ranks for ranks in WORLDS if allowed(*row, ranks)]
-    for turn, (ranks, dtype, way) in enumerate(mixed(ROWS.index(row), 400 if THOROUGH else 24, worlds, types, WAYS)):
+    for turn, (ranks, dtype, way) in enumerate(mixed(ROWS.index(row), 150 if THOROUGH else 24, worlds, types, WAYS)):
         lengths = [[0, 2 * ranks + 1], [1, 3 * ranks - 1], [ranks, 13]][turn % 3]
         try:
             check(way, calls(row, ranks, dtype, lengths, FORMS[turn % 6:] + FORMS[:turn % 6],
