@@ -67,7 +67,7 @@ source = "a data sheet"
 date = "2025-06"
 """)
     own = hardware.read(path)
-    assert hardware.link("mine", own) == Link("mine", 400e9, 2.1e-6, "measured", "2025-06-01")
+    assert own.link("mine") == Link("mine", 400e9, 2.1e-6, "measured", "2025-06-01")
     assert own.device("mine").capacity_nbytes == 96 * 10**9
     assert isinstance(own.device("mine").capacity_nbytes, int)
     assert own.device("h200") == hardware.device("h200")

@@ -308,6 +308,10 @@ def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_t
             for event in timeline.critical_path(exact_replay(recorded(3, pipeline), MACHINE))] == [
         (0, 0, "compute", ("action 0",), 1), (0, 1, "message", (), 1.1), (1, 1, "compute", ("action 2",), 1),
         (1, 2, "message", (), 1.1), (2, 2, "compute", ("action 4",), 1)]
+    # Rank 0 hands on to rank 1, which comes late, while its own neighbor's message is there at once.
+    late = program_of(("compute", [0, 5000, 0]), ("shift", 100), ("compute", [9000, 0, 0]))
+    assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
+        exact_replay(recorded(3, late), MACHINE))] == [(1, 1, "compute"), (1, 0, "message"), (0, 0, "compute")]
     path = timeline.critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
     assert {event.rank for event in path if event.stream == timeline.COMPUTATION} == {2}
 
