@@ -182,6 +182,8 @@ def test_the_worked_example_sends(stage, recompute_units, nbytes):
     sent = sent_nbytes(replace(WORKED[stage], recompute_units=recompute_units))
     assert [sum(pair) for pair in zip(sent["gradients"], sent["parameters"], strict=True)] == nbytes
     assert sent["control"] == ([0, 0] if stage == 0 else [9, 9])
+    normed = sent_nbytes(replace(WORKED[stage], normed_tensors=5))["control"]
+    assert normed == ([0, 0] if stage == 0 else [9 + 2 * 5 * 8] * 2)
 
 
 def test_two_layouts_send_as_much_in_sum_and_not_by_rank_and_padding_is_held_and_sent():
@@ -221,4 +223,5 @@ def test_many_ranks_send_the_published_limits_and_two_send_half(micro_batches, v
 def test_a_unit_is_gathered_twice_and_once_more_if_it_is_run_again(units, segment):
     again = sum(min(segment, units - start) - 1 for start in range(0, units, segment)) if segment else 0
     assert sum(gathers_by_unit(units, segment)) == 2 * units + again
+    assert gathers_by_unit(3, tied=[(2, 0)]) == (4, 2, 2)  # by its user's passes too
     assert gathers_by_unit(units, 1) == gathers_by_unit(units, None) == (2,) * units

@@ -278,7 +278,7 @@ def _norm(of: Transformer, name: str) -> Sequence[TensorShape]:
     return [TensorShape(f"{name}.{part}", (of.channels,)) for part in parts]
 
 
-# -- Models that have a name: the sizes of published transformers, each with its source ------------------------------
+# -- presets: the sizes of published transformers, each with its source -----------------------------------------------
 # Sizes of published checkpoints are those of their configuration files; where a paper gives only channels, blocks and
 # heads, the vocabulary and the positions are GPT-2's, and the comment says so.
 
@@ -377,8 +377,7 @@ PRESETS: Mapping[str, Transformer] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------
-# A model on paper from a name or from a file: a preset, or the `config.json` of a Hugging Face checkpoint on disk
+# -- a preset's name, or the `config.json` of a Hugging Face checkpoint on disk ----------------------------------------
 # A family is a row: the fields that a file must have, those that it may leave out and what they then are, and the
 # transformer that they make. What may be left out is what the `transformers` library's configuration classes (version
 # 4.44, 2024) have a default for that is no number of the model's own.
