@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.architecture.source import ROOT
-from tests.backends.worlds import Processes
+from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH
 from tests.display.seen import data_of, drawn_by, is_committed
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, printed_in
@@ -82,7 +82,7 @@ def skip_if_drawn_elsewhere(svg: str) -> None:
 
 def skip_without_processes(text: Path) -> None:
     """The notebook about processes says so where there are none, and its copy has them."""
-    reason = Processes("MPI", 3).missing()
+    reason = mpi_missing()
     if text.stem.startswith("15_") and reason is not None:
         pytest.skip(f"MPI: {reason}")
 

@@ -290,3 +290,5 @@ def test_a_former_name_warns_and_is_the_same_thing(former, now):
 def test_a_plans_former_option_warns_and_counts():
     with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
         assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dialect'"):
+        zs.plan("gpt2", dialect="fp32", convention="zerosim")

@@ -408,7 +408,8 @@ class Rank:
         if not async_op:
             return _finish(state, backend, me, out, shape, rule)
         return Work(state, backend, call, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
-                    out=out, x=None if in_place else x, copy=None if scaled or captured is x else captured)
+                    out=out, x=None if in_place else x,
+                    copy=None if in_place or scaled or captured is x else captured)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 

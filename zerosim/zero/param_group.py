@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.units import Model
-from zerosim.numerics.arrays import poison
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
@@ -329,11 +328,9 @@ def at(piece: Piece, placement: Placement) -> slice:
 
 
 def clear_padding(array: np.ndarray, layout: Layout, placement: Placement, rank: Rank) -> None:
-    """Sets padding to zero, so that no chance bits travel; in debug mode to NaN, so that a leak is seen."""
-    for low, high in _padding_of(layout, placement, rank.index):
-        if rank.memory.debug:
-            poison(array[low:high])
-        else:
+    """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is seen."""
+    if not rank.memory.debug:
+        for low, high in _padding_of(layout, placement, rank.index):
             array[low:high] = 0
 
 
