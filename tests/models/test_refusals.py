@@ -130,7 +130,7 @@ LOSSES = [
     (lambda: loss(HalfSquaredError(), z(1, 1), np.zeros((1, 1))),
      "computes in float32, and found a target in float64; round it first, with"),
     (lambda: loss(HalfSquaredError(), WIDE, WIDE), "computes in float16, and found y in float32"),
-    *((lambda target=target: loss(CrossEntropy(), z(2, 4, 5), target), f"^cross_entropy_forward {said}")
+    *((lambda target=target: loss(CrossEntropy(), z(2, 4, 5), target), f"^CrossEntropy {said}")
       for target, said in (
         (z(2, 3, dtype=int), "asked for a target of shape (2, 4), and found (2, 3); there is one class for each"),
         (z(2, 4, dtype=float), "asked for targets as integers, and found float64; a target is a class"),
