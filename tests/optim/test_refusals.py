@@ -1,5 +1,6 @@
 """What optimizers and schedules refuse, and in which words: hyperparameters, arrays, states, contexts."""
 
+import inspect
 import math
 import re
 from dataclasses import fields
@@ -165,11 +166,17 @@ def test_norms_are_measured_of_what_direction_says_and_for_those_who_need_them()
     assert with_norms(optim.Adam(), CTX, w, g, {}, 1) is CTX
 
 
+def test_a_signature_says_in_words_what_a_hyperparameter_may_be():
+    assert "lr: Annotated[float, it is a finite number, 0 or more] = 0.001" in \
+        str(inspect.signature(optim.Adam)).replace("typing.", "")
+
+
 def test_an_update_that_still_takes_a_group_is_warned_of_and_one_that_cannot_do_without_is_refused():
-    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr"):
+    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr") as own:
         class Old(optim.Adam):
             def update(self, ctx, w, g, state, step, group=None):
                 super().update(ctx, w, g, state, step)
+    assert own[0].filename == __file__  # Python shows a DeprecationWarning only to those whose line it is
     w, expected = np.ones(4, np.float32), np.ones(4, np.float32)
     for optimizer, of in ((Old(lr=0.1).with_lr(0.2), w), (optim.Adam(lr=0.2), expected)):
         optimizer.apply(CTX, of, np.ones_like(of), new_state(optimizer, of.shape), 1)

@@ -70,6 +70,14 @@ def clipped(w, m, step):
     return m / np.sqrt((m * m).sum())
 
 
+def seeing_others_where(condition):
+    """An update that reads other elements at gradients of this kind only."""
+    def update(self, ctx, w, g, state, step):
+        w -= np.where(condition(g), g.sum(), g)
+
+    return update
+
+
 def blockwise(w, m, step):
     """Scales by the largest in each block of 1024, as 8-bit optimizers quantize."""
     rows = np.pad(m.reshape(-1), (0, -m.size % 1024)).reshape(-1, 1024)
@@ -141,6 +149,8 @@ INDEX, LENGTH, SLOTS = "index inside the piece", "the length of the piece", "out
     (own("Thresholded", lambda w, m, step: m + np.float32(m.reshape(-1)[0] > 1.0)), "tensor", False, OTHERS),
     (own("Periodic", lambda w, m, step: m + (m.mean() if step % 100 == 0 else np.float32(0))), "tensor", False, OTHERS),
     (own("Blockwise", blockwise), "tensor", False, OTHERS),
+    (own("AtZero", cubed, update=seeing_others_where(lambda g: g == 0)), "tensor", False, OTHERS),
+    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-3))), "tensor", False, OTHERS),
     # Differs only behind the first 65536 elements.
     (own("LongBlocks", lambda w, m, step: np.where(np.arange(m.size) < 65536, m.reshape(-1), 0).reshape(m.shape)),
      "tensor", False, INDEX),

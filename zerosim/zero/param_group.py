@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.units import Model
-from zerosim.numerics.arrays import poison
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
@@ -329,11 +328,9 @@ def at(piece: Piece, placement: Placement) -> slice:
 
 
 def clear_padding(array: np.ndarray, layout: Layout, placement: Placement, rank: Rank) -> None:
-    """Sets padding to zero, so that no chance bits travel; in debug mode to NaN, so that a leak is seen."""
-    for low, high in _padding_of(layout, placement, rank.index):
-        if rank.memory.debug:
-            poison(array[low:high])
-        else:
+    """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is seen."""
+    if not rank.memory.debug:
+        for low, high in _padding_of(layout, placement, rank.index):
             array[low:high] = 0
 
 
@@ -364,8 +361,8 @@ class BucketMove:
         vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
         self._found = redistribute(
-            self.rank, vector, have, want, bucket.cut, policy=param_group.policy,
-            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose, agreement=agreement)
+            self.rank.agreeing(agreement), vector, have, want, bucket.cut, policy=param_group.policy,
+            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose)
 
     def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
         """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""

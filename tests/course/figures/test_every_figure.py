@@ -22,8 +22,8 @@ from tests.display.browser import dom_of, needs_browser
 from tests.support import assert_refused
 from zerosim import cli
 from zerosim.course import figures
-from zerosim.course.figures import DARK, FIGURES, LIGHT
 
+DARK, FIGURES, LIGHT = figures.DARK, figures.FIGURES, figures.LIGHT
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY = pytest.mark.parametrize("name", FIGURES)
 UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",

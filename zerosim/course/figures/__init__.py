@@ -46,9 +46,9 @@ class Figure:
     """A row of the table of figures: ``data()`` is what the committed figure shows, ``small()`` the quickest there is,
     for tests, ``draw`` makes the picture; a figure that moves has ``animate`` too.
 
-    To add a figure, write two functions, ``NAME_data()`` that runs something and returns a frozen dataclass, and
-    ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every row the same
-    questions.
+    To add a figure, write a file of its name with two functions, ``NAME_data()`` that runs something and returns a
+    frozen dataclass, and ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every
+    row the same questions.
     """
 
     data: Callable[[], Any]
