@@ -215,6 +215,7 @@ def alive(process: int) -> bool:
     (("nothing.py:sums",), "no file 'nothing.py' to take the function 'sums' from"),
     ((JOB,), "write FILE.py:FUNCTION, as in train.py:program"),
     ((f"{JOB}:sums", "--with", "3"), "'3' sets nothing; write NAME=VALUE, as in stage=3"),
+    ((f"{JOB}:sums", "--with", "n=3"), "--with sets 'n', which the program does not take beside its rank"),
     ((f"{JOB}:sums", "--backend", "mpl"), "no backend 'mpl'; choose one of"),
 ], ids=lambda value: str(value)[-20:])
 def test_wrong_input_is_one_clear_line_and_exit_code_2(words: tuple[str, ...], said: str) -> None:
