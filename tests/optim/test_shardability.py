@@ -150,7 +150,7 @@ INDEX, LENGTH, SLOTS = "index inside the piece", "the length of the piece", "out
     (own("Periodic", lambda w, m, step: m + (m.mean() if step % 100 == 0 else np.float32(0))), "tensor", False, OTHERS),
     (own("Blockwise", blockwise), "tensor", False, OTHERS),
     (own("AtZero", cubed, update=seeing_others_where(lambda g: g == 0)), "tensor", False, OTHERS),
-    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-3))), "tensor", False, OTHERS),
+    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-8))), "tensor", False, OTHERS),
     # Differs only behind the first 65536 elements.
     (own("LongBlocks", lambda w, m, step: np.where(np.arange(m.size) < 65536, m.reshape(-1), 0).reshape(m.shape)),
      "tensor", False, INDEX),
