@@ -375,8 +375,8 @@ class Engine(Shown):
         if not self.model.loss.is_global:
             return 1.0
         places = sum(self._places)
-        found = self.rank.all_gather(np.array([sum(self._tokens)], np.int64), purpose="control",
-                                     agreement=f"{places} places in all micro-batches of the step")
+        rank = self.rank.agreeing(f"{places} places in all micro-batches of the step")
+        found = rank.all_gather(np.array([sum(self._tokens)], np.int64), purpose="control")
         tokens = int(found.sum())
         if not tokens:
             raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "

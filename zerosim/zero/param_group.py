@@ -355,8 +355,8 @@ class BucketMove:
         vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
         self._found = redistribute(
-            self.rank, vector, have, want, bucket.cut, policy=param_group.policy,
-            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose, agreement=agreement)
+            self.rank.agreeing(agreement), vector, have, want, bucket.cut, policy=param_group.policy,
+            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose)
 
     def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
         """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
