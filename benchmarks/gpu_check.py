@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RAN, FAILED, LEFT_OUT = "ran", "failed", "left out"
-SUITE = ("tests/backends/test_on_gpu.py", "tests/backends/test_gpu_worlds.py")
+SUITE = ("tests/backends", "-m", "gpu")  # slow ones too
 EXCUSES = r"needs \d+ GPUs, and this machine has \d+|mpi4py|mpiexec"  # all else that is skipped should have run
 SUITE_SECONDS, SHARING_SECONDS = 3600.0, 300.0
 SHARED_ELEMENTS = ("16384", "1048576", "16777216")

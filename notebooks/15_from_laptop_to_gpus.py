@@ -30,7 +30,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course.running import launched
-from zerosim.display.traffic_plots import ring_traffic, ring_traffic_data
+from zerosim.display.plots import ring_traffic, ring_traffic_data
 from zerosim.numerics.arrays import sha256
 
 # %% [markdown]

@@ -16,7 +16,7 @@ import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.zero.training import bits, flat_state
 from zerosim import tiny
-from zerosim.models.units import Constants, LinearUnit, Model
+from zerosim.models import Constants, LinearUnit, Model
 
 STAGES = (tiny.DDP, tiny.ZeRO1, tiny.ZeRO2, tiny.ZeRO3)
 FORMATS = {"fp32": (np.float32, 1.0), "bf16": (ml_dtypes.bfloat16, 1.0), "fp16": (np.float16, 1024.0)}  # and loss scale

@@ -12,14 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.layers import Context
-from zerosim.models.units import Model
-from zerosim.numerics import random
-from zerosim.numerics.formats import format_of
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.loss_scale import scaling_of
-from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer, UpdateContext
+from zerosim.models import Context, Model
+from zerosim.numerics import formats, kernels, loss_scale, random
+from zerosim.numerics import policy as policies
+from zerosim.optim import Optimizer, UpdateContext
 
 BLOCK = 65536
 Vectors = dict[str, np.ndarray]
@@ -99,7 +95,7 @@ class Twin:
     model: Model
     optimizer: Optimizer
     ranks: int
-    policy: Policy
+    policy: policies.Policy
     layout: str
     order: str
     rules: dict[str, Rule] = field(default_factory=dict)
@@ -124,14 +120,14 @@ class Twin:
                     self.weights[name] = first.astype(at_rest)
                 self.state[name] = {} if frozen else {
                     key: np.zeros(slot.shape, self.policy.state_dtype if slot.format == "fp32"
-                                  else format_of(slot.format).dtype)
+                                  else formats.format_of(slot.format).dtype)
                     for key, slot in self.rule[name].optimizer.slots(shape).items()}
-        self.kernels, self.scaler = NumpyKernels(), scaling_of(self.policy.loss_scale).start()
+        self.kernels, self.scaler = kernels.NumpyKernels(), loss_scale.scaling_of(self.policy.loss_scale).start()
 
     # -- what is compared ---------------------------------------------------------------------------------------------
 
     def compute_dtype(self, name: str) -> np.dtype:
-        return format_of(self.rule[name].compute).dtype
+        return formats.format_of(self.rule[name].compute).dtype
 
     def cast(self, name: str) -> np.ndarray:
         """One parameter's weights in its compute format, flat."""

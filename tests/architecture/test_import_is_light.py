@@ -73,6 +73,13 @@ def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
             print(*{len(found) == len(zerosim.__all__) for found in threads.map(ask, range(8))})""") == "True"
 
 
+def test_every_package_has_the_names_that_it_offers() -> None:
+    packages = [source.path.removesuffix("/__init__.py").replace("/", ".") for source in package_sources()
+                if source.path.endswith("/__init__.py")]
+    assert len(packages) > 8
+    assert fresh("; ".join(f"from {name} import *" for name in packages)) == ""
+
+
 def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:
     above = ("zerosim.backends.", "zerosim.display", "zerosim.course", "zerosim.cli")
     asked = "import zerosim as zs; zs.Engine, zs.Cluster, zs.optim.Adam, zs.models.GPT, zs.plan"

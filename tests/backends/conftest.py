@@ -1,37 +1,114 @@
-"""``world``: every world of the suite in turn; one that cannot be had here is skipped, by name and with its reason."""
+"""``world``: every world of the suite in turn. What cannot be had here is skipped from one place, with its reason."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tests.backends.worlds import WORLDS, World
+from tests.backends import compiled_kernels, doubles, fake_cupy
+from tests.backends.worlds import DOUBLES, GPUS, HERE, JOBS, MPI, World, lacking_gpus
+from zerosim.backends.cupy.kernels import CupyKernels
 
-LIBRARIES = [world for world in WORLDS if world.library is not None]
+ALL = [HERE, *MPI, *DOUBLES, *GPUS]
+MISSING = {world: reason for world in ALL if (reason := world.missing()) is not None}
+THERE = [pytest.param(world, id=world.name, marks=[pytest.mark.gpu] * (world in GPUS))
+         for world in ALL if world not in MISSING]
 
 
-@pytest.fixture(params=WORLDS, ids=lambda world: world.name, scope="session")
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests of a card, or of CuPy, where there is none: ``lack`` says so in one line for all."""
+    lacking = {"card": lacking_gpus(1), "cupy": importlib.util.find_spec("cupy") is None}
+    there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
+    items[:] = there
+
+
+@pytest.fixture(params=THERE)
+def world(request: pytest.FixtureRequest) -> World:
     """N ranks somewhere."""
-    yield from opened(request.param)
+    found: World = request.param
+    return found
 
 
-@pytest.fixture(params=LIBRARIES, ids=lambda world: world.name, scope="session")
-def library(request: pytest.FixtureRequest) -> Iterator[World]:
+@pytest.fixture(params=[there for there in THERE if there.values[0].library is not None])
+def library(request: pytest.FixtureRequest) -> World:
     """N ranks whose messages a library carries."""
-    yield from opened(request.param)
+    found: World = request.param
+    return found
 
 
-def opened(found: World) -> Iterator[World]:
-    """The world while tests use it."""
-    reason = found.missing()
-    if reason is not None:
-        pytest.skip(f"{found.name}: {reason}")
-    yield found
+@pytest.fixture(params=[there for there in THERE if there.values[0].explains])
+def explaining(request: pytest.FixtureRequest) -> World:
+    """N ranks that find out when they wait for each other for ever."""
+    found: World = request.param
+    return found
+
+
+@pytest.fixture(params=[there for there in THERE if there.values[0] in MPI])
+def mpi(request: pytest.FixtureRequest) -> World:
+    """N processes of MPI."""
+    found: World = request.param
+    return found
+
+
+@pytest.fixture(params=[there for there in THERE if there.values[0].library == "NCCL" and not there.values[0].explains])
+def nccl_processes(request: pytest.FixtureRequest) -> World:
+    """N processes that have a GPU each."""
+    found: World = request.param
+    return found
+
+
+@pytest.fixture
+def stand_in() -> Iterator[CupyKernels]:
+    """CuPy's kernels, their arithmetic on the CPU."""
+    compiled_kernels.needed()
+    with doubles.in_place({"cupy": fake_cupy}):
+        yield CupyKernels()
+
+
+@pytest.fixture
+def card() -> Iterator[CupyKernels]:
+    """CuPy's kernels on the first GPU."""
+    with np.errstate(all="ignore"):  # the tests' own arithmetic on chance bits
+        yield CupyKernels()
+
+
+@pytest.fixture
+def cupy() -> Any:
+    """The real CuPy; without a GPU it knows arrays, and compiles."""
+    return importlib.import_module("cupy")
+
+
+@pytest.fixture(params=["stand_in", *([] if lacking_gpus(1) else [pytest.param("card", marks=pytest.mark.gpu)])])
+def kernels(request: pytest.FixtureRequest) -> CupyKernels:
+    """Both, where there is a GPU."""
+    found: CupyKernels = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def gpus() -> Iterator[Callable[[int], doubles.Doubles]]:
+    """Makes doubles of so many GPUs."""
+    compiled_kernels.needed()
+    with ExitStack() as stack:
+        yield lambda count: stack.enter_context(doubles.installed(count))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def end_of_the_pool() -> Iterator[None]:
+def end_of_the_jobs() -> Iterator[None]:
     """Ends the processes when all tests are over."""
     yield
-    for world in WORLDS:
-        world.close()
+    for job in JOBS:
+        job.end()
+
+
+@pytest.fixture(params=[pytest.param(reason, marks=pytest.mark.gpu) for reason in set(MISSING.values())] or [None])
+def lack(request: pytest.FixtureRequest) -> None:
+    """Each reason for which some worlds are not here."""
+    if request.param is not None:
+        pytest.skip(request.param)

@@ -12,12 +12,26 @@ import ml_dtypes
 import numpy as np
 
 import zerosim as zs
-from tests.backends.arrays import on_host, on_rank
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from zerosim.models.small import four_weights
+from zerosim.numerics.arrays import is_array, to_host, words
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
            "fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
+
+
+def on_rank(rank: zs.Rank, values: np.ndarray) -> Any:
+    """The values as an array of the rank's own module, bit for bit, in formats too that the module does not know."""
+    return rank.xp.asarray(words(values)).view(values.dtype)
+
+
+def on_host(x: Any) -> Any:
+    """The values in NumPy, also of arrays inside of containers; what is no array stays what it is."""
+    if isinstance(x, dict):
+        return {key: on_host(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return type(x)(map(on_host, x))
+    return np.array(to_host(x)) if is_array(x) else x
 
 
 class Boom(Exception):
@@ -79,6 +93,14 @@ def messages(rank: zs.Rank) -> list[Any]:
     if rank.index + 1 < rank.size:
         rank.send(passed + on_rank(rank, np.array([10], np.int64)), rank.index + 1)
     return [*found, on_host(passed)]
+
+
+def again(rank: zs.Rank) -> list[Any]:
+    """A message round the ring and a sum, to see that ranks still talk to each other."""
+    x = vector(rank, 7, np.float32)
+    came = rank.exchange(x, (rank.index + 1) % rank.size, on_rank(rank, np.zeros(7, np.float32)),
+                         (rank.index - 1) % rank.size)
+    return [on_host(came), on_host(rank.all_reduce(x))]
 
 
 def groups(rank: zs.Rank) -> list[Any]:
@@ -162,7 +184,7 @@ def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
     batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)
     losses = engine.step([batch]).losses
-    return losses, {name: engine.state(name) for name in model.shapes}
+    return losses, on_host({name: engine.state(name) for name in model.shapes})
 
 
 def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: str = "AdamW", steps: int = 2, **options: Any
@@ -178,22 +200,24 @@ def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: str = "AdamW", steps
         tokens = rng.integers(0, model.config.vocabulary, (2, 2, 2, model.config.context))
         step = engine.step([(x, y) for x, y in tokens])
         found.append((step.losses, step.scale, step.norm, step.skipped))
-    return found, {name: engine.state(name) for name in model.shapes}
+    return found, on_host({name: engine.state(name) for name in model.shapes})
 
 
-def native(rank: zs.Rank, operation: str, format: str, op: str = "sum", length: int = 37) -> tuple[Any, Any]:
-    """What the library's own collective gives, now and as a work, and what this rank brought."""
-    x = vector(rank, length, FORMATS[format])
-    options = {"op": op, "algorithm": "native"} if "reduce" in operation else {"algorithm": "native"}
-    now = getattr(rank, operation)(x, **options)
-    later = getattr(rank, operation)(x, async_op=True, **options).wait()
-    return (on_host(now), on_host(later)), on_host(x)
-
-
-def ours(rank: zs.Rank, operation: str, format: str, op: str = "sum", length: int = 37) -> Any:
-    """The same by the first algorithm of the project's own table."""
-    x = vector(rank, length, FORMATS[format])
-    return on_host(getattr(rank, operation)(x, **({"op": op} if "reduce" in operation else {})))
+def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
+    """What this rank brought, and what the library's own collective gives, now and as a work, and the table's first."""
+    found = []
+    for length in lengths:
+        values = on_host(vector(rank, length, FORMATS[format]))
+        if op in ("max", "min"):
+            values[rank.index::5], values[1::3] = np.nan, [0.0, -0.0][rank.index % 2]
+        x, again = (on_rank(rank, values.copy()) for _ in range(2))
+        options: dict[str, Any] = {"op": op} if "reduce" in operation else {}
+        call = getattr(rank, operation)
+        now, ours = call(x, algorithm="native", **options), call(x, **options)
+        in_place = {"out": again} if operation in ("all_reduce", "broadcast") else {}
+        later = call(again, algorithm="native", async_op=True, **in_place, **options).wait()
+        found.append((on_host(x), on_host(now), on_host(later), on_host(ours)))
+    return found
 
 
 def fails(rank: zs.Rank, failing: int, kind: str) -> None:
@@ -220,6 +244,11 @@ def disagrees(rank: zs.Rank, what: str) -> None:
             rank.all_reduce(x, op="max" if other else "sum")
         case "nothing":
             None if other else rank.barrier()
+        case "short":
+            if other:
+                rank.send(x[:2], 0)
+            elif rank.index == 0:
+                rank.recv(x[:4], rank.size - 1)
         case "message":
             if other:
                 rank.send(vector(rank, 4, np.int32), 0)
@@ -286,7 +315,8 @@ def catches_what_it_can(rank: zs.Rank) -> None:
 
 def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:
     """The last rank raises while the others, each at its own pace, make a group of their own."""
-    time.sleep(0.001 * ((7 * rank.index + seed) % 5))
+    for _ in range(20 * ((7 * rank.index + seed) % 5)):
+        rank.trace.compute(flops=1)
     others = rank.split(0 if rank.index < rank.size - 1 else None)
     if others is None:
         raise Boom("outside the group")

@@ -4,17 +4,18 @@ bandwidths. Measurements here are of doubles, or made up; none is a GPU's."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from benchmarks import gpu_check, gpu_collectives
+from benchmarks import gpu_check, gpu_collectives, gpu_training
 from benchmarks.gpu_check import FAILED, LEFT_OUT, RAN, Machine, Part, Report
-from tests.backends.gpus import gpus, kernels
+from zerosim.models import GPTConfig
 
-__all__ = ["gpus", "kernels"]
 KERNELS = {"copy": {"bytes_per_second": 4e12}, "smallest_share": 0.85, "kernels": [
     {"name": "adam_step", "share_of_copy": 0.93, "is_fast_enough": True},
     {"name": "fp32 to fp16", "share_of_copy": 0.6, "is_fast_enough": False}]}
@@ -41,23 +42,23 @@ def made_up(monkeypatch) -> list[str]:
     return ran
 
 
+def reported(monkeypatch, tmp_path, machine: Machine) -> tuple[int, dict[str, Any]]:
+    """The exit code of a check of this machine, and its report."""
+    monkeypatch.setattr(gpu_check, "look", lambda: machine)
+    return gpu_check.main(str(tmp_path / "report.json")), json.loads((tmp_path / "report.json").read_text())
+
+
 def test_without_a_gpu_nothing_runs_everything_says_why_and_the_exit_code_is_1(monkeypatch, tmp_path, made_up) -> None:
-    monkeypatch.setattr(gpu_check, "look", lambda: NONE)
-    assert gpu_check.main(str(tmp_path / "report.json")) == 1
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert made_up == []
-    assert report["ok"] is False
+    code, report = reported(monkeypatch, tmp_path, NONE)
+    assert (code, made_up, report["ok"], len(report["parts"])) == (1, [], False, 6)
     assert {(part["status"], part["reason"]) for part in report["parts"]} == {(LEFT_OUT, "there is no driver")}
-    assert len(report["parts"]) == 6
 
 
 def test_the_report_says_when_where_on_what_and_what_of_it_ran(monkeypatch, tmp_path, made_up) -> None:
     versions = {"cupy": "14.2.0", "nccl": "2.32.3", "driver": "575"}
-    monkeypatch.setattr(gpu_check, "look", lambda: Machine(versions, ["NVIDIA H200"] * 2, "2.32.3"))
-    assert gpu_check.main(str(tmp_path / "report.json")) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
+    code, report = reported(monkeypatch, tmp_path, Machine(versions, ["NVIDIA H200"] * 2, "2.32.3"))
     assert report.keys() == {"ok", "date", "host", "versions", "cards", "parts"}
-    assert (report["versions"], report["cards"]) == (versions, ["NVIDIA H200"] * 2)
+    assert (code, report["versions"], report["cards"]) == (0, versions, ["NVIDIA H200"] * 2)
     assert report["date"].endswith("+00:00")
     assert [part["status"] for part in report["parts"]] == [RAN, RAN, RAN, LEFT_OUT, LEFT_OUT, RAN]
 
@@ -89,17 +90,13 @@ def test_a_part_that_raises_has_failed_and_the_others_are_tried(monkeypatch, mad
     assert not Report("", "", {}, ["A"], parts).ok
 
 
-def test_a_gpu_without_nccl_is_a_failure_and_not_an_excuse() -> None:
-    lines = ["SKIPPED [3] a.py:1: NCCL, 2 GPUs in one process: CuPy is installed, but NCCL is not to be had",
-             "SKIPPED [3] a.py:1: NCCL, 8 GPUs in one process: needs 8 GPUs, and this machine has 1",
-             "SKIPPED [3] a.py:1: NCCL, 2 processes of MPI: mpi4py is not installed"]
+def test_a_gpu_without_nccl_and_a_ring_with_other_bits_are_failures_and_not_excused() -> None:
+    lines = ["SKIPPED [3] a.py:1: CuPy is installed, but NCCL is not to be had",
+             "SKIPPED [3] a.py:1: needs 8 GPUs, and this machine has 1", "SKIPPED [3] a.py:1: mpi4py is not installed"]
     found = {"exit_code": 0, "said": "9 passed, 9 skipped", "skipped": lines}
     assert gpu_check.judged_suite(found) == f"skipped, though there is a GPU: {lines[0]}"
     assert gpu_check.judged_suite({**found, "skipped": lines[1:]}) == ""
     assert gpu_check.judged_suite({**found, "exit_code": 1}) == "pytest ended with exit code 1: 9 passed, 9 skipped"
-
-
-def test_a_ring_with_other_bits_has_failed() -> None:
     assert gpu_check.judged_bits({"ring_has_the_simulators_bits": True}) == ""
     assert "other bits" in gpu_check.judged_bits({"ring_has_the_simulators_bits": False})
 
@@ -125,9 +122,6 @@ def test_numbers_that_matter_are_told_beside_the_part() -> None:
 
 
 def test_a_job_that_hangs_is_ended_and_reported() -> None:
-    import subprocess
-    import sys
-
     hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with pytest.raises(RuntimeError, match=r"did not end within 0.3 seconds"):
@@ -169,9 +163,6 @@ def test_the_time_of_a_collective_is_that_of_those_that_are_counted(gpus) -> Non
 
 
 def test_a_training_step_is_measured_on_doubles_too(gpus, monkeypatch) -> None:
-    from benchmarks import gpu_training
-    from zerosim.models import GPTConfig
-
     gpus(1)
     monkeypatch.setattr(gpu_training, "torch_is_missing", lambda: "there is no GPU in this test")
     config = GPTConfig(layers=1, channels=8, heads=2, context=8, vocabulary=17)

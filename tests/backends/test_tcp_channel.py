@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import queue
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.backends import channel_worker
-from tests.backends.worlds import ROOT
-from zerosim.backends.processes.tcp import TCPChannel, job_of, receive_frame, send_frame, welcome
+from tests.backends.worlds import Job, free_port
+from tests.support import assert_refused
+from zerosim.backends.processes.tcp import TCPChannel, job_of, unwelcome
 from zerosim.ranks.errors import BackendError
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def start(scenario: str, rank: int, ranks: int, port: int) -> Any:
-    """One process of a job, whose channel is at ``port``."""
-    variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(port - 1), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-m", "tests.backends.channel_worker", scenario], cwd=ROOT,
-                            env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # -- ranks in threads of this process ---------------------------------------------------------------------------------
@@ -48,15 +34,19 @@ class Threads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port, self.now, self.pool = free_port(), 0.0, ThreadPoolExecutor(8)
         self.welcomed: queue.SimpleQueue[int] = queue.SimpleQueue()
-        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep)
+        self.retried: queue.SimpleQueue[float] = queue.SimpleQueue()
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda seconds: self._sleep(seconds))
         monkeypatch.setattr("zerosim.backends.processes.tcp.time", clock)
 
-        def noted(*args: Any, real: Any = welcome) -> int:
-            index: int = real(*args)
+        def noted(index: int, *others: Any) -> str | None:
             self.welcomed.put(index)
-            return index
+            return unwelcome(index, *others)
 
-        monkeypatch.setattr("zerosim.backends.processes.tcp.welcome", noted)
+        monkeypatch.setattr("zerosim.backends.processes.tcp.unwelcome", noted)
+
+    def _sleep(self, seconds: float) -> None:
+        self.retried.put(seconds)
+        time.sleep(seconds)
 
     def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
         """A rank that does something with its channel."""
@@ -100,45 +90,43 @@ def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
     assert str(second.exception(600)) == f"rank 2 was not let in at 127.0.0.1:{threads.port}: {said}"
 
 
-def test_a_rank_without_a_rank_0_says_where_it_looked() -> None:
-    port = free_port()
-    with pytest.raises(BackendError, match=rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{port} within 0.5 seconds: "
-                                           r".*refused.*; is rank 0 started, and are MASTER_ADDR and MASTER_PORT"):
-        TCPChannel(1, 2, ("127.0.0.1", port), b"key", timeout_seconds=0.5)
+def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
+    lone = threads.begin(channel_worker.notes, 1, 2)
+    threads.retried.get(timeout=600)
+    threads.time_is_up()
+    said = (rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{threads.port} within 300 seconds: .*refused.*; is rank 0 "
+            "started, and are MASTER_ADDR and MASTER_PORT")
+    assert_refused(lambda: lone.result(600), said, BackendError)
 
 
-@pytest.mark.parametrize(("rank", "key", "said"), [
-    (1, b"another", "what answers there does not know this job's key"),
-    (2, b"key", "two processes say that they are rank 2"),
+@pytest.mark.parametrize(("rank", "ranks", "key", "said"), [
+    (1, 3, b"another", "what answers there does not know this job's key"),
+    (2, 3, b"key", "two processes say that they are rank 2"),
+    (1, 4, b"key", "rank 1 was started as one of 4 ranks, and rank 0 as one of 3"),
+    (3, 3, b"key", "there is no rank 3 among 3, beside rank 0"),
 ])
-def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, key: bytes, said: str) -> None:
+def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, ranks: int, key: bytes, said: str) -> None:
     first, second = (threads.begin(channel_worker.notes, rank, 3) for rank in (0, 2))
     threads.wait_for(2)
-    refused = threads.begin(channel_worker.notes, rank, 3, key).exception(600)
+    refused = threads.begin(channel_worker.notes, rank, ranks, key).exception(600)
     assert str(refused) == f"rank {rank} was not let in at 127.0.0.1:{threads.port}: {said}"
     assert not first.done()
     assert not second.done()
-
-
-def test_a_rank_of_another_count_is_told_so(threads: Threads) -> None:
-    keys = [job_of({**MINE, "WORLD_SIZE": count, "ZEROSIM_JOB_KEY": "same"}).key for count in ("2", "3")]
-    threads.begin(channel_worker.notes, 0, 2, keys[0])
-    other = threads.begin(channel_worker.notes, 1, 3, keys[1])
-    assert "does not know this job's key" in str(other.exception(600))  # WORLD_SIZE is part of it
 
 
 def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads) -> None:
     first = threads.begin(channel_worker.notes, 0, 2)
     while True:
         with suppress(ConnectionRefusedError):
-            stranger = socket.create_connection(("127.0.0.1", threads.port))
+            stranger, silent = (socket.create_connection(("127.0.0.1", threads.port)) for _ in range(2))
             break
-    with stranger:
-        send_frame(stranger, pickle.dumps(Telltale()))
-        with pytest.raises((EOFError, OSError)):
-            receive_frame(stranger)
-    second = threads.begin(channel_worker.notes, 1, 2)
-    assert all(its.result(600)["in order"] for its in (first, second))
+    with silent, Connection(stranger.detach()) as line:
+        line.send(Telltale())
+        with suppress(EOFError, OSError):  # when it has been hung up upon
+            while line.recv_bytes():
+                pass
+        second = threads.begin(channel_worker.notes, 1, 2)
+        assert all(its.result(600)["in order"] for its in (first, second))
     assert READ == []
     pickle.loads(pickle.dumps(Telltale()))
     assert READ == ["read"]  # as it would have been
@@ -161,43 +149,38 @@ class Telltale:
 
 # -- processes --------------------------------------------------------------------------------------------------------
 
+def ended(scenario: str) -> list[tuple[int, str, str]]:
+    """The exit code, and what was printed, of each process of a job of three."""
+    processes = Job(3, "torchrun").start(["tests.backends.channel_worker", scenario], stdout=subprocess.PIPE)
+    said = [process.communicate(timeout=600) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
 def test_a_process_that_is_killed_is_a_rank_that_failed_and_nobody_hangs() -> None:
-    port = free_port()
-    processes = [start("dies", rank, 3, port) for rank in range(3)]
-    *found, dead = [process.communicate(timeout=600)[0] for process in processes]
+    *found, (code, dead, _) = ended("dies")
     said = "rank 2 of 3 can no longer be reached: its process has ended, or the network between us has"
     told = [[rank] * 3 for rank in range(3)]
-    assert [json.loads(one) for one in found] == [[told, 2, f"RemoteError: {said}", said]] * 2
-    assert (dead, processes[2].returncode) == ("", -9)
+    assert [json.loads(one) for _, one, _ in found] == [[told, 2, f"RemoteError: {said}", said]] * 2
+    assert (code, dead) == (-9, "")
 
 
 def test_an_abort_ends_every_process_and_says_who_did_it() -> None:
-    port = free_port()
-    processes = [start("aborts", rank, 3, port) for rank in range(3)]
-    said = [process.communicate(timeout=600)[1] for process in processes]
-    assert [process.returncode for process in processes] == [1, 1, 1]
+    found = ended("aborts")
+    assert [code for code, _, _ in found] == [1, 1, 1]
     for rank in (0, 2):
-        assert f"rank 1 of 3 has ended the job; rank {rank} ends too" in said[rank]
+        assert f"rank 1 of 3 has ended the job; rank {rank} ends too" in found[rank][2]
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 def test_a_job_is_read_from_torchruns_variables() -> None:
-    job = job_of({**MINE, "LOCAL_RANK": "1", "WORLD_SIZE": "16", "RANK": "9"})
+    job, alone = job_of({**MINE, "LOCAL_RANK": "1", "WORLD_SIZE": "16", "RANK": "9"}), job_of(MINE)
     assert job is not None
+    assert alone is not None
     assert (job.rank, job.ranks, job.local_rank, job.address) == (9, 16, 1, ("127.0.0.1", 29501))
     assert len(job.key) == 32
-
-
-def test_without_local_rank_the_rank_is_taken() -> None:
-    job = job_of(MINE)
-    assert job is not None
-    assert job.local_rank == 1
-
-
-def test_no_variables_are_no_job() -> None:
-    assert job_of({}) is None
-    assert job_of({"MASTER_ADDR": "somewhere", "MASTER_PORT": "1"}) is None
+    assert alone.local_rank == 1, "without LOCAL_RANK the rank is taken"
+    assert job_of({}) is job_of({"MASTER_ADDR": "somewhere", "MASTER_PORT": "1"}) is None
 
 
 def test_every_variable_that_jobs_differ_in_changes_the_key() -> None:

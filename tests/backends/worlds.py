@@ -6,28 +6,37 @@ import importlib.util
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
 import zerosim as zs
+from tests.backends import compiled_kernels, doubles
+from zerosim.backends.cupy.cluster import cupy_on, device_count
+from zerosim.backends.nccl.adapter import NCCL
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 600.0  # after which a world of processes is taken to hang, on a busy machine too
+SECONDS = 600.0  # after which processes are taken to hang, on a busy machine too
 
 
 @dataclass(frozen=True)
 class Task:
-    """A program, as a function of an importable module, and the cluster's options."""
+    """A program, as a function of an importable module, on so many of a job's processes, and the cluster's options."""
 
     program: Callable[..., Any]
     args: tuple[Any, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
+    ranks: int
+    backend: str = "mpi"
+    doubled_gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,11 @@ def notes(error: BaseException) -> tuple[str, ...]:
 
 
 class World:
-    """N ranks somewhere. ``library`` names whose own collectives ``native`` asks for; ``exact``: NumPy's arithmetic."""
+    """N ranks somewhere. ``library`` names whose own collectives ``native`` asks for."""
 
     library: str | None = None
-    exact = True
-    explains_at_once = True  # what ranks disagree about is found before anything is sent
+    explains = True  # that ranks wait for each other for ever is found, and not only in debug mode
+    kind: Callable[[int], zs.Cluster] = zs.Cluster  # whose bits are had where matrices are multiplied
 
     def __init__(self, name: str, ranks: int) -> None:
         self.name, self.ranks = name, ranks
@@ -99,91 +108,163 @@ class World:
                 raise outcome.error
         return found
 
-    def close(self) -> None:
-        """Ends the world."""
-
 
 class Here(World):
-    """All ranks in this process."""
+    """All ranks in this process, on a cluster of NumPy's arrays or on doubles of so many GPUs."""
 
-    def __init__(self, name: str, ranks: int, cluster: Callable[..., zs.Cluster] = zs.Cluster, **options: Any) -> None:
+    def __init__(self, name: str, ranks: int, cluster: Callable[..., zs.Cluster] = zs.Cluster, *,
+                 doubled_gpus: int = 0, **options: Any) -> None:
         super().__init__(name, ranks)
-        self.cluster, self.options = cluster, options
-
-    def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        options.pop("timeout_seconds", None)
-        cluster = self.cluster(self.ranks, **self.options, **options)
-        try:
-            results = cluster.run(program, *args)
-        except Exception as error:
-            return [Outcome(None, 0, 0, error, notes(error), held) for held in cluster.memory.now_nbytes]
-        return [Outcome(result, sent, peak, None, (), 0) for result, sent, peak
-                in zip(results, cluster.trace.sent_nbytes(), cluster.memory.peak_nbytes, strict=True)]
-
-
-class Processes(World):
-    """Each rank a process of its own, started once for all tests, and again after one that ended them."""
-
-    explains_at_once = False
-    library: str | None = "MPI"
-    backend = "mpi"
-
-    def __init__(self, name: str, ranks: int) -> None:
-        super().__init__(name, ranks)
-        self._listener: Listener | None = None
-        self._job: subprocess.Popen[str] | None = None
-        self._line: Any = None
+        self.cluster, self.doubled_gpus, self.options = cluster, doubled_gpus, options
+        self.library = "NCCL" if cluster is zs.NCCLCluster else None
 
     def missing(self) -> str | None:
-        if importlib.util.find_spec("mpi4py") is None:
-            return "mpi4py is not installed; pip install 'zerosim[mpi]'"
-        return None if mpiexec() else "there is no mpiexec; pip install 'zerosim[mpi]'"
+        return compiled_kernels.MISSING if self.doubled_gpus and compiled_kernels.COMPILER is None else None
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        found: list[Outcome] = self._asked(Task(program, args, options))
-        return found
+        options.pop("timeout_seconds", None)  # the hub knows at once
+        with doubles.installed(self.doubled_gpus) if self.doubled_gpus else ExitStack():
+            cluster = self.cluster(self.ranks, **self.options, **options)
+            try:
+                results = cluster.run(program, *args)
+            except Exception as error:
+                return [Outcome(None, 0, 0, error, notes(error), held) for held in cluster.memory.now_nbytes]
+            return [Outcome(result, sent, peak, None, (), 0) for result, sent, peak
+                    in zip(results, cluster.trace.sent_nbytes(), cluster.memory.peak_nbytes, strict=True)]
+
+
+class Job:
+    """N processes, each with a line to the tests; begun when they are first asked, and again after a task that ended
+    them. ``launcher``: mpiexec, or torchrun, whose variables the processes are given."""
+
+    def __init__(self, ranks: int, launcher: str) -> None:
+        self.ranks, self.launcher = ranks, launcher
+        self._lines: list[Connection] = []
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def ask(self, what: Task | Command, ranks: int) -> list[Any]:
+        """What the first processes answer. Raises RuntimeError, with what was said, where one of them has ended."""
+        if not self._lines:
+            self._begin()
+        for line in self._lines[:ranks]:
+            line.send(what)
+        try:
+            return [self._answer(line) for line in self._lines[:ranks]]
+        except EOFError:
+            raise RuntimeError(f"a process ended in the midst of a test:\n{self.end()}") from None
 
     def said(self, *words: str) -> Said:
-        """The command line on processes that are there already."""
-        found: list[Said] = self._asked(Command(words))
+        """``zerosim ...``, typed on every process."""
+        found: list[Said] = self.ask(Command(words), self.ranks)
         return Said(tuple(one.codes[0] for one in found), "".join(one.stdout for one in found),
                     "".join(one.stderr for one in found))
 
-    def _asked(self, what: Task | Command) -> Any:
-        if self._line is None:
-            self._start()
-        self._line.send(what)
-        if not self._line.poll(SECONDS):
-            self.close()
-            raise TimeoutError(f"{self.name} did not answer within {SECONDS:g} seconds")
-        try:
-            return self._line.recv()
-        except EOFError:
-            said = self._job.communicate()[1] if self._job is not None else ""
-            self.close()
-            raise RuntimeError(f"{self.name} ended in the midst of a test:\n{said}") from None
+    def _answer(self, line: Connection) -> Any:
+        if not line.poll(SECONDS):
+            raise TimeoutError(f"no answer within {SECONDS:g} seconds:\n{self.end()}")
+        return line.recv()
 
-    def _start(self) -> None:
-        key = secrets.token_bytes(16)
-        self._listener = Listener(("127.0.0.1", 0), authkey=key)
-        host, port = self._listener.address
-        self._job = subprocess.Popen(
-            [*launch(self.ranks), sys.executable, "-m", "mpi4py", "-m", "tests.backends.worker", host, str(port),
-             key.hex(), self.backend], cwd=ROOT, text=True, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-            env=one_thread())
-        self._line = self._listener.accept()
+    def _begin(self) -> None:
+        key, found = secrets.token_bytes(16), {}
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed at the end
+        with socket.create_server(("127.0.0.1", 0), backlog=self.ranks) as server:
+            server.settimeout(1.0)  # how often the processes are looked at, of which one may have ended
+            self._processes = self.start(["tests.backends.worker", str(server.getsockname()[1]), key.hex()],
+                                         stderr=self._stderr)
+            while len(found) < self.ranks:
+                try:
+                    accepted, _ = server.accept()
+                except TimeoutError:
+                    if any(process.poll() is not None for process in self._processes):
+                        raise RuntimeError(f"a process has ended at once:\n{self.end()}") from None
+                    continue
+                accepted.setblocking(True)
+                line = Connection(accepted.detach())
+                deliver_challenge(line, key)
+                answer_challenge(line, key)
+                found[line.recv()] = line
+        self._lines = [found[rank] for rank in range(self.ranks)]
 
-    def close(self) -> None:
-        for line in (self._line, self._listener):
-            if line is not None:
-                line.close()
-        if self._job is not None:
+    def start(self, words: list[str], **more: Any) -> list[subprocess.Popen[str]]:
+        """The processes, or the launcher that has them, with ``python -m`` before the words."""
+        options = {"cwd": ROOT, "text": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **more}
+        if self.launcher == "mpiexec":
+            return [subprocess.Popen([*launch(self.ranks), sys.executable, "-m", "mpi4py", "-m", *words],
+                                     env=one_thread(), **options)]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1), "WORLD_SIZE": str(self.ranks)}
+        return [subprocess.Popen([sys.executable, "-m", *words], **options,
+                                 env={**one_thread(), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+                for rank in range(self.ranks)]
+
+    def end(self) -> str:
+        """Hangs up, and waits for the processes to end; what they have said on stderr."""
+        if not self._processes:
+            return ""
+        for line in self._lines:
+            line.close()
+        for process in self._processes:
             try:
-                self._job.communicate(timeout=SECONDS)
+                process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                self._job.kill()
-                self._job.communicate()
-        self._line = self._listener = self._job = None
+                process.kill()
+                process.wait()
+        self._lines, self._processes = [], []
+        with self._stderr:
+            self._stderr.seek(0)
+            return self._stderr.read()
+
+
+class Processes(World):
+    """Each rank a process of a job that serves all tests of the session."""
+
+    def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", *, doubled_gpus: int = 0) -> None:
+        super().__init__(name, ranks)
+        self.job, self.backend, self.doubled_gpus = job, backend, doubled_gpus
+        self.library = backend.upper()
+        self.explains = backend == "mpi"  # a call of NCCL's is on a stream, and the double's waits for the other side
+
+    def missing(self) -> str | None:
+        if self.doubled_gpus and compiled_kernels.COMPILER is None:
+            return compiled_kernels.MISSING
+        return mpi_missing() if self.job.launcher == "mpiexec" else None
+
+    def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
+        return self.job.ask(Task(program, args, options, self.ranks, self.backend, self.doubled_gpus), self.ranks)
+
+
+class OnCards(World):
+    """A world as it is, where there are as many GPUs as it needs. Matrices are multiplied by cuBLAS."""
+
+    kind = zs.CuPyCluster
+
+    def __init__(self, world: World, cards: int) -> None:
+        super().__init__(world.name, world.ranks)
+        self.world, self.cards = world, cards
+        self.library, self.explains = world.library, world.explains
+
+    def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
+        return self.world.outcomes(program, *args, **options)
+
+    def missing(self) -> str | None:
+        return lacking_gpus(self.cards, nccl=self.library == "NCCL") or self.world.missing()
+
+
+def lacking_gpus(count: int, *, nccl: bool = False) -> str | None:
+    """Why so many GPUs, and NCCL, cannot be had here; None where they can."""
+    try:
+        found = device_count(cupy_on(0))
+        if nccl:
+            NCCL()
+    except zs.BackendError as error:
+        return str(error)
+    return None if found >= count else f"needs {count} GPUs, and this machine has {found}"
+
+
+def mpi_missing() -> str | None:
+    """Why there are no processes of MPI here; None where there are."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed; pip install 'zerosim[mpi]'"
+    return None if mpiexec() else "there is no mpiexec; pip install 'zerosim[mpi]'"
 
 
 @cache
@@ -208,6 +289,24 @@ def one_thread() -> dict[str, str]:
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-# One pool of processes for each number of ranks, started when it is first asked, for all tests of the session.
-MPI = {ranks: Processes(f"MPI, {ranks} processes", ranks) for ranks in (2, 3, 4)}
-WORLDS: list[World] = [Here("in-process, 5 ranks in another order", 5, seed=7), *MPI.values()]
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+# One pool of MPI's processes, of which a world takes the first; and one job without MPI, as torchrun starts it. What
+# has GPUs has processes of its own: in those of a double CuPy is the double.
+POOL, TORCHRUN = Job(4, "mpiexec"), Job(3, "torchrun")
+POOL_ON_CARDS, TORCHRUN_ON_CARDS = Job(2, "mpiexec"), Job(3, "torchrun")
+JOBS = (POOL, TORCHRUN, POOL_ON_CARDS, TORCHRUN_ON_CARDS)
+HERE = Here("in-process, 5 ranks in another order", 5, seed=7)
+MPI = [Processes(f"MPI, {ranks} processes", ranks, POOL) for ranks in (2, 3, 4)]
+DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=1),
+           Here("doubles of 3 GPUs in one process", 3, zs.NCCLCluster, doubled_gpus=3),
+           Processes("doubles of GPUs, 2 processes of MPI", 2, POOL, "nccl", doubled_gpus=4),
+           Processes("doubles of GPUs, 3 processes of torchrun's", 3, TORCHRUN, "nccl", doubled_gpus=4)]
+GPUS = [OnCards(Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster), 1),
+        *(OnCards(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster), ranks) for ranks in (2, 3, 4, 8)),
+        OnCards(Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl"), 2),
+        OnCards(Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl"), 3)]

@@ -287,6 +287,9 @@ def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_calle
     assert former.stdout == now.stdout
     assert (former.stderr, now.stderr) == (
         "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
+    both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
+    assert (both.exit_code, both.stdout) == (2, "")
+    assert both.stderr.endswith("--convention and --dialect, its former name, are one option; leave --dialect out\n")
 
 
 @pytest.mark.parametrize(("columns", "shown", "hidden"), [

@@ -9,8 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from zerosim.course.figures import FIGURES
-from zerosim.display.drawing import Drawing
+from zerosim.course import figures
 
 # Linear RGB as people with full color vision see it, and as those without one kind of cone do.
 # Source: Machado, Oliveira & Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency".
@@ -44,15 +43,15 @@ def difference(one: str, other: str, vision: str) -> float:
 @cache
 def data_of(name: str) -> Any:
     """The data of a committed figure, measured once in all tests."""
-    return FIGURES[name].data()
+    return figures.FIGURES[name].data()
 
 
-def texts(drawing: Drawing) -> list[Text]:
+def texts(drawing: figures.Drawing) -> list[Text]:
     """The visible texts of a drawing."""
     return [text for text in drawing.figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
 
 
-def boxes(drawing: Drawing) -> list[tuple[str, Bbox]]:
+def boxes(drawing: figures.Drawing) -> list[tuple[str, Bbox]]:
     """Every text of a drawing and where it lies, in pixels, shrunk by half a pixel on each side."""
     with drawing.style.in_force():
         canvas = FigureCanvasAgg(drawing.figure)
@@ -61,7 +60,7 @@ def boxes(drawing: Drawing) -> list[tuple[str, Bbox]]:
         return [(text.get_text(), Text.get_window_extent(text, renderer).padded(-0.5)) for text in texts(drawing)]
 
 
-def misplaced(drawing: Drawing) -> list[str]:
+def misplaced(drawing: figures.Drawing) -> list[str]:
     """The pairs of texts that lie on each other, and the texts that leave the page."""
     found, page = boxes(drawing), drawing.figure.bbox
     corners = np.array([box.extents for _, box in found]).reshape(-1, 4)
@@ -99,7 +98,7 @@ def without_colors(svg: str) -> str:
 OF_TRAININGS = ("format-losses",)
 
 
-def is_committed(drawing: Drawing, committed: str) -> bool:
+def is_committed(drawing: figures.Drawing, committed: str) -> bool:
     """The same bytes; of curves of losses the same picture."""
     return (same_picture if drawing.name in OF_TRAININGS else str.__eq__)(committed, drawing.svg())
 

@@ -6,8 +6,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from zerosim.models.layers import Context, PlainWorkspace
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.models import Context, layers
+from zerosim.numerics import kernels
 
 DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),
           "fp64": np.dtype(np.float64), "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -29,14 +29,14 @@ class Compute:
 class Recorder:
     """A workspace and a note that remember what they were told."""
 
-    def __init__(self, kernels: NumpyKernels) -> None:
+    def __init__(self, kernels: kernels.NumpyKernels) -> None:
         self.kernels = kernels
         self.allocated: list[tuple[str, str, tuple[int, ...], np.dtype]] = []
         self.flops = 0
         self.nbytes = 0
 
     def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
-        array = PlainWorkspace(self.kernels).alloc(shape, dtype, kind, name)
+        array = layers.PlainWorkspace(self.kernels).alloc(shape, dtype, kind, name)
         self.allocated.append((kind, name, array.shape, array.dtype))
         return array
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.models.contexts import DTYPES, Compute
 from zerosim.models import GPT, Context, Recompute, Unit
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 
 Arrays = dict[str, np.ndarray]
 FLOWING = ("activation", "activation_gradient")
@@ -22,7 +22,7 @@ class Counting:
     """A workspace that knows at any moment what is alive, by kind and by name, and what was noted."""
 
     def __init__(self) -> None:
-        self.kernels = NumpyKernels()
+        self.kernels = kernels.NumpyKernels()
         self.now: Counter[str] = Counter()
         self.moments: list[tuple[int, int]] = []  # bytes of FLOWING after each allocation
         self.shapes: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Attention: its gradients, where it rounds, what it keeps, what computing again gives, what it refuses.
+"""Attention beyond what every layer promises: strips and tiles, where it rounds, what computing again gives.
 
 Legend: B batch, T tokens, C channels, H heads, D = C/H.
 """
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
+from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import layers
 
 KEEPS = ["probabilities", "nothing", "tiled"]
@@ -55,15 +55,6 @@ def inputs(name: str, shape: tuple[int, int, int, int], seed: int = 0) -> tuple[
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keep", KEEPS)
-def test_attention_backward_is_the_slope_of_attention_forward(keep):
-    qkv, do, heads = inputs("fp64", (2, 5, 6, 3))
-    ctx = context("fp64")
-    found = both("fp64", qkv, do, heads, keep)[1]
-    wanted = slope(lambda: float(np.sum(layers.attention_forward(ctx, qkv, heads, keep)[0] * do)), qkv)
-    np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9)  # step² and 1e-16/step, as for the other layers
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -130,12 +121,7 @@ def test_tiled_attention_differs_by_four_roundings_of_what_it_adds_up(name, shap
     for one, other, magnitude in zip(whole, tiled, (terms["|o|"], terms["|dqkv|"]), strict=True):
         difference = abs(one.astype(np.float64) - other.astype(np.float64))
         assert (difference <= bound * magnitude + 2.0**-24).all()  # and fp16's smallest subnormal
-
-
-def test_tiled_attention_is_another_order_of_additions():
-    qkv, do, heads = inputs("fp32", (1, 200, 8, 2))
-    whole, tiled = (both("fp32", qkv, do, heads, keep)[0] for keep in ("nothing", "tiled"))
-    assert (bits_of(whole) != bits_of(tiled)).mean() > 0.1
+    assert shape[1] < 200 or (bits_of(whole[0]) != bits_of(tiled[0])).mean() > 0.1, "another order of additions"
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -190,22 +176,6 @@ def test_scores_beyond_the_range_of_the_exponential_give_one_and_zero(keep):
     assert not dqkv[0, :, :2].any()
 
 
-# -- memory, arithmetic -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("keep", "beside"), [
-    ("probabilities", {"attention.p": 2 * 2 * 3 * 7 * 7}), ("nothing", {}),
-    ("tiled", {"attention.log_sums": 4 * 2 * 3 * 7})])
-def test_what_is_charged_forward_is_the_output_and_what_is_kept(keep, beside):
-    ctx, recorder = recorded("fp16")
-    qkv, _, heads = inputs("fp16", (2, 7, 12, 3))
-    _, kept = layers.attention_forward(ctx, qkv, heads, keep)
-    charged = {name: int(np.prod(shape)) * dtype.itemsize for _, name, shape, dtype in recorder.allocated}
-    assert charged == {"attention.o": 2 * 2 * 7 * 12} | beside
-    assert kept.qkv is qkv
-    assert (kept.p is None, kept.log_sums is None) == (keep != "probabilities", keep != "tiled")
-
-
 def test_tiled_attention_never_holds_a_square_of_the_tokens():
     qkv, do, heads = inputs("bf16", (1, 1500, 4, 1))
     ctx, recorder = recorded("bf16")
@@ -214,23 +184,3 @@ def test_tiled_attention_never_holds_a_square_of_the_tokens():
     assert max(int(np.prod(shape)) for _, _, shape, _ in recorder.allocated) < 1500 * 1500 // 100
     # Scratch: a dozen tiles of 128 x 128 in fp32, and wide copies of rows (T, 3C).
     assert ctx.kernels.scratch_nbytes < 12 * 4 * 128 * 128 + 12 * 4 * qkv.size < 4 * 1500 * 1500
-
-
-@pytest.mark.parametrize(("qkv", "heads", "keep", "text"), [
-    ((2, 3, 12), 2, "all", r"was given keep='all'; choose one of probabilities, nothing, tiled"),
-    ((3, 12), 2, "tiled", r"asked for qkv \(B, T, 3C\) with C a multiple of 2 heads, and found shape \(3, 12\); "),
-    ((2, 3, 14), 2, "tiled", r"asked for qkv \(B, T, 3C\) with C a multiple of 2 heads, and found shape \(2, 3, 14\)"),
-    ((2, 3, 12), 0, "tiled", "was given heads=0; heads is a whole number, 1 or more"),
-])
-def test_attention_refuses_what_cannot_be(qkv, heads, keep, text):
-    with pytest.raises(ValueError, match=f"^attention_forward {text}"):
-        layers.attention_forward(context("fp16"), np.zeros(qkv, np.float16), heads, keep)
-
-
-def test_attention_backward_refuses_a_gradient_of_another_shape():
-    ctx, qkv = context("fp16"), np.zeros((2, 3, 12), np.float16)
-    _, kept = layers.attention_forward(ctx, qkv, 2)
-    with pytest.raises(ValueError, match=r"^attention_backward asked for dy of shape \(2, 3, 4\), and found \(2, 3, 1"):
-        layers.attention_backward(ctx, kept, qkv)
-    with pytest.raises(ValueError, match="attention_backward computes in float16, and found dy in float32"):
-        layers.attention_backward(ctx, kept, np.zeros((2, 3, 4), np.float32))

@@ -7,13 +7,12 @@ import pytest
 
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import Context, LinearUnit
-from zerosim.numerics.kernels import quantized
-from zerosim.numerics.policy import Policy
+from zerosim.numerics import kernels, policy
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
 def test_a_context_allocates_in_the_compute_dtype_of_its_policy(name):
-    ctx = Context.standalone(Policy(compute=name))
+    ctx = Context.standalone(policy.Policy(compute=name))
     assert ctx.dtype == DTYPES[name]
     assert ctx.empty((2, 3)).dtype == DTYPES[name]
     assert ctx.empty((2, 3), dtype=np.uint8).dtype == np.uint8
@@ -68,11 +67,11 @@ def test_a_product_notes_its_operations_and_what_it_reads_at_rest():
 @pytest.mark.parametrize(("gradient", "formats"), [
     (None, ("fp8_e4m3", "fp8_e4m3")), ("a", ("fp8_e5m2", "fp8_e4m3")), ("b", ("fp8_e4m3", "fp8_e5m2"))])
 def test_the_fp8_experiment_rounds_values_to_e4m3_and_gradients_to_e5m2(gradient, formats):
-    ctx, plain = Context.standalone(Policy(compute="bf16", matmul="fp8")), context("bf16")
+    ctx, plain = Context.standalone(policy.Policy(compute="bf16", matmul="fp8")), context("bf16")
     a, b = normal("bf16", (6, 7)), normal("bf16", (7, 5), 1)
     found, wanted, unrounded = np.empty((3, 6, 5), DTYPES["bf16"])
     ctx.matmul(a, b, found, gradient=gradient)
-    plain.kernels.matmul(*(quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)
+    plain.kernels.matmul(*(kernels.quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)
     plain.matmul(a, b, unrounded, gradient=gradient)
     np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
     assert (bits_of(found) != bits_of(unrounded)).mean() > 0.5

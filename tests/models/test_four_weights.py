@@ -51,16 +51,3 @@ def test_the_flat_vector_is_w1_w2_w3_w4_in_two_units():
     assert [unit.shapes for unit in model.units] == [
         {"layer1.weight": (2, 1)}, {"layer2.weight": (1, 1), "layer2.bias": (1,)}]
     assert flat(initial_weights(context("fp16"), model)) == [5, 6, 7, 8]
-
-
-def test_another_number_of_weights_is_refused():
-    with pytest.raises(ValueError, match=r"four_weights was asked for weights .*; it needs a list of at least 4"):
-        four_weights((1, 2, 3))
-    with pytest.raises(ValueError, match=r"four_weights was given .*; it takes four numbers: w1, w2, w3, w4"):
-        four_weights((1, 2, 3, 4, 5))
-
-
-@pytest.mark.parametrize("weights", [None, 3, "1234", [1, 2, 3, "4"], [1, 2, 3, None]])
-def test_what_is_no_list_of_numbers_is_refused(weights):
-    with pytest.raises(ValueError, match=r"four_weights was .*w1, w2, w3, w4"):
-        four_weights(weights)

@@ -1,6 +1,5 @@
 """Writing with a model: what is drawn is a function of seed, place and logits alone."""
 
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 
 from tests.models.gpt_runs import batch_of, run_of
-from zerosim.models import GPT, PRESETS
-from zerosim.models.gpt import generate, logits_of
+from zerosim.models import GPT, PRESETS, generate, logits_of
 
 
 def always(*shares: float):
@@ -71,20 +69,3 @@ def test_weights_are_asked_for_the_units_of_the_model_that_was_given() -> None:
     run, asked = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5))), []
     logits_of(run.ctx, run.model, lambda unit: asked.append(unit) or nullcontext(run.w), np.array([[1, 2]]))
     assert asked == list(run.model.units)
-
-
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"tokens": []}, "generate was asked to continue no tokens; give it one or more, as a prompt"),
-    ({"temperature": -1}, "generate was given temperature=-1; it is 0 for the likeliest token, 1 for the model's own"),
-    ({"context": 0}, "generate was given context=0; context is a whole number, 1 or more"),
-    ({"count": 1.5}, "generate was given count=1.5; count is a whole number"),
-])
-def test_what_cannot_be_written_is_refused(arguments: dict[str, object], said: str) -> None:
-    asked = {"tokens": [0], "count": 2, "context": 8} | arguments
-    with pytest.raises(ValueError, match=re.escape(said)):
-        generate(always(0.5, 0.5), asked.pop("tokens"), **asked)
-
-
-def test_logits_that_are_nan_are_no_probabilities() -> None:
-    with pytest.raises(ValueError, match="asked for token 1, and found logits that are NaN or infinite; the model"):
-        generate(lambda tokens: np.full((1, tokens.shape[1], 3), np.nan), [0], 2, context=8)

@@ -10,11 +10,8 @@ from tests.cases import covering
 from tests.models.contexts import bits_of
 from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
 from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
-from zerosim.numerics.kernels import NullKernels
-from zerosim.numerics.policy import Policy
-from zerosim.planning import activations
-from zerosim.planning.activations import Block, snapshots
-from zerosim.planning.flops import ROW_SUM, backward, forward, recomputed
+from zerosim.numerics import kernels, policy
+from zerosim.planning import activations, flops
 
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
@@ -23,12 +20,13 @@ POLICIES = [*INSIDE, "block", "segment(2)", "segment(3)", "block+tiled", "segmen
 SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4, 1), (2, 257, 4, 2)]
 
 
-def setting(shape: tuple[int, int, int, int], dtype: str = "fp32", layers: int = 3) -> tuple[Run, Block, np.ndarray]:
+def setting(shape: tuple[int, int, int, int], dtype: str = "fp32",
+            layers: int = 3) -> tuple[Run, activations.Block, np.ndarray]:
     """A model of so many blocks, the block in pencil, and the input of the first block (B, T, C)."""
     batch, tokens, channels, heads = shape
     run = run_of(GPT(GPTConfig(layers, channels, heads, tokens, vocabulary=5)), dtype, scatter=0.2)
     x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
-    return run, Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), x
+    return run, activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), x
 
 
 def keeping(run: Run, policy: str) -> None:
@@ -149,10 +147,10 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape):
     keeping(run, policy)
     unit, results = run.model.units[1], []
     assert flops_of(run, lambda: results.append(unit.forward(run.ctx, run.w, x))) == sum(
-        forward(block).values())
+        flops.forward(block).values())
     _, kept = results.pop()
     assert flops_of(run, lambda: unit.backward(run.ctx, run.w, kept, x)) == sum(
-        backward(block, policy).values())
+        flops.backward(block, policy).values())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -169,8 +167,8 @@ def test_what_is_computed_a_second_time_is_the_closed_form(policy):
         ends = sum(flops_of(run, lambda u=u, x=x: u.forward(run.ctx, run.w, x))
                    for u, x in [(run.model.units[0], batch[0]), (run.model.units[-1], x)])
     if recompute.inside == "tiled":  # and what backward saves by summing dO·O instead of P·dP
-        ends += 4 * ROW_SUM * (block.stream - block.square)
-    assert again == recomputed(block, 4, policy) + ends
+        ends += 4 * flops.ROW_SUM * (block.stream - block.square)
+    assert again == flops.recomputed(block, 4, policy) + ends
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------
@@ -225,8 +223,8 @@ def test_the_moments_of_a_step_are_those_in_pencil(row, shape, dropout):
     config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
     run = run_of(GPT(config, units=units), "bf16")
     run.gradients(*batch_of(run.model, batch), policy)
-    pencil = snapshots(Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), 3, 50, policy,
-                       dropout=dropout > 0, parts_per_unit=parts)
+    block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
+    pencil = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
     seen = iter(run.counting.moments)
@@ -237,23 +235,23 @@ def test_the_moments_of_a_step_are_those_in_pencil(row, shape, dropout):
 
 def test_logits_in_fp32_are_moments_of_their_own_size():
     run = run_of(GPT("gpt-nano"), "bf16")
-    run.ctx = replace(run.ctx, policy=Policy("bf16", output="fp32"))
+    run.ctx = replace(run.ctx, policy=policy.Policy("bf16", output="fp32"))
     run.gradients(*batch_of(run.model))
-    pencil = snapshots(Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
+    pencil = activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
     assert max(moment.total_nbytes for moment in pencil) == max(map(sum, run.counting.moments))
     (back,) = (moment for moment in pencil if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)
 
 
 def test_a_published_shape_runs_on_arrays_without_data_and_notes_the_same_operations():
-    model, kernels, flops = GPT("gpt2-xl"), NullKernels(), []
-    ctx = Context.standalone(Policy("bf16"), kernels)
-    ctx = replace(ctx, note=lambda flops=0, nbytes=0, noted=flops: noted.append(flops),
-                  gradients=lambda unit: {name: kernels.empty(model.shapes[name], ctx.dtype) for name in unit.shapes})
-    w = {name: kernels.empty(shape, ctx.dtype) for name, shape in model.shapes.items()}
-    unit, block = model.units[1], Block(4, 1024, 1600, 25)
-    y, kept = unit.forward(ctx, w, kernels.empty((4, 1024, 1600), ctx.dtype))
-    assert (y.shape, sum(flops)) == ((4, 1024, 1600), sum(forward(block).values()))
+    model, null, noted = GPT("gpt2-xl"), kernels.NullKernels(), []
+    ctx = Context.standalone(policy.Policy("bf16"), null)
+    ctx = replace(ctx, note=lambda flops=0, nbytes=0: noted.append(flops),
+                  gradients=lambda unit: {name: null.empty(model.shapes[name], ctx.dtype) for name in unit.shapes})
+    w = {name: null.empty(shape, ctx.dtype) for name, shape in model.shapes.items()}
+    unit, block = model.units[1], activations.Block(4, 1024, 1600, 25)
+    y, kept = unit.forward(ctx, w, null.empty((4, 1024, 1600), ctx.dtype))
+    assert (y.shape, sum(noted)) == ((4, 1024, 1600), sum(flops.forward(block).values()))
     unit.backward(ctx, w, kept, y)
-    both = [*forward(block).values(), *backward(block).values()]
-    assert sum(flops) == sum(both)
+    both = [*flops.forward(block).values(), *flops.backward(block).values()]
+    assert sum(noted) == sum(both)

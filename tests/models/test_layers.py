@@ -1,75 +1,191 @@
-"""Layers: their gradients, where they round, what they keep, what they refuse."""
+"""Every layer: its backward is its forward's slope, it rounds once, saves and notes what it says, with data or without.
+
+Below: what single layers promise beyond that.
+"""
+
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.models.conformance import LAYERS, rounded
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
-from zerosim.models import layers
+from zerosim.models import Context, layers
+from zerosim.numerics import kernels, policy, random
 
-SIXTEEN_BITS = ["fp16", "bf16"]
-# Central differences of step 1e-5 in float64 err by step² times a third derivative of order 1, and by
-# 1e-16/step.
-NEAR = {"rtol": 1e-7, "atol": 1e-9}
-
-
-def test_linear_backward_is_the_slope_of_linear_forward():
-    ctx = context("fp64")
-    x, w, b, c = (normal("fp64", shape, seed) for seed, shape in enumerate([(3, 4), (4, 5), (5,), (3, 5)]))
-
-    def weighted() -> float:
-        return float(np.sum(layers.linear_forward(ctx, x, w, b)[0] * c))
-
-    dw, db = np.empty_like(w), np.empty_like(b)
-    dx = layers.linear_backward(ctx, w, layers.linear_forward(ctx, x, w, b)[1], c, dw, db)
-    np.testing.assert_allclose(dx, slope(weighted, x), **NEAR)
-    np.testing.assert_allclose(dw, slope(weighted, w), **NEAR)
-    np.testing.assert_allclose(db, slope(weighted, b), **NEAR)
+FORMATS, NARROW = ["fp16", "bf16", "fp32", "fp64"], ["fp16", "bf16"]
+every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=list(LAYERS))
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu"])
-def test_backward_of_an_activation_is_the_slope_of_its_forward(name):
-    forward, backward = getattr(layers, f"{name}_forward"), getattr(layers, f"{name}_backward")
-    ctx = context("fp64")
-    x, c = np.linspace(-4, 4, 23)[:, None] + 0.01, normal("fp64", (23, 1))
-    dx = backward(ctx, forward(ctx, x)[1], c)
-    np.testing.assert_allclose(dx, slope(lambda: float(np.sum(forward(ctx, x)[0] * c)), x), **NEAR)
+def both(ctx, layer, arrays, dy=None):
+    """y and the gradients by array; ``dy`` is normal where it is not given."""
+    y, saved = layer.forward(ctx, arrays)
+    dy = rounded(np.random.default_rng(9).standard_normal(y.shape), "fp32").astype(y.dtype) if dy is None else dy
+    return {"y": y} | {f"d{key}": g for key, g in layer.backward(ctx, arrays, saved, dy).items()}
 
 
-@pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_linear_adds_in_fp32_and_rounds_once(name):
-    # Products and partial sums are whole numbers below 2^24, exact in fp32 in any order: the oracle needs no
-    # BLAS.
+# -- every layer ------------------------------------------------------------------------------------------------------
+
+
+@every_layer
+def test_a_layers_backward_is_the_slope_of_its_forward(layer):
+    """Central differences of step 1e-5 err by step² times a third derivative of order 1, and by 1e-16/step."""
+    ctx, arrays = context("fp64"), layer.arrays("fp64")
+    y, saved = layer.forward(ctx, arrays)
+    c = normal("fp64", y.shape, 8)
+    for key, found in layer.backward(ctx, arrays, saved, c).items():
+        wanted = slope(lambda: float(np.sum(layer.forward(ctx, arrays)[0] * c)), arrays[key])
+        np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9, err_msg=key)
+
+
+@every_layer
+@pytest.mark.parametrize("name", NARROW)
+def test_a_layer_in_16_bit_is_itself_in_float64_rounded_once(name, layer):
+    arrays = layer.arrays(name, large=True)
+    found = both(context(name), layer, arrays)
+    exact = both(context("fp64"), layer, {key: a.astype(np.float64) for key, a in arrays.items()},
+                 rounded(np.random.default_rng(9).standard_normal(found["y"].shape), name).astype(np.float64))
+    for what, values in exact.items():
+        assert found[what].dtype == DTYPES[name]
+        if layer.rounds_inside:
+            continue  # see attention's own tests
+        # Half a spacing of the format, and a few hundred of float32's roundings of terms of order 1.
+        allowed = 2.0 ** (-11 if name == "fp16" else -8) * abs(values) + 2.0**-25 + 300 * 2.0**-24
+        assert (abs(found[what].astype(np.float64) - values) <= allowed).all(), what
+        assert (bits_of(found[what]) != bits_of(rounded(values, name))).mean() < 0.02, what
+
+
+@every_layer
+def test_a_layer_charges_its_output_and_what_it_saves_and_keeps_its_input_itself(layer):
+    ctx, recorder = recorded("fp16")
+    arrays = layer.arrays("fp16")
+    y, saved = layer.forward(ctx, arrays)
+    charged = {name: math.prod(shape) * dtype.itemsize for _, name, shape, dtype in recorder.allocated}
+    assert sum(charged.values()) == y.nbytes + layer.beside(arrays)
+    assert {kind for kind, *_ in recorder.allocated} == {"activation"}
+    if not charged.keys() & {"relu.bits", "here.dropped", "embedding.y"}:  # which save no input
+        first = getattr(saved, "qkv", saved[0] if isinstance(saved, tuple) else saved)
+        assert first is arrays["x"]
+
+
+@every_layer
+def test_a_layer_runs_on_arrays_without_data_and_charges_and_notes_the_same(layer):
+    def measured(of):
+        charged, noted = [], []
+
+        class Books:
+            def alloc(self, shape, dtype, kind, name=""):
+                charged.append((kind, name, shape, np.dtype(dtype)))
+                return of.empty(shape, dtype)
+
+        plain = Context.standalone(policy.Policy("bf16"), of)
+        ctx = Context(plain.xp, plain.policy, of, Books(), lambda **work: noted.append(work), plain.gradients)
+        arrays = {key: of.empty(shape, ctx.dtype) for key, shape in layer.shapes.items()}
+        for array in arrays.values():
+            array.fill(1)
+        y, saved = layer.forward(ctx, arrays)
+        layer.backward(ctx, arrays, saved, y)
+        assert noted
+        return charged, noted
+
+    assert measured(kernels.NullKernels()) == measured(kernels.NumpyKernels())
+
+
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS.values() if layer.takes_out],
+                         ids=[name for name, layer in LAYERS.items() if layer.takes_out])
+def test_out_is_written_and_returned_and_changes_no_bit(layer):
+    ctx, arrays = context("bf16"), layer.arrays("bf16")
+    y, _ = layer.forward(ctx, arrays)
+    out = np.empty_like(y)
+    assert layer.forward(ctx, arrays, out=out)[0] is out
+    np.testing.assert_array_equal(bits_of(out), bits_of(y))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("layer", ["relu", "gelu", "exact gelu", "layernorm"])
+def test_an_element_or_row_has_the_same_bits_wherever_it_stands(layer, name):
+    layer = LAYERS[layer]
+    arrays = layer.arrays(name, large=True)
+    dy = normal(name, arrays["x"].shape, 5)
+    whole = both(context(name), layer, arrays, dy)
+    count = len(arrays["x"])
+    for here in (slice(0, 1), slice(3, 11), slice(count - 9, count - 1), slice(1, None)):
+        part = both(context(name), layer, arrays | {"x": arrays["x"][here].copy()}, dy[here].copy())
+        for what in ("y", "dx"):
+            np.testing.assert_array_equal(bits_of(part[what]), bits_of(whole[what][here]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("layer", ["linear", "layernorm", "relu", "gelu", "exact gelu"])
+def test_what_is_not_finite_comes_out_and_stays_in_its_own_row(layer, bad):
+    layer = LAYERS[layer]
+    ctx, arrays = context("bf16"), layer.arrays("bf16")
+    clean = both(ctx, layer, arrays)
+    arrays["x"][1] = bad
+    found = both(ctx, layer, arrays)
+    spoiled = found["y"][1].astype(np.float32)
+    assert not np.isfinite(spoiled).all()
+    others = [index for index in range(len(found["y"])) if index != 1]
+    np.testing.assert_array_equal(bits_of(found["y"][others]), bits_of(clean["y"][others]))
+    np.testing.assert_array_equal(bits_of(found["dx"][others]), bits_of(clean["dx"][others]))
+
+
+@every_layer
+@pytest.mark.parametrize("name", ["fp32", "fp64"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_layer_gives_pytorchs_numbers_and_gradients(layer, name, large):
+    """A few roundings of values of order 1 to 10, sums of up to 100 of them, and another tanh or exp."""
+    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
+    arrays = layer.arrays(name, large=large)
+    theirs = {key: torch.tensor(array, requires_grad=True) for key, array in arrays.items()}
+    wanted = layer.torch(torch.nn.functional, theirs)
+    if wanted is None:
+        pytest.skip("PyTorch draws other random numbers")
+    dy = normal(name, tuple(wanted.shape), 9)
+    wanted.backward(torch.tensor(dy))
+    found, near = both(context(name), layer, arrays, dy), 1e-12 if name == "fp64" else 2e-5
+    for what, values in {"y": wanted} | {f"d{key}": tensor.grad for key, tensor in theirs.items()}.items():
+        np.testing.assert_allclose(found[what], values.detach().numpy(), rtol=near, atol=near)
+
+
+# -- linear -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_linear_adds_in_fp32_with_its_bias_and_rounds_once(name):
+    """Products and partial sums are whole numbers below 2^24, exact in fp32 in any order: the oracle needs no BLAS."""
     rng = np.random.default_rng(0)
     x, w, b = (rng.integers(-60, 61, shape).astype(DTYPES[name]) for shape in [(8, 64), (64, 16), (16,)])
     exact = x.astype(np.int64) @ w.astype(np.int64) + b.astype(np.int64)
     y, _ = layers.linear_forward(context(name), x, w, b)
-    np.testing.assert_array_equal(bits_of(y), bits_of(exact.astype(np.float32).astype(DTYPES[name])))
-
+    np.testing.assert_array_equal(bits_of(y), bits_of(rounded(exact, name)))
     every_product_rounded = np.zeros_like(y)
     for i in range(64):
         every_product_rounded = every_product_rounded + x[:, i:i + 1] * w[i]
     assert (bits_of(every_product_rounded + b) != bits_of(y)).mean() > 0.1
+    without, _ = layers.linear_forward(context(name), x, w)
+    assert (bits_of(without + b) != bits_of(y)).any(), "rounded before the bias, and again after it"
 
 
-@pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_linear_backward_adds_in_fp32_and_rounds_once(name):
-    rng = np.random.default_rng(1)
-    x, w, dy = (rng.integers(-60, 61, shape).astype(DTYPES[name]) for shape in [(64, 8), (8, 16), (64, 16)])
-    dw, db = np.empty_like(w), np.empty(16, DTYPES[name])
-    dx = layers.linear_backward(context(name), w, x, dy, dw, db)
-    wx, ww, wdy = (a.astype(np.int64) for a in (x, w, dy))
-    for found, exact in [(dx, wdy @ ww.T), (dw, wx.T @ wdy), (db, wdy.sum(0))]:
-        np.testing.assert_array_equal(bits_of(found), bits_of(exact.astype(np.float32).astype(DTYPES[name])))
+def test_linear_notes_its_arithmetic_and_computes_no_input_gradient_that_nobody_reads():
+    ctx, recorder = recorded("fp16")
+    x, w, b, dy = (normal("fp16", shape) for shape in [(3, 4), (4, 5), (5,), (3, 5)])
+    layers.linear_forward(ctx, x, w, b)
+    assert (recorder.flops, recorder.nbytes) == (2 * 3 * 4 * 5 + 3 * 5, 2 * (12 + 20 + 5 + 15))
+    layers.linear_backward(ctx, w, x, dy, np.empty_like(w), np.empty_like(b))
+    assert recorder.flops == 3 * (2 * 3 * 4 * 5) + 2 * (3 * 5)
+    before = list(recorder.allocated)
+    assert layers.linear_backward(ctx, w, x, dy, np.empty_like(w), input_gradient=False) is None
+    assert recorder.allocated == before
+    assert recorder.flops == 4 * (2 * 3 * 4 * 5) + 2 * (3 * 5)
 
 
-def test_the_bias_is_added_before_the_rounding():
-    x, w, b = np.array([[2048, 1]], np.float16), np.ones((2, 1), np.float16), np.ones(1, np.float16)
-    y, _ = layers.linear_forward(context("fp16"), x, w, b)
-    assert y[0, 0] == 2050
-    assert np.float16(2048 + 1) + b[0] == 2048, "rounded before the bias, and again after it"
+# -- activations ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*SIXTEEN_BITS, "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("name", [*NARROW, "fp8_e4m3", "fp8_e5m2"])
 def test_relu_treats_every_code_alike_wherever_it_stands(name):
     bits = 8 * DTYPES[name].itemsize
     x = np.arange(2**bits, dtype=f"u{bits // 8}").view(DTYPES[name])
@@ -78,162 +194,197 @@ def test_relu_treats_every_code_alike_wherever_it_stands(name):
         y, kept = layers.relu_forward(context(name), rolled)
         wide = rolled.astype(np.float32)
         through = ~(wide <= 0)
+        np.testing.assert_array_equal(np.unpackbits(kept)[:x.size], through)
         np.testing.assert_array_equal(bits_of(y[wide > 0]), bits_of(rolled[wide > 0]))
         assert np.isnan(y[np.isnan(wide)].astype(np.float32)).all()
         assert not bits_of(y[~through]).any(), "-0 and all below become +0"
         dy = normal(name, x.shape)
+        dy[:2] = np.nan  # a choice, not a product: no NaN is multiplied by 0
         dx = layers.relu_backward(context(name), kept, dy)
         np.testing.assert_array_equal(bits_of(dx), np.where(through, bits_of(dy), 0))
+        again, kept_again = layers.relu_forward(context(name), rolled, out=rolled)
+        assert again is rolled
+        np.testing.assert_array_equal(bits_of(y), bits_of(again))
+        np.testing.assert_array_equal(kept, kept_again)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 17, 65536, 65536 + 3, 2 * 65536 + 9])
-def test_relu_keeps_one_bit_per_element(count):
-    ctx, recorder = recorded("fp16")
-    x = normal("fp16", (count,))
-    _, kept = layers.relu_forward(ctx, x)
-    assert kept.nbytes == -(-count // 8)
-    np.testing.assert_array_equal(np.unpackbits(kept)[:count], x > 0)
-    assert [(kind, name) for kind, name, _, _ in recorder.allocated] == [
-        ("activation", "relu.y"), ("activation", "relu.bits")]
+GELUS = [LAYERS["gelu"], LAYERS["exact gelu"]]
+gelus = pytest.mark.parametrize("gelu", GELUS, ids=["tanh", "exact"])
 
 
-def test_relu_in_place_gives_the_same_bits():
-    ctx, x = context("bf16"), normal("bf16", (5, 7))
-    y, kept = layers.relu_forward(ctx, x.copy())
-    again, kept_again = layers.relu_forward(ctx, x, out=x)
-    assert again is x
-    np.testing.assert_array_equal(bits_of(y), bits_of(again))
-    np.testing.assert_array_equal(kept, kept_again)
+@gelus
+@pytest.mark.parametrize("name", [*NARROW, "fp8_e4m3", "fp8_e5m2"])
+def test_looking_up_a_gelu_gives_every_code_the_bits_of_computing_it(name, gelu):
+    codes = np.arange(2 ** (8 * DTYPES[name].itemsize)).astype(f"u{DTYPES[name].itemsize}")
+    x = codes.view(DTYPES[name])
+    dy = normal(name, x.shape, 5)
+    found = both(context(name), gelu, {"x": x}, dy)
+    computed = both(context("fp32"), gelu, {"x": x.astype(np.float32)}, dy.astype(np.float32))
+    for what in ("y", "dx"):
+        wanted = np.empty_like(x)
+        kernels.NumpyKernels().cast_pack(computed[what], wanted)
+        numbers = ~np.isnan(wanted.astype(np.float32))  # which NaN it is, is nobody's business
+        np.testing.assert_array_equal(bits_of(found[what])[numbers], bits_of(wanted)[numbers])
+        np.testing.assert_array_equal(np.isnan(found[what].astype(np.float32)), ~numbers)
 
 
-def test_relu_does_not_multiply_a_nan_by_zero():
-    ctx = context("fp32")
-    _, kept = layers.relu_forward(ctx, np.array([-1, 1], np.float32))
-    dx = layers.relu_backward(ctx, kept, np.array([np.nan, np.nan], np.float32))
-    assert dx[0] == 0
-    assert np.isnan(dx[1])
-
-
-@pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_gelu_rounds_an_fp32_value_once(name):
-    x = np.linspace(-6, 6, 4001).astype(np.float32).astype(DTYPES[name])
-    wide = x.astype(np.float64)
-    exact = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
-    y, _ = layers.gelu_forward(context(name), x)
-    # Half a spacing of the format, subnormals too, for the rounding; a few fp32 roundings of 1 + tanh for the rest.
-    allowed = 2.0 ** (-11 if name == "fp16" else -8) * np.abs(exact) + 2.0**-25 + 4e-7 * np.abs(wide)
-    assert (np.abs(y.astype(np.float64) - exact) <= allowed).all()
-
-    number = DTYPES[name].type
-    rounded_at_every_step = number(0.5) * x * (1 + np.tanh(number(0.7979) * (x + number(0.044715) * x * x * x)))
-    assert (np.abs(rounded_at_every_step.astype(np.float64) - exact) > allowed).mean() > 0.1
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32", "fp64"])
-def test_gelu_has_its_limits_at_the_ends_of_every_format(name):
-    ctx = context(name)
+@gelus
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_gelu_has_its_limits_at_the_ends_of_every_format(name, gelu):
     largest = 60000 if name == "fp16" else 1e38
-    x = np.array([-np.inf, -largest, -20, 20, largest, np.inf, np.nan]).astype(DTYPES[name])
-    y, kept = layers.gelu_forward(ctx, x)
-    np.testing.assert_array_equal(y.astype(np.float64), np.maximum(x.astype(np.float64), 0))
-    dx = layers.gelu_backward(ctx, kept, np.ones(7, DTYPES[name]))
-    np.testing.assert_array_equal(dx.astype(np.float64), [0, 0, 0, 1, 1, 1, np.nan])
+    x = np.array([-np.inf, -largest, -60, 60, largest, np.inf, np.nan]).astype(DTYPES[name])
+    found = both(context(name), gelu, {"x": x}, np.ones(7, DTYPES[name]))
+    np.testing.assert_array_equal(found["y"].astype(np.float64), np.maximum(x.astype(np.float64), 0))
+    np.testing.assert_array_equal(found["dx"].astype(np.float64), [0, 0, 0, 1, 1, 1, np.nan])
 
 
-@pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_elementwise_layers_give_an_element_the_same_bits_wherever_it_stands(name):
-    ctx, x, dy = context(name), normal(name, (70001,), 1), normal(name, (70001,), 2)
-    whole, kept = layers.gelu_forward(ctx, x)
-    whole_dx = layers.gelu_backward(ctx, kept, dy)
-    for here in (slice(0, 1), slice(3, 11), slice(65530, 65541), slice(1, None)):
-        y, kept = layers.gelu_forward(ctx, x[here].copy())
-        np.testing.assert_array_equal(bits_of(y), bits_of(whole[here]))
-        np.testing.assert_array_equal(bits_of(layers.gelu_backward(ctx, kept, dy[here].copy())),
-                                      bits_of(whole_dx[here]))
+@pytest.mark.parametrize("name", ["fp32", "fp64"])
+def test_the_exact_gelu_is_exact_however_small_it_is_and_near_the_other(name):
+    x = np.linspace(-12, 12, 5001).astype(DTYPES[name])
+    tanh, found = (gelu.forward(context(name), {"x": x})[0] for gelu in GELUS)
+    exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.astype(np.float64)])
+    # A dozen roundings, and those of the exponential's argument x²/2, which weigh x²/2 times as much in its result.
+    limits = np.finfo(DTYPES[name])
+    allowed = limits.eps * (16 + 2 * x.astype(np.float64) ** 2) * abs(exact) + limits.tiny
+    assert (abs(found - exact) <= allowed).all()
+    erf = np.array([math.erf(v / math.sqrt(2)) for v in x], np.float32)
+    lossy = np.float32(0.5) * x.astype(np.float32) * (1 + erf)
+    assert (abs(lossy - exact) > np.maximum(allowed, 0.01 * abs(exact))).any(), "1 + erf loses its digits below -4"
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(tanh, 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))),
+                               rtol=0, atol=8 * limits.eps * 12)
+    assert 1e-4 < abs(tanh - found).max() < 1e-3
 
 
-def test_linear_notes_its_arithmetic_and_charges_what_it_returns():
-    ctx, recorder = recorded("fp16")
-    x, w, b, dy = (normal("fp16", shape) for shape in [(3, 4), (4, 5), (5,), (3, 5)])
-    layers.linear_forward(ctx, x, w, b)
-    assert (recorder.flops, recorder.nbytes) == (2 * 3 * 4 * 5 + 3 * 5, 2 * (12 + 20 + 5 + 15))
-    layers.linear_backward(ctx, w, x, dy, np.empty_like(w), np.empty_like(b))
-    assert recorder.flops == 3 * (2 * 3 * 4 * 5) + 2 * (3 * 5)
-    half = np.dtype(np.float16)
-    assert recorder.allocated == [("activation", "linear.y", (3, 5), half),
-                                  ("activation_gradient", "linear.dx", (3, 4), half)]
+@gelus
+def test_strided_gradients_and_results_of_gelu_are_those_of_contiguous_ones(gelu):
+    exact, numpys = gelu is GELUS[1], kernels.NumpyKernels()
+    for name in ("fp16", "fp32"):
+        x, dy = normal(name, (300, 7)), normal(name, (300, 7), 1)
+        for write in (lambda out, x=x: numpys.gelu(x, out, exact=exact),
+                      lambda out, x=x, dy=dy: numpys.gelu_gradient(np.asfortranarray(x), dy[::-1][::-1], out,
+                                                                   exact=exact)):
+            wanted, spread = np.empty_like(x), np.empty((7, 600), DTYPES[name]).T[::2]
+            write(wanted)
+            write(spread)
+            np.testing.assert_array_equal(bits_of(np.ascontiguousarray(spread)), bits_of(wanted))
 
 
-def test_the_input_gradient_is_not_computed_where_nobody_reads_it():
-    ctx, recorder = recorded("fp16")
-    x, w, dy = normal("fp16", (3, 4)), normal("fp16", (4, 5)), normal("fp16", (3, 5))
-    assert layers.linear_backward(ctx, w, x, dy, np.empty_like(w), input_gradient=False) is None
-    assert recorder.allocated == []
-    assert recorder.flops == 2 * 3 * 4 * 5
+# -- LayerNorm --------------------------------------------------------------------------------------------------------
 
 
-def test_out_is_written_and_returned():
-    ctx, x, w = context("bf16"), normal("bf16", (3, 4)), normal("bf16", (4, 5))
-    out = np.empty((3, 5), DTYPES["bf16"])
-    assert layers.linear_forward(ctx, x, w, out=out)[0] is out
-    np.testing.assert_array_equal(bits_of(out), bits_of(layers.linear_forward(ctx, x, w)[0]))
-    assert layers.gelu_forward(ctx, x, out=(spare := np.empty_like(x)))[0] is spare
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 4, 33), (700, 260), (2, 70000)])
+def test_layernorms_output_computed_again_has_the_bits_that_it_had(name, shape):
+    x, w, b = (normal(name, of, seed) for seed, of in enumerate((shape, shape[-1:], shape[-1:])))
+    ctx = context(name)
+    y, kept = layers.layernorm_forward(ctx, x, w, b)
+    layers.layernorm_forward(ctx, *LAYERS["layernorm"].arrays(name).values())  # scratch is used in between
+    np.testing.assert_array_equal(bits_of(layers.layernorm_output(ctx, w, b, kept)), bits_of(y))
 
 
-@pytest.mark.parametrize(("shapes", "text"), [
-    (((4,), (4, 5), (5,)), r"asked for x of shape \(B, I\), and found \(4,\); reshape it to two dimensions"),
-    (((3, 4), (4,), (5,)), r"asked for w of shape \(I, O\), and found \(4,\)"),
-    (((3, 4), (5, 4), (4,)), r"asked for w of shape \(4, 4\), and found \(5, 4\); w needs a row for each column"),
-    (((3, 4), (4, 5), (4,)), r"asked for b of shape \(5,\), and found \(4,\); a bias has one element per column"),
-])
-def test_linear_forward_refuses_shapes_that_do_not_fit(shapes, text):
-    x, w, b = (np.zeros(shape, np.float16) for shape in shapes)
-    with pytest.raises(ValueError, match=f"^linear_forward {text}"):
-        layers.linear_forward(context("fp16"), x, w, b)
+def test_layernorms_variance_is_that_of_the_deviations_not_a_difference_of_squares():
+    x = (1e4 + normal("fp32", (4, 256))).astype(np.float32)
+    y, _ = layers.layernorm_forward(context("fp32"), x, np.ones(256, np.float32), np.zeros(256, np.float32))
+    wide = x.astype(np.float64)
+    exact = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    # The mean is one of float32, off by up to 1e4·2⁻²⁴ = 6e-4, which shifts a row.
+    np.testing.assert_allclose(y, exact, atol=2e-3)
+    squares = (x * x).mean(1) - x.mean(1) ** 2
+    assert (abs(squares - wide.var(1)) > 0.1).any(), "the difference of squares is off by more than a tenth"
 
 
-def test_linear_forward_refuses_an_out_of_another_shape():
-    x, w, out = (np.zeros(shape, np.float16) for shape in [(3, 4), (4, 5), (5, 3)])
-    with pytest.raises(ValueError, match=r"asked for out of shape \(3, 5\), and found \(5, 3\); give it the shape of"):
-        layers.linear_forward(context("fp16"), x, w, out=out)
+def test_layernorm_makes_equal_values_the_bias_and_takes_weights_in_fp32_beside_16_bit_activations():
+    x, w, b = np.full((2, 3), 7, np.float32), normal("fp32", (3,), 1), normal("fp32", (3,), 2)
+    y, kept = layers.layernorm_forward(context("fp32"), x, w, b, epsilon=0.25)
+    np.testing.assert_array_equal(y, [b, b])
+    np.testing.assert_array_equal(kept[2], [2, 2])  # 1/√(0 + 0.25)
+    x, ctx = normal("bf16", (4, 3)), context("bf16")
+    y, kept = layers.layernorm_forward(ctx, x, w, b)
+    low, _ = layers.layernorm_forward(ctx, x, *(a.astype(DTYPES["bf16"]) for a in (w, b)))
+    assert y.dtype == DTYPES["bf16"]
+    assert (bits_of(y) != bits_of(low)).any()
+    assert LAYERS["layernorm"].backward(ctx, {"w": w, "b": b}, kept, x)["w"].dtype == np.float32
 
 
-def test_an_out_that_would_overwrite_what_is_kept_is_refused():
-    ctx, x, w = context("fp16"), normal("fp16", (4, 4)), normal("fp16", (4, 4))
-    for call in (lambda: layers.linear_forward(ctx, x, w, out=x), lambda: layers.gelu_forward(ctx, x, out=x[:])):
-        with pytest.raises(ValueError, match="found one that shares memory with x, which it saves for backward"):
-            call()
+# -- embedding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("what", "shape", "text"), [
-    ("dy", (3, 4), r"asked for dy of shape \(3, 5\), and found \(3, 4\); hand it the gradient of this layer's own"),
-    ("dw", (5, 4), r"asked for dw of shape \(4, 5\), and found \(5, 4\); the gradient has the shape of the weight"),
-    ("db", (4,), r"asked for db of shape \(5,\), and found \(4,\); the gradient has the shape of the bias"),
-])
-def test_linear_backward_refuses_shapes_that_do_not_fit(what, shape, text):
-    arrays = {"dy": np.zeros((3, 5), np.float16), "dw": np.zeros((4, 5), np.float16), "db": np.zeros(5, np.float16)}
-    arrays[what] = np.zeros(shape, np.float16)
-    with pytest.raises(ValueError, match=f"^linear_backward {text}"):
-        layers.linear_backward(context("fp16"), np.zeros((4, 5), np.float16), np.zeros((3, 4), np.float16), **arrays)
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 9), st.sampled_from([np.int64, np.uint8, np.int16]))
+def test_an_embedding_gives_each_token_its_row_and_adds_up_gradients_whatever_the_tokens(
+        count, vocabulary, channels, dtype):
+    rng, w = np.random.default_rng(count), normal("fp32", (vocabulary, channels))
+    tokens = rng.integers(0, vocabulary, count).astype(dtype)
+    y, kept = layers.embedding_forward(context("fp32"), tokens, w)
+    assert kept is tokens
+    np.testing.assert_array_equal(y, w[tokens])
+    dy = rng.integers(-9, 10, (count, channels)).astype(np.float32)
+    dw, wanted = np.full_like(w, np.nan), np.zeros_like(w)
+    layers.embedding_backward(context("fp32"), tokens, dy, dw)
+    np.add.at(wanted, tokens, dy)  # whole numbers: exact in any order
+    np.testing.assert_array_equal(dw, wanted)
 
 
-def test_activations_refuse_a_gradient_of_another_length():
-    ctx, x = context("fp16"), np.zeros((2, 8), np.float16)
-    with pytest.raises(ValueError, match=r"asked for dy with one element per bit that was saved \(2 bytes of them\), "
-                                         r"and found shape \(3, 8\); hand it the gradient of this layer's own"):
-        layers.relu_backward(ctx, layers.relu_forward(ctx, x)[1], np.zeros((3, 8), np.float16))
-    with pytest.raises(ValueError, match=r"^gelu_backward asked for dy of shape \(2, 8\), and found \(3, 8\)"):
-        layers.gelu_backward(ctx, x, np.zeros((3, 8), np.float16))
+@pytest.mark.parametrize(("count", "channels", "vocabulary"), [
+    (5000, 64, 3), (5000, 64, 4999), (70000, 1, 2), (3, 70000, 2)])
+def test_an_embeddings_gradients_add_up_over_blocks(count, channels, vocabulary):
+    rng = np.random.default_rng(0)
+    tokens, dy = rng.integers(0, vocabulary, count), rng.integers(-9, 10, (count, channels)).astype(np.float32)
+    dw = np.empty((vocabulary, channels), np.float32)
+    layers.embedding_backward(context("fp32"), tokens, dy, dw)
+    for row in (0, vocabulary // 2, vocabulary - 1):
+        np.testing.assert_array_equal(dw[row], dy[tokens == row].sum(0))
 
 
-def test_layers_refuse_to_compute_with_values_wider_than_the_policy_says():
-    ctx, half, wide = context("fp16"), np.zeros((2, 2), np.float16), np.zeros((2, 2), np.float32)
-    text = r" computes in float16, and found {} in float32; round it first, with ctx\.cast\({}\)$"
-    for what, call in {
-        "x": lambda: layers.linear_forward(ctx, wide, half),
-        "w": lambda: layers.linear_forward(ctx, half, wide),
-        "dy": lambda: layers.linear_backward(ctx, half, half, wide, half.copy()),
-        "out": lambda: layers.relu_forward(ctx, half, out=wide),
-    }.items():
-        with pytest.raises(ValueError, match=text.format(what, what)):
-            call()
+@pytest.mark.parametrize("name", NARROW)
+def test_an_embeddings_duplicates_are_added_in_fp32_and_a_nan_spoils_the_row_of_its_token_only(name):
+    tokens, dy = np.zeros((3, 1000), np.int64), np.ones((3, 1000, 2), DTYPES[name])
+    tokens[:, 7], dw = 1, np.empty((2, 2), DTYPES[name])
+    layers.embedding_backward(context(name), tokens, dy, dw)
+    np.testing.assert_array_equal(bits_of(dw), bits_of(rounded(np.array([[2997, 2997], [3, 3]]), name)))
+    in_the_format = np.add.accumulate(dy.reshape(-1, 2), axis=0, dtype=dw.dtype)[-1]
+    assert (in_the_format < 2997).all(), "sums in 16 bit stall at 2048 or 256"
+    dy[0, 7, 1] = np.nan
+    layers.embedding_backward(context(name), tokens, dy, dw)
+    np.testing.assert_array_equal(np.isnan(dw.astype(np.float32)), [[False, False], [False, True]])
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 9, 65536, 150001])
+def test_an_element_is_dropped_by_its_own_word_wherever_blocks_end(count):
+    x = normal("bf16", (count,))
+    y, kept = layers.dropout_forward(context("bf16"), x, 0.25, "here")
+    through = random.bits((0, "dropout of micro-batch 0", 0, "here"), 0, count) >= 2**30
+    wide = np.where(through, x.astype(np.float32) * np.float32(1 / 0.75), 0)
+    np.testing.assert_array_equal(bits_of(y), bits_of(rounded(wide, "bf16")))
+    assert kept == "here", "no mask is saved"
+
+
+def test_the_share_that_is_dropped_is_the_rate_and_every_place_and_stream_has_a_mask_of_its_own():
+    ctx, ones = context("fp32"), np.ones(2**16, np.float32)
+    other = Context(ctx.xp, ctx.policy, ctx.kernels, ctx.workspace, ctx.note, ctx.gradients,
+                    draw=lambda name, count, span: random.bits((1, "dropout", 0, name), 0, count)[span])
+    for rate in (0.1, 0.5, 0.9):
+        masks = [layers.dropout_forward(c, ones, rate, name)[0] == 0 for c, name in [(ctx, "a"), (ctx, "b"),
+                                                                                     (other, "a")]]
+        # A binomial's deviation is at most 1/2·2⁻⁸; five of them.
+        assert all(abs(mask.mean() - rate) < 5 * 2.0**-9 for mask in masks)
+        assert all((masks[i] != masks[j]).mean() > 0.15 for i, j in [(0, 1), (0, 2), (1, 2)])
+
+
+def test_rate_0_is_the_identity_without_a_copy_and_draws_nothing():
+    ctx, x = context("fp16"), normal("fp16", (3,))
+    ctx = Context(ctx.xp, ctx.policy, ctx.kernels, None, ctx.note, ctx.gradients, draw=None)
+    assert layers.dropout_forward(ctx, x, 0.0, "here") == (x, "here")
+    assert layers.dropout_backward(ctx, "here", x, 0) is x
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_dropped_is_0_whatever_it_was_and_what_is_let_through_stays(bad):
+    ctx = context("bf16")
+    through = layers.dropout_forward(ctx, np.ones(200, DTYPES["bf16"]), 0.5, "here")[0].astype(np.float32) > 0
+    y, _ = layers.dropout_forward(ctx, np.full(200, bad, DTYPES["bf16"]), 0.5, "here")
+    np.testing.assert_array_equal(y.astype(np.float32)[through], np.float32(bad))
+    assert not bits_of(y)[~through].any()

@@ -39,19 +39,3 @@ def test_the_largest_magnitude_of_an_output_counts_negative_ones():
     weights = {name: np.zeros_like(value) for name, value in zs.models.first_weights(MODEL).items()}
     weights["layer1.bias"][...] = (-7, 3)
     assert one_pass(weights).largest == {"layer0": 0.0, "layer1": 7.0}
-
-
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda w: {**w, "layer9.weight": w["layer0.bias"]}, "not of this model: layer9.weight"),
-    (lambda w: {"layer0.weight": w["layer0.weight"]}, "missing or not of this model: layer0.bias, layer1.bias, "),
-    (lambda w: {**w, "layer0.bias": 1.0}, r"asked for layer0.bias as an array of shape \(4,\), and found float of"),
-    (lambda w: {**w, "layer0.bias": w["layer0.bias"][:1]}, r"found ndarray of shape \(1,\)"),
-    (lambda w: {**w, "layer0.bias": [1.0] * 4}, r"found list of shape \(4,\)")])
-def test_weights_that_are_not_the_models_are_refused(change, said):
-    with pytest.raises(ValueError, match=said):
-        one_pass(change(zs.models.first_weights(MODEL)))
-
-
-def test_a_name_is_no_policy():
-    with pytest.raises(ValueError, match=r"policy must be a Policy, found 'fp16'; write zs.Policy\('fp16'\)"):
-        one_pass(zs.models.first_weights(MODEL), "fp16")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.models.contexts import bits_of, context, normal, recorded, slope
 from tests.models.steps import initial_weights, loss_and_gradients, loss_of
-from zerosim.models import MLP, HalfSquaredError, LinearUnit, Model
-from zerosim.models.units import Constants, Normal
+from zerosim.models import BLOCK, MLP, NONE, Constants, HalfSquaredError, LinearUnit, Normal, Recompute, segment
 
 ACTIVATIONS = [None, "relu", "gelu"]
 
@@ -30,20 +29,6 @@ def arrays_in(kept: Any) -> Iterator[np.ndarray]:
     elif isinstance(kept, tuple):
         for part in kept:
             yield from arrays_in(part)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_backward_of_a_unit_is_the_slope_of_its_forward(activation):
-    ctx = context("fp64")
-    unit, w, (x, c) = unit_and_arrays("fp64", activation)
-
-    def weighted() -> float:
-        return float(np.sum(unit.forward(ctx, w, x)[0] * c))
-
-    dx, grads = unit.backward(ctx, w, unit.forward(ctx, w, x)[1], c)
-    # Differences of step 1e-5 err by about 1e-10 here; no element of h lies that near to ReLU's kink.
-    for found, of in [(dx, x), (grads["one.weight"], w["one.weight"]), (grads["one.bias"], w["one.bias"])]:
-        np.testing.assert_allclose(found, slope(weighted, of), rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -170,32 +155,6 @@ def test_initializers_replace_the_first_values():
     assert unit.initial("one.weight", 2, 0).shape == (0,)
 
 
-@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 9), (8, 1), (0, -1)])
-def test_first_values_outside_a_parameter_are_refused(start, count):
-    with pytest.raises(ValueError, match=rf"^one\.weight was asked for {count} elements from {start}; it has 8, so ask "
-                                         "for a piece that lies inside"):
-        LinearUnit("one", 2, 4).initial("one.weight", start, count)
-
-
-def test_first_values_of_an_unknown_parameter_are_refused():
-    with pytest.raises(ValueError, match=r"unit 'one' was asked for the first values of 'one\.gain'; its parameters "
-                                         r"are one\.weight, one\.bias"):
-        LinearUnit("one", 2, 4).initial("one.gain", 0, 1)
-
-
-@pytest.mark.parametrize(("keywords", "text"), [
-    ({"inputs": 0}, r"was given inputs=0; inputs is a whole number, 1 or more"),
-    ({"outputs": 2.0}, r"was given outputs=2\.0; outputs is a whole number"),
-    ({"inputs": True}, r"was given inputs=True"),
-    ({"activation": "swish"}, r"was given activation='swish'; the activations are None, 'relu', 'gelu'"),
-    ({"bias": False, "initializers": {"bias": Normal(0, 1.0)}}, "was given initializers for bias; its parameters are "
-                                                                "weight"),
-])
-def test_a_linear_unit_refuses_what_it_cannot_be(keywords, text):
-    with pytest.raises(ValueError, match=rf"^LinearUnit\('one'\) {text}"):
-        LinearUnit(**({"name": "one", "inputs": 2, "outputs": 2} | keywords))
-
-
 def test_a_model_knows_its_parameters_in_the_order_of_the_flat_vector():
     model = MLP([3, 4, 2])
     assert model.shapes == {"layer0.weight": (3, 4), "layer0.bias": (4,), "layer1.weight": (4, 2), "layer1.bias": (2,)}
@@ -207,40 +166,22 @@ def test_a_model_knows_its_parameters_in_the_order_of_the_flat_vector():
     assert MLP([3, 4, 2], bias=False).parameter_count == 20
 
 
-def test_a_model_refuses_two_units_or_two_parameters_of_one_name():
-    one = LinearUnit("one", 2, 2)
-    with pytest.raises(ValueError, match="more than one unit named 'one'; state is kept by name, so give each unit a"):
-        Model([one, LinearUnit("one", 2, 1)])
-
-    class Borrower(LinearUnit):
-        @property
-        def shapes(self) -> dict[str, tuple[int, ...]]:
-            return one.shapes
-
-    with pytest.raises(ValueError, match=r"more than one parameter named 'one\.weight', 'one\.bias'; state is kept"):
-        Model([one, Borrower("two", 2, 2)])
+# -- recomputation policies as values ---------------------------------------------------------------------------------
 
 
-def test_a_model_without_units_is_refused():
-    with pytest.raises(ValueError, match="Model was asked for with no units; give it one unit or more"):
-        Model([])
+@pytest.mark.parametrize(("text", "policy"), [
+    ("none", NONE), ("block", BLOCK), ("segment(1)", BLOCK), ("segment(2)", segment(2)),
+    (" segment( 12 ) ", segment(12)), ("sub_block", Recompute(None, "sub_block")),
+    ("selective", Recompute(None, "selective")), ("tiled", Recompute(None, "tiled")),
+    ("block+selective", Recompute(1, "selective")), ("segment(3) + tiled", Recompute(3, "tiled"))])
+def test_a_text_names_a_policy_which_prints_as_such_a_text(text, policy):
+    assert Recompute.parse(text) == policy
+    assert Recompute.parse(str(policy)) == policy
 
 
-@pytest.mark.parametrize("widths", [(), (3,), None, 3, "ab", {1: 2, 3: 4}])
-def test_an_mlp_of_fewer_than_two_widths_is_refused(widths):
-    with pytest.raises(ValueError, match=r"MLP was asked for widths .*: the width of the input and that of each layer"):
-        MLP(widths)
-
-
-@pytest.mark.parametrize(("keywords", "text"), [
-    ({"seed": None}, "MLP was given seed=None; seed is a whole number"),
-    ({"seed": 1.5}, "MLP was given seed=1.5"),
-    ({"activation": "rely"}, "MLP was given activation='rely'; the activations are None, 'relu', 'gelu'")])
-def test_an_mlp_refuses_a_seed_or_activation_that_is_none_even_where_no_layer_would_use_it(keywords, text):
-    with pytest.raises(ValueError, match=text):
-        MLP([2, 2], **keywords)
-
-
-def test_an_mlp_names_the_layer_whose_width_is_refused():
-    with pytest.raises(ValueError, match=r"LinearUnit\('layer0'\) was given outputs=0"):
-        MLP([3, 0, 2])
+@given(st.integers(1, 12), st.integers(0, 40))
+def test_segments_hold_every_unit_once_and_in_order_and_the_last_may_be_shorter(k, unit_count):
+    segments = segment(k).segments(unit_count)
+    assert [unit for run in segments for unit in run] == list(range(unit_count))
+    assert all(len(run) == k for run in segments[:-1])
+    assert NONE.segments(unit_count) == []

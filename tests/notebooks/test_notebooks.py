@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.architecture.source import ROOT
-from tests.backends.worlds import Processes
+from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH
 from tests.display.seen import data_of, drawn_by, is_committed
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, printed_in
@@ -30,14 +30,18 @@ NUMBERED = pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.stem)
 
 # A proof goes through many worlds, and prints a line for each; only a thorough run goes through all of them. The ninth
 # notebook's proof ends with what its last world said.
-WORLDS = re.compile(r"^(for (?:ranks|count) in) \((?:1, 2, 3, 4, 5, 8|1, 2, 3, 5)\):$", re.M)
-LEFT_OUT = re.compile(r"^N = [2458]:.*\n", re.M)
+WORLDS = re.compile(r"^(for (?:ranks|count) in) \((?:1, 2, 3, 4, 5, 8|1, 2, 3, 4, 6|1, 2, 3, 5)\):$", re.M)
+
+
+def fewer(text: Path) -> tuple[int, int]:
+    """The worlds of a shorter proof."""
+    return (1, 8) if text.stem.startswith("09") else (1, 3)
 
 
 def with_fewer_worlds(text: Path) -> str:
-    """A notebook's text, with a shorter proof: its last cell on 1 and 3 ranks."""
+    """A notebook's text, with a shorter proof: its last cell on two worlds."""
     *before, mark, proof = text.read_text(encoding="utf-8").rpartition("\n# %%\n")
-    return "".join([*before, mark, proof if text.stem.startswith("09") else WORLDS.sub(r"\1 (1, 3):", proof)])
+    return "".join([*before, mark, WORLDS.sub(rf"\1 {fewer(text)}:", proof)])
 
 
 @contextmanager
@@ -66,7 +70,8 @@ def printed_then(text: Path, outputs: list[list[dict]]) -> list[str]:
     """What the cells printed when the copy was made, without the worlds that are left out now."""
     *before, proof = map(printed_in, outputs)
     shorter = not THOROUGH and with_fewer_worlds(text) != text.read_text(encoding="utf-8")
-    return [*before, LEFT_OUT.sub("", proof) if shorter else proof]
+    left_out = "".join(str(world) for world in range(2, 9) if world not in fewer(text))
+    return [*before, re.sub(rf"^N = [{left_out}]:.*\n", "", proof, flags=re.M) if shorter else proof]
 
 
 def skip_if_drawn_elsewhere(svg: str) -> None:
@@ -77,7 +82,7 @@ def skip_if_drawn_elsewhere(svg: str) -> None:
 
 def skip_without_processes(text: Path) -> None:
     """The notebook about processes says so where there are none, and its copy has them."""
-    reason = Processes("MPI", 3).missing()
+    reason = mpi_missing()
     if text.stem.startswith("15_") and reason is not None:
         pytest.skip(f"MPI: {reason}")
 
@@ -112,7 +117,7 @@ def test_most_proofs_are_shortened_by_worlds_alone():
     for text in shortened:
         whole, shorter = text.read_text(encoding="utf-8").splitlines(), with_fewer_worlds(text).splitlines()
         assert [new for old, new in zip(whole, shorter, strict=True) if old != new] in (
-            ["for ranks in (1, 3):"], ["for count in (1, 3):"])
+            [f"for ranks in {fewer(text)}:"], [f"for count in {fewer(text)}:"])
 
 
 @NUMBERED

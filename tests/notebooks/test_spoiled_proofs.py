@@ -10,7 +10,7 @@ import pytest
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from tests.backends.worlds import Processes
+from tests.backends.worlds import mpi_missing
 from tests.notebooks.cells import cells, changed, executed, needed_by_proof
 
 TEXTS = {text.name[:2]: text for text in sorted((ROOT / "notebooks").glob("[0-9]*.py"))}
@@ -159,7 +159,7 @@ def namespace(mistake, monkeypatch):
     """
     if not mistake.name.endswith("on processes"):
         monkeypatch.setattr("zerosim.course.running.LAUNCHERS", ("no-such-launcher",))
-    elif (reason := Processes("MPI", 3).missing()) is not None:
+    elif (reason := mpi_missing()) is not None:
         pytest.skip(f"MPI: {reason}")
     names: dict[str, Any] = {"__name__": "__main__"}
     yield names

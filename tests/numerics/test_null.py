@@ -85,6 +85,8 @@ def taken(array, step: str, argument):
             return array.T
         case "copy":
             return array.copy()
+        case "astype" if isinstance(array, np.ndarray | np.generic):
+            return array.astype(argument, order="C")  # NumPy would keep an order of its own
     return getattr(array, step)(argument)
 
 

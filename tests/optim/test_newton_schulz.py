@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tests.optim.papers import KERNELS
-from zerosim.optim import UpdateContext, orthogonalize
-from zerosim.optim.matrix import COEFFICIENTS
+from zerosim.optim import UpdateContext, matrix, orthogonalize
 
 CTX = UpdateContext(KERNELS)
 
@@ -31,7 +30,7 @@ def pair(small):
 
 def iterated(s, steps, iteration):
     """The iteration on single numbers, in float64."""
-    a, b, c = COEFFICIENTS[iteration]
+    a, b, c = matrix.COEFFICIENTS[iteration]
     for _ in range(steps):
         s = a * s + b * s**3 + c * s**5
     return s
@@ -47,7 +46,7 @@ def test_five_quintic_steps_bring_singular_values_from_001_to_1_into_the_publish
 
 
 def test_the_quintic_does_not_converge():
-    assert sum(COEFFICIENTS["quintic"]) == pytest.approx(0.701, abs=5e-4)
+    assert sum(matrix.COEFFICIENTS["quintic"]) == pytest.approx(0.701, abs=5e-4)
     for steps in (5, 6, 20, 50):
         assert np.abs(after(pair(0.3), steps, "quintic") - 1).max() > 0.04, steps
 
@@ -63,7 +62,7 @@ def test_twenty_cubic_steps_orthogonalize():
     np.testing.assert_allclose(x @ x.T, np.eye(6), atol=2e-6)  # some dozen roundings of fp32 products
 
 
-@pytest.mark.parametrize("iteration", COEFFICIENTS)
+@pytest.mark.parametrize("iteration", matrix.COEFFICIENTS)
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (6, 6), (1, 5), (5, 1)], ids=str)
 def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(iteration, shape):
     x = matrix_of(np.linspace(0.2, 1, min(shape)), *shape)

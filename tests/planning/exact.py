@@ -4,31 +4,31 @@ from fractions import Fraction
 
 import numpy as np
 
-from zerosim.planning.machine import Array, Machine, Pace, Prices
-from zerosim.planning.recording import COMPUTE, Program, Recording
-from zerosim.planning.streams import Streams
-from zerosim.planning.timeline import Timeline
+from zerosim.planning import Machine, Recording, Timeline, streams
+from zerosim.planning import machine as machines
+from zerosim.planning import recording as recordings
 
 
-class ExactPrices(Prices):
+class ExactPrices(machines.Prices):
     """Prices as fractions: links as their decimals are written, devices as their floats are."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._slow_links = {(slow.source, slow.destination): Fraction(slow.factor) for slow in machine.slow_links}
-        self._paces = {slow.rank: Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
+        self._paces = {slow.rank: machines.Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
                        for slow in machine.slow_ranks}
 
-    def work(self, program: Program) -> Array:
+    def work(self, program: recordings.Program) -> machines.Array:
         flops_rate = Fraction(self.machine.peak_flops_per_second) * Fraction(self.machine.efficiency)
         memory_rate = Fraction(self.machine.device.memory_bytes_per_second)
         work = [Fraction(0)]
         for code, flops, nbytes in zip(program.codes.tolist(), program.first.tolist(), program.second.tolist(),
                                        strict=True):
-            work.append(work[-1] + max(flops / flops_rate, nbytes / memory_rate) if code == COMPUTE else work[-1])
+            seconds = max(flops / flops_rate, nbytes / memory_rate) if code == recordings.COMPUTE else 0
+            work.append(work[-1] + seconds)
         return np.array(work, object)
 
-    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Fraction]:
+    def messages(self, sources: machines.Array, destinations: machines.Array, nbytes: machines.Array) -> list[Fraction]:
         ends = zip(sources.tolist(), destinations.tolist(), nbytes.tolist(), strict=True)
         return [self._message(*one) for one in ends]
 
@@ -44,6 +44,6 @@ class ExactPrices(Prices):
 def exact_replay(recording: Recording, machine: Machine) -> Timeline:
     """The recording's times on this machine, exactly."""
     machine.check_ranks(recording.ranks)
-    streams = Streams(recording, ExactPrices(machine))
-    streams.run()
-    return Timeline(recording, machine, streams)
+    replayed = streams.Streams(recording, ExactPrices(machine))
+    replayed.run()
+    return Timeline(recording, machine, replayed)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import zerosim as zs
-from zerosim.planning.timeline import Machine, SlowRank
+from zerosim.planning import Machine, SlowRank
 
 Exchange = tuple[int | None, int | None, int]  # to, from, bytes sent; ranks of the whole cluster
 

@@ -11,10 +11,8 @@ import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import allowed, ask
-from zerosim.planning import recording
-from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.recording import COLLECTIVE, ISSUE, OFFLOAD, WAIT, Recording, record
-from zerosim.planning.timeline import Machine
+from zerosim.planning import Device, Link, Machine, Network, Recording, record, recording
+from zerosim.planning import recording as recordings
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 OPTIONS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
@@ -73,8 +71,8 @@ def synchronous(recording: Recording) -> Recording:
     """The same run with every collective waited for where it is issued."""
     programs = []
     for program in recording.programs:
-        kept = program.codes != WAIT
-        codes = np.where(program.codes == ISSUE, COLLECTIVE, program.codes)
+        kept = program.codes != recordings.WAIT
+        codes = np.where(program.codes == recordings.ISSUE, recordings.COLLECTIVE, program.codes)
         programs.append(replace(program, codes=codes[kept], first=program.first[kept], second=program.second[kept],
                                 third=program.third[kept]))
     return replace(recording, programs=tuple(programs))
@@ -132,7 +130,7 @@ def program_of(*actions: tuple) -> Any:
                 works.pop(0).wait()
             elif name == "barrier":
                 rank.barrier()
-            elif name in OFFLOAD:
+            elif name in recordings.OFFLOAD:
                 moved.append(recording.Transfer(name, "gradient", rest[0], number))
                 rank.trace.rows.append(Transfer(moved[-1], rank.trace.path))
             elif name == "arrive" and moved:

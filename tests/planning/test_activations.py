@@ -1,30 +1,19 @@
-"""Kept activations and operations by formulas: the published numbers, and what holds for every block and policy."""
+"""Kept activations and operations by formulas, for every block and policy.
 
-import math
+Published numbers are rows of `zerosim/course/published`, which `test_published` computes.
+"""
+
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.course.published import activations as published
-from zerosim.planning import Transformer, flops, model_of
-from zerosim.planning.activations import (
-    EXAMPLE,
-    INSIDE_NAMES,
-    Block,
-    best_segment,
-    fullest_nbytes,
-    kept,
-    logits_nbytes,
-    parse,
-    peak_nbytes,
-    snapshots,
-    tensors,
-)
-from zerosim.planning.flops import forward, matmul_flops, matmuls, recomputed, recomputed_flops, step_flops
-from zerosim.planning.shapes import PRESETS
+from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
 
-POLICIES = ["none", "block", "segment(2)", "segment(5)", *INSIDE_NAMES, "block+tiled", "segment(3)+selective"]
+EXAMPLE = activations.EXAMPLE  # d = 4096, H = 32, L = 2048, B = 4, in 16 bit
+POLICIES = ["none", "block", "segment(2)", "segment(5)", *activations.INSIDE_NAMES, "block+tiled",
+            "segment(3)+selective"]
 # Plain blocks of B, L, d, H, in 16 or 32 bits; and any others, with grouped queries, gates and insides of their own.
 PLAIN = st.builds(lambda batch, tokens, width, heads, itemsize: Block(batch, tokens, heads * width, heads, itemsize),
                   st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.integers(1, 6), st.sampled_from([2, 4]))
@@ -38,41 +27,7 @@ ANY_BLOCK = st.builds(
 COUNT = st.integers(1, 12)
 
 
-# -- bytes: published numbers -----------------------------------------------------------------------------------------
-
-
-def test_the_published_example_keeps_its_published_bytes():
-    """d = 4096, H = 32, L = 2048, B = 4, n = 32, in 16 bit; in gigabytes."""
-    bld, square = EXAMPLE.stream, EXAMPLE.square
-    long, longer = Block(4, 4096, 4096, 32), Block(4, 8192, 4096, 32)
-    none, block = (peak_nbytes(EXAMPLE, 32, policy).elements for policy in ("none", "block"))
-    twice = 2 * (peak_nbytes(long, 32).elements - none)
-    quadratic = 32 * 2 * (long.square - square)
-    linear = sum(part.elements * 2 for name, part in tensors(EXAMPLE).items() if name != "probabilities")
-    found = {0.9395: linear, 1.0737: tensors(EXAMPLE)["probabilities"].nbytes,  # where 1072 MB is also in print
-             64.4: peak_nbytes(EXAMPLE, 32).nbytes,
-             176.4: peak_nbytes(EXAMPLE, 32).nbytes + 16 * 7_000_000_000,  # with 16 bytes for each parameter
-             133: twice, 103: quadratic, 30: twice - quadratic,            # what twice the tokens add
-             670.0: 2 * peak_nbytes(longer, 32).elements, 549.8: 32 * tensors(longer)["probabilities"].nbytes,
-             # Popular belief: checkpointing leaves the L² term intact. It leaves one n-th of it.
-             34.4: 2 * (none - 32 * 14 * bld), 1.07: 2 * (block - (32 + 13) * bld)}
-    for gigabytes, nbytes in found.items():
-        digits = len(str(gigabytes).partition(".")[2])
-        assert round(nbytes / 1e9, digits) == gigabytes
-    # Popular belief: 8·BLd is the largest tensor. The probabilities are 16·BLd here.
-    assert max(tensors(EXAMPLE).values(), key=lambda part: part.nbytes).elements == square == 16 * bld
-
-
-def test_the_best_segment_of_the_published_example_is_one_block():
-    """Popular belief: √n is best, 5 or 6 of 32 blocks. It takes a block's inside to weigh as much as its input."""
-    assert best_segment(EXAMPLE, 32) == pytest.approx(math.sqrt(32 / 30), rel=1e-12)  # a double's rounding
-    by_k = {k: peak_nbytes(EXAMPLE, 32, f"segment({k})").nbytes for k in range(1, 33)}
-    assert min(by_k, key=by_k.__getitem__) == 1
-    assert by_k[6] > 3 * by_k[1]
-    assert best_segment(Block(1, 1, 64, 1), 14 * 100) < math.sqrt(14 * 100) / 3
-
-
-# -- bytes: the closed forms ------------------------------------------------------------------------------------------
+# -- bytes ------------------------------------------------------------------------------------------------------------
 
 
 @given(PLAIN, COUNT, st.integers(1, 15))
@@ -84,28 +39,31 @@ def test_what_n_blocks_keep_is_the_closed_form(block, n, k):
             ("selective", 14 * n * bld + square, 4 * n * bl),
             ("tiled", 14 * n * bld, 4 * n * bl + n * bl * block.heads),
             ("sub_block", 2 * n * bld + max(4 * bld + square, 8 * bld), 2 * bl)]:
-        found = peak_nbytes(block, n, policy)
+        found = activations.peak_nbytes(block, n, policy)
         assert (found.elements, found.statistics) == (elements, statistics), policy
         assert found.nbytes == elements * block.itemsize + 4 * statistics
     # The inputs of the earlier segments and all of one: a shorter last segment is counted as it is. The published
     # (n/k)BLd + k(14·BLd + BHL²) has the input of the segment in use in both of its terms.
     by_segment = [index * bld + min(k, n - start) * whole for index, start in enumerate(starts)]
-    assert peak_nbytes(block, n, f"segment({k})").elements == max(by_segment)
-    assert peak_nbytes(block, n * k, f"segment({k})").elements == n * bld + k * whole - bld
-    smooth = [n / length * bld + length * whole for length in (best_segment(block, n) * at for at in (0.99, 1, 1.01))]
+    assert activations.peak_nbytes(block, n, f"segment({k})").elements == max(by_segment)
+    assert activations.peak_nbytes(block, n * k, f"segment({k})").elements == n * bld + k * whole - bld
+    best = activations.best_segment(block, n)
+    smooth = [n / length * bld + length * whole for length in (best * 0.99, best, best * 1.01)]
     assert smooth[1] == min(smooth)
 
 
 @given(PLAIN, COUNT, st.sampled_from(POLICIES))
 def test_what_a_block_keeps_is_the_sum_of_its_tensors_and_none_keeps_most_but_for_what_is_in_use(block, n, policy):
-    assert sum(part.nbytes for part in tensors(block, policy).values()) == kept(block, policy).nbytes
+    nbytes = sum(part.nbytes for part in activations.tensors(block, policy).values())
+    assert nbytes == activations.kept(block, policy).nbytes
     extra = block.square if "selective" in policy else block.positions * block.heads * n * 4
-    assert peak_nbytes(block, n, policy).nbytes <= peak_nbytes(block, n).nbytes + block.itemsize * extra
+    most = activations.peak_nbytes(block, n).nbytes + block.itemsize * extra
+    assert activations.peak_nbytes(block, n, policy).nbytes <= most
 
 
 def test_grouped_queries_and_gates_keep_their_own_widths():
     block = PRESETS["llama-2-70b"].block(1, 2048)
-    held = {name: part.elements // block.positions for name, part in tensors(block).items()
+    held = {name: part.elements // block.positions for name, part in activations.tensors(block).items()
             if part.elements and name != "probabilities"}
     assert held == {"LayerNorm 1 input": 8192, "QKV": 8192 + 2 * 1024, "attention output": 8192,
                     "LayerNorm 2 input": 8192, "pre-GELU": 2 * 28672, "post-GELU": 28672}
@@ -117,18 +75,19 @@ def test_grouped_queries_and_gates_keep_their_own_widths():
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50), st.sampled_from(POLICIES))
 def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_batch_is_the_fullest_of_all(
         block, blocks, vocabulary, policy):
-    moments = snapshots(block, blocks, vocabulary, policy)
+    moments = activations.snapshots(block, blocks, vocabulary, policy)
     (loss,) = [moment for moment in moments if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)  # its input, the logits, three numbers each
-    if parse(policy)[0] is None and policy != "sub_block":
-        assert loss.nbytes == {"activation": blocks * kept(block, policy).nbytes + head}
-    assert fullest_nbytes(block, blocks, vocabulary, policy) == max(moment.total_nbytes for moment in moments)
+    if activations.parse(policy)[0] is None and policy != "sub_block":
+        assert loss.nbytes == {"activation": blocks * activations.kept(block, policy).nbytes + head}
+    most = max(moment.total_nbytes for moment in moments)
+    assert activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
 
 
 def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():
     for itemsize, copy, nbytes in ((2, True, 6), (2, False, 2), (4, True, 4)):
         block = Block(4, 2048, 4096, 32, itemsize)
-        assert logits_nbytes(block, 32000, fp32_copy=copy) == block.positions * (nbytes * 32000 + 4)
+        assert activations.logits_nbytes(block, 32000, fp32_copy=copy) == block.positions * (nbytes * 32000 + 4)
 
 
 # -- bytes as the literature counts them ------------------------------------------------------------------------------
@@ -140,9 +99,9 @@ def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_fo
     sbh, square = block.stream, 5 * block.square
     assert sum(published.tensors_nbytes(block).values()) == 34 * sbh + square
     assert published.block_nbytes(block, "korthikanti-2022") == 34 * sbh + square
-    assert published.block_nbytes(block, "recomputed-outputs") == 2 * kept(block).elements
+    assert published.block_nbytes(block, "recomputed-outputs") == 2 * activations.kept(block).elements
     needed = published.peak_nbytes(block, n, policy, "recomputed-outputs")
-    assert published.peak_nbytes(block, n, policy) >= needed == 2 * peak_nbytes(block, n, policy).elements
+    assert published.peak_nbytes(block, n, policy) >= needed == 2 * activations.peak_nbytes(block, n, policy).elements
     forms = {"none": n * (34 * sbh + square), "selective": n * 34 * sbh + square,
              "block": (n - 1) * 2 * sbh + 34 * sbh + square,
              "sub_block": n * 4 * sbh + max(11 * sbh + square, 19 * sbh),
@@ -169,33 +128,31 @@ def test_megatrons_estimate_is_the_published_count_selective_and_the_ends():
 # -- operations of a block --------------------------------------------------------------------------------------------
 
 
-def test_the_published_example_takes_its_published_operations():
-    """68.7e9 multiplications and as many additions for the scores, where 70 GFLOP are in print."""
-    assert forward(EXAMPLE)["scores"] == 2 * 4 * 32 * 2048**2 * 128
-    assert round(forward(EXAMPLE)["scores"] / 1e9) == 137
+def test_the_published_example_saves_its_published_bytes_for_each_operation():
     savings = {row.tensor: float(f"{row.nbytes_per_flop:.2g}") for row in flops.savings(EXAMPLE)}
     assert savings == {"post-GELU": 0.25, "probabilities": 7.7e-3, "attention output": 4.9e-4,
                        "LayerNorm statistics": 3.9e-4, "LayerNorm 2 input": 2.4e-4, "pre-GELU": 2.4e-4, "QKV": 2.4e-4}
     assert list(savings)[:4] == ["post-GELU", "probabilities", "attention output", "LayerNorm statistics"]
-    plain = sum(forward(EXAMPLE).values()) + sum(flops.backward(EXAMPLE).values())
-    assert recomputed(EXAMPLE, 1, "block") / plain == pytest.approx(1 / 3, abs=0.01)
+    plain = sum(flops.forward(EXAMPLE).values()) + sum(flops.backward(EXAMPLE).values())
+    assert flops.recomputed(EXAMPLE, 1, "block") / plain == pytest.approx(1 / 3, abs=0.01)
     # Popular belief: sub-blocks make half of it again. All but two matmuls, 10 of 24 d² for each token, is made again.
-    assert 0.6 < recomputed(EXAMPLE, 1, "sub_block") / recomputed(EXAMPLE, 1, "block") < 0.63
-    again, nbytes = ([amount(policy) for policy in ("selective", "sub_block", "block")] for amount in (
-        lambda policy: recomputed(EXAMPLE, 32, policy), lambda policy: peak_nbytes(EXAMPLE, 32, policy).nbytes))
+    assert 0.6 < flops.recomputed(EXAMPLE, 1, "sub_block") / flops.recomputed(EXAMPLE, 1, "block") < 0.63
+    policies = ("selective", "sub_block", "block")
+    again = [flops.recomputed(EXAMPLE, 32, policy) for policy in policies]
+    nbytes = [activations.peak_nbytes(EXAMPLE, 32, policy).nbytes for policy in policies]
     assert again == sorted(again)
     assert nbytes == sorted(nbytes, reverse=True)
 
 
-@given(PLAIN, st.integers(1, 9), st.sampled_from(["none", *INSIDE_NAMES]))
+@given(PLAIN, st.integers(1, 9), st.sampled_from(["none", *activations.INSIDE_NAMES]))
 def test_forward_and_backward_are_their_matmuls_and_a_few_operations_for_each_element(block, n, policy):
-    elements, done = 14 * block.stream + block.square, sum(forward(block).values())
-    assert 0 < done - matmul_flops(block) < 12 * elements
+    elements, done = 14 * block.stream + block.square, sum(flops.forward(block).values())
+    assert 0 < done - flops.matmul_flops(block) < 12 * elements
     back = sum(flops.backward(block, policy).values())
-    assert 0 < back - 2 * matmul_flops(block) - recomputed(block, 1, policy) < 20 * elements
-    assert recomputed(block, n) == 0
-    assert {recomputed(block, n, segments) for segments in ("block", "segment(2)", "segment(99)")} == {n * done}
-    joined, segment, inside = (recomputed(block, 3, of) for of in ("block+selective", "block", "selective"))
+    assert 0 < back - 2 * flops.matmul_flops(block) - flops.recomputed(block, 1, policy) < 20 * elements
+    assert flops.recomputed(block, n) == 0
+    assert {flops.recomputed(block, n, segments) for segments in ("block", "segment(2)", "segment(99)")} == {n * done}
+    joined, segment, inside = (flops.recomputed(block, 3, of) for of in ("block+selective", "block", "selective"))
     assert joined == segment + inside
 
 
@@ -203,16 +160,16 @@ def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_eleme
     """Of large blocks the products are all but a per mille."""
     block = Block(2, 2048, 8192, 64)
     for policy in ("block", "sub_block", "segment(2)+selective"):
-        assert recomputed_flops(block, policy) == pytest.approx(recomputed(block, 1, policy), rel=5e-3)
+        assert flops.recomputed_flops(block, policy) == pytest.approx(flops.recomputed(block, 1, policy), rel=5e-3)
 
 
 def test_a_gate_makes_three_products_of_the_two_and_groups_shrink_keys_and_values_alone():
-    plain, gated = (matmuls(Block(1, 8, 64, 8, feed_forward=96, gated=gate)) for gate in (False, True))
+    plain, gated = (flops.matmuls(Block(1, 8, 64, 8, feed_forward=96, gated=gate)) for gate in (False, True))
     assert sum(gated.values()) - sum(plain.values()) == plain["up"] == plain["down"]
-    many, few = (matmuls(Block(1, 8, 64, 8, key_channels=channels)) for channels in (64, 16))
+    many, few = (flops.matmuls(Block(1, 8, 64, 8, key_channels=channels)) for channels in (64, 16))
     assert {name for name in many if many[name] != few[name]} == {"QKV"}
     assert few["QKV"] * 2 == many["QKV"]
-    products, again = matmuls(Block(1, 2048, 12288, 96)), flops.AGAIN["tiled"]
+    products, again = flops.matmuls(Block(1, 2048, 12288, 96)), flops.AGAIN["tiled"]
     # Selective recomputation as published makes twice what keeping the attention output makes.
     assert sum(products[name] for name in flops.SELECTIVE_AS_PUBLISHED) == 2 * sum(products[name] for name in again)
 
@@ -229,16 +186,16 @@ def transformers(draw):
                        tied=draw(st.booleans()))
 
 
-@given(transformers(), st.integers(1, 4), COUNT, st.sampled_from(["none", "block", *INSIDE_NAMES]))
+@given(transformers(), st.integers(1, 4), COUNT, st.sampled_from(["none", "block", *activations.INSIDE_NAMES]))
 def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attention_and_only_blocks_are_run_again(
         model, batch, tokens, policy):
     weights = sum(tensor.parameters for tensor in model_of("m", model).tensors
                   if len(tensor.shape) == 2 and tensor.name not in ("wte", "lm_head.weight"))
     met, block = weights + model.vocabulary * model.channels, model.block(batch, tokens)
-    step = step_flops(model, batch, tokens, policy)
+    step = flops.step_flops(model, batch, tokens, policy)
     assert step.forward == 2 * batch * tokens * met + 4 * model.blocks * batch * tokens**2 * model.query_channels
     assert step.backward == 2 * step.forward
-    assert step.recomputed == model.blocks * recomputed_flops(block, policy)
+    assert step.recomputed == model.blocks * flops.recomputed_flops(block, policy)
     assert step.hardware == step.model + step.recomputed
     assert step.recomputed <= step.forward - flops.logits_flops(block, model.vocabulary)
     assert (step.recomputed == 0) == (policy == "none")
@@ -252,13 +209,13 @@ def test_a_gpts_step_with_recomputed_blocks_takes_96_bslhh_and_the_two_correctio
     gpt = Transformer(h, layers, heads, vocabulary)
     for policy in ("none", "block"):
         published = flops.step_matmul_flops(gpt.block(b, s), layers, vocabulary, policy)
-        assert step_flops(gpt, b, s, policy).hardware == published
+        assert flops.step_flops(gpt, b, s, policy).hardware == published
 
 
 def test_6pd_misses_attention_and_counts_the_embedding():
     """Of Llama 2 at 4096 tokens it is 12 % short; with attention added 2 % too much, which is the embedding."""
     llama = PRESETS["llama-2-7b"]
-    parameters, exact = model_of("llama", llama).parameters, step_flops(llama, 1, 4096).model
+    parameters, exact = model_of("llama", llama).parameters, flops.step_flops(llama, 1, 4096).model
     assert 1 - flops.six_n(parameters, 4096) / exact == pytest.approx(0.123, abs=5e-4)
     with_attention = flops.six_n_and_attention(parameters, llama.blocks, llama.query_channels, 4096)
     assert with_attention * 4096 / exact - 1 == pytest.approx(0.017, abs=5e-4)
@@ -266,7 +223,7 @@ def test_6pd_misses_attention_and_counts_the_embedding():
 
 
 def test_hardware_utilization_exceeds_model_utilization_by_what_is_made_again():
-    step = step_flops(PRESETS["gpt2"], 8, 1024, "block")
+    step = flops.step_flops(PRESETS["gpt2"], 8, 1024, "block")
     mfu, hfu = (flops.utilization(of, 0.1, 312e12, 4) for of in (step.model, step.hardware))
     assert hfu / mfu == pytest.approx(step.hardware / step.model, rel=1e-14)
     assert 1.2 < hfu / mfu < 4 / 3

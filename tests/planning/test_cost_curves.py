@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.planning import ALGORITHMS, ceil_cut, collectives
-from zerosim.planning.cost import break_even, cost, curve, latency_wall_nbytes, ring_wall_ranks
-from zerosim.planning.hardware import Link, Network
+from zerosim.planning import ALGORITHMS, Link, Network, ceil_cut, collectives, cost
 
 ONE_KIND = Network(Link("α = 1/1000, β = 1000", 1000, 0.001, "a test", "today"))  # αβ is 1 byte
 FAST, SLOW = Link("fast", 4e9, 1e-6, "a test", "today"), Link("slow", 5e8, 9e-6, "a test", "today")
@@ -22,7 +20,7 @@ NETWORKS = st.builds(lambda slow, per_node: Network(FAST, slow, per_node), st.sa
 
 
 def between(one, other, ranks, network=ONE_KIND):
-    return break_even(*(curve("all_reduce", name, ranks, network) for name in (one, other)))
+    return cost.break_even(*(cost.curve("all_reduce", name, ranks, network) for name in (one, other)))
 
 
 @pytest.mark.parametrize(("ranks", "doubling", "tree"), [(4, 8, 0.8), (8, 8.8, 1.88), (64, 29.8, 11.4),
@@ -40,17 +38,17 @@ def test_the_ring_breaks_even_where_the_formulas_say(ranks, doubling, tree):
 
 
 def test_rabenseifner_is_never_slower_than_the_ring_for_powers_of_two_and_beaten_above_some_size_where_ranks_fold():
-    assert curve("all_reduce", "ring", 2, ONE_KIND) == curve("all_reduce", "rabenseifner", 2, ONE_KIND)
+    assert cost.curve("all_reduce", "ring", 2, ONE_KIND) == cost.curve("all_reduce", "rabenseifner", 2, ONE_KIND)
     for ranks in (2, 4, 8, 64, 512):
         assert between("ring", "rabenseifner", ranks) == ()
         for elements in (0, ranks, 1000 * ranks, 10**6 * ranks):
-            ring, other = (cost("all_reduce", name, ceil_cut(elements, ranks), 2, ONE_KIND).seconds
+            ring, other = (cost.cost("all_reduce", name, ceil_cut(elements, ranks), 2, ONE_KIND).seconds
                            for name in ("ring", "rabenseifner"))
             assert other == ring if ranks == 2 else other < ring
     for ranks in (5, 6, 7, 12):
         point, = between("ring", "rabenseifner", ranks)
         assert (point.faster_below, point.faster_above) == (1, 0)
-    ring, folded = (curve("all_reduce", name, 3, ONE_KIND).lines[0] for name in ("ring", "rabenseifner"))
+    ring, folded = (cost.curve("all_reduce", name, 3, ONE_KIND).lines[0] for name in ("ring", "rabenseifner"))
     assert between("ring", "rabenseifner", 3) == ()  # on three ranks the ring is faster at every size
     assert ring.latency_seconds == folded.latency_seconds
     assert ring.seconds_per_byte < folded.seconds_per_byte
@@ -61,14 +59,14 @@ def test_a_curve_is_the_cost_of_every_vector_of_equal_chunks(ranks, key, network
     if key in collectives.POWERS_OF_TWO:
         ranks = 1 << (ranks.bit_length() - 1)
     elements = times * (ranks << (ranks.bit_length() - 1))
-    exact = cost(*key, ceil_cut(elements, ranks), 1, network).seconds
-    assert curve(*key, ranks, network).seconds(elements) == pytest.approx(exact, rel=1e-14, abs=0)
+    exact = cost.cost(*key, ceil_cut(elements, ranks), 1, network).seconds
+    assert cost.curve(*key, ranks, network).seconds(elements) == pytest.approx(exact, rel=1e-14, abs=0)
 
 
 @given(ranks=st.integers(2, 16), one=st.sampled_from(KEYS), other=st.sampled_from(KEYS), network=NETWORKS)
 def test_curves_meet_at_a_break_even_and_the_other_is_faster_on_its_other_side(ranks, one, other, network):
-    both = curve(*one, ranks, network), curve(*other, ranks, network)
-    points = break_even(*both)
+    both = cost.curve(*one, ranks, network), cost.curve(*other, ranks, network)
+    points = cost.break_even(*both)
     for point in points:
         seconds = [of.at(point.nbytes).seconds(point.nbytes) for of in both]
         assert seconds[0] == seconds[1]
@@ -84,11 +82,11 @@ def test_curves_meet_at_a_break_even_and_the_other_is_faster_on_its_other_side(r
 
 def test_a_curve_bends_where_another_link_becomes_the_slower_one():
     # Inside nodes messages start late and go fast, between them they start early and go slowly.
-    first, second = curve("all_reduce", "ring", 4, Network(FAST, EAGER, 2)).lines
+    first, second = cost.curve("all_reduce", "ring", 4, Network(FAST, EAGER, 2)).lines
     chunk = second.from_nbytes / 4
     assert first.from_nbytes == 0
     assert FAST.alpha + chunk / FAST.beta == EAGER.alpha + chunk / EAGER.beta
-    assert len(curve("all_reduce", "ring", 4, Network(FAST, SLOW, 2)).lines) == 1
+    assert len(cost.curve("all_reduce", "ring", 4, Network(FAST, SLOW, 2)).lines) == 1
 
 
 # -- the wall ---------------------------------------------------------------------------------------------------------
@@ -96,8 +94,8 @@ def test_a_curve_bends_where_another_link_becomes_the_slower_one():
 
 @given(ranks=st.integers(2, 16), key=st.sampled_from(KEYS), network=NETWORKS)
 def test_below_the_wall_latency_takes_more_and_above_transfer_does(ranks, key, network):
-    of = curve(*key, ranks, network)
-    wall = Fraction(latency_wall_nbytes(of))
+    of = cost.curve(*key, ranks, network)
+    wall = Fraction(cost.latency_wall_nbytes(of))
     for nbytes, more in ((wall * Fraction(99, 100), True), (wall * Fraction(101, 100), False)):
         line = of.at(nbytes)
         assert (line.latency_seconds > line.seconds_per_byte * nbytes) == more
@@ -106,18 +104,18 @@ def test_below_the_wall_latency_takes_more_and_above_transfer_does(ranks, key, n
 def test_the_rings_latency_wall_is_n_alpha_beta():
     for collective in ("reduce_scatter", "all_gather", "all_reduce"):
         for ranks in (2, 3, 8, 512):
-            assert latency_wall_nbytes(curve(collective, "ring", ranks, ONE_KIND)) == ranks
-            at_20 = cost(collective, "ring", ceil_cut(20 * ranks, ranks), 1, ONE_KIND)
+            assert cost.latency_wall_nbytes(cost.curve(collective, "ring", ranks, ONE_KIND)) == ranks
+            at_20 = cost.cost(collective, "ring", ceil_cut(20 * ranks, ranks), 1, ONE_KIND)
             assert at_20.transfer_seconds == pytest.approx(20 * at_20.latency_seconds)
     ndr = Link("NDR", 50e9, 14e-6, "a test", "today")  # 25 MB hit the wall at 36 ranks, 14 GB at 20,000
-    assert math.floor(ring_wall_ranks(25_000_000, ndr)) == 35
-    assert ring_wall_ranks(14_000_000_000, ndr) == 20_000
-    assert latency_wall_nbytes(curve("all_reduce", "ring", 36, Network(ndr))) > 25e6
+    assert math.floor(cost.ring_wall_ranks(25_000_000, ndr)) == 35
+    assert cost.ring_wall_ranks(14_000_000_000, ndr) == 20_000
+    assert cost.latency_wall_nbytes(cost.curve("all_reduce", "ring", 36, Network(ndr))) > 25e6
 
 
 def test_without_latency_there_is_no_wall_and_without_bytes_no_end_of_it():
     ideal = Link("ideal", 1e9, 0, "a test", "today")
-    assert ring_wall_ranks(1, ideal) == math.inf
-    assert latency_wall_nbytes(curve("all_reduce", "ring", 8, Network(ideal))) == 0
-    assert latency_wall_nbytes(curve("barrier", "dissemination", 8, ONE_KIND)) == math.inf
-    assert curve("all_reduce", "ring", 1, ONE_KIND).seconds(10**12) == 0
+    assert cost.ring_wall_ranks(1, ideal) == math.inf
+    assert cost.latency_wall_nbytes(cost.curve("all_reduce", "ring", 8, Network(ideal))) == 0
+    assert cost.latency_wall_nbytes(cost.curve("barrier", "dissemination", 8, ONE_KIND)) == math.inf
+    assert cost.curve("all_reduce", "ring", 1, ONE_KIND).seconds(10**12) == 0

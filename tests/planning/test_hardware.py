@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from zerosim.planning import hardware
-from zerosim.planning.hardware import Device, Link, Network, device, link, network_of, presets
+from zerosim.planning import Device, Link, Network, hardware
 
 # What vendors and drivers say: GB, MiB reported, PCIe generation, and the sparse rate where the data sheet has it.
 DEVICES = {"rtx-3090": (24, 24_576, 4, None), "rtx-4090": (24, 24_564, 4, None), "t4": (16, 15_360, 3, None),
@@ -23,11 +22,11 @@ LINKS = {"nvlink2": 300 / 2, "nvlink3": 600 / 2, "nvlink4": 900 / 2, "nvlink5": 
 
 
 def test_the_promised_devices_come_along_with_the_vendors_capacity_the_drivers_and_dense_rates():
-    assert list(presets().devices) == list(DEVICES)
+    assert list(hardware.presets().devices) == list(DEVICES)
     for name, (gigabytes, mebibytes, generation, sparse) in DEVICES.items():
-        row = device(name)
+        row = hardware.device(name)
         assert (row.capacity_nbytes, row.reported_nbytes) == (gigabytes * 10**9, mebibytes * 2**20), name
-        assert presets().host_link(name) == link(f"pcie{generation}"), name
+        assert hardware.presets().host_link(name) == hardware.link(f"pcie{generation}"), name
         rates = row.flops_per_second
         assert set(rates) <= set(hardware.FORMATS)
         if "tf32" in rates:
@@ -37,13 +36,13 @@ def test_the_promised_devices_come_along_with_the_vendors_capacity_the_drivers_a
         assert sparse is None or 2 * rates["bf16"] == pytest.approx(sparse, rel=0.02), name
         assert "smi" in row.source  # who reports the memory
         assert re.fullmatch(r"20\d\d-\d\d", row.date)
-    assert device("h200").flops_per_second_in("bf16") == 989.5e12
+    assert hardware.device("h200").flops_per_second_in("bf16") == 989.5e12
 
 
 def test_the_promised_links_come_along_at_their_rate_one_way_and_say_where_rate_and_latency_are_from():
-    assert list(presets().links) == list(LINKS)
+    assert list(hardware.presets().links) == list(LINKS)
     for name, gigabytes in LINKS.items():
-        row = link(name)
+        row = hardware.link(name)
         assert row.bytes_per_second == pytest.approx(gigabytes * 1e9, rel=1e-4), name
         assert min(map(len, row.source.split("; latency: "))) > 20
         assert len(row.source.split("; latency: ")) == 2
@@ -68,20 +67,22 @@ source = "a data sheet"
 date = "2025-06"
 """)
     own = hardware.read(path)
-    assert link("mine", own) == Link("mine", 400e9, 2.1e-6, "measured", "2025-06-01")
+    assert own.link("mine") == Link("mine", 400e9, 2.1e-6, "measured", "2025-06-01")
     assert own.device("mine").capacity_nbytes == 96 * 10**9
     assert isinstance(own.device("mine").capacity_nbytes, int)
-    assert own.device("h200") == device("h200")
+    assert own.device("h200") == hardware.device("h200")
     path.write_text("")
-    assert hardware.read(path) == presets()
+    assert hardware.read(path) == hardware.presets()
     assert hardware.parse("", "nothing").devices == {}
 
 
-def test_a_link_may_be_ideal_rows_are_plain_data_and_a_device_keeps_rates_of_its_own():
-    ideal = replace(link("nvlink4"), latency_seconds=0)
-    assert (ideal.seconds(450), link("nvlink4").seconds(0)) == (1e-9, 3.4e-6)
-    assert asdict(device("t4"))["flops_per_second"] == {"fp32": 8.1e12, "fp16": 65e12}
-    assert len({device("t4"), device("t4"), link("pcie5"), ideal}) == 3
+def test_a_link_may_be_ideal_an_overhead_replaced_rows_are_plain_data_and_a_device_keeps_rates_of_its_own():
+    ideal = replace(hardware.link("nvlink4"), latency_seconds=0)
+    assert (ideal.seconds(450), hardware.link("nvlink4").seconds(0)) == (1e-9, 3.4e-6)
+    assert asdict(hardware.device("t4"))["flops_per_second"] == {"fp32": 8.1e12, "fp16": 65e12}
+    assert len({hardware.device("t4"), hardware.device("t4"), hardware.link("pcie5"), ideal}) == 3
+    assert hardware.overheads_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
+    assert all(part.least_nbytes <= part.middle_nbytes <= part.most_nbytes for part in hardware.OVERHEADS.values())
     rates = {"fp32": 1.0}
     mine = Device("mine", 1, 1, 1.0, rates, "a test", "today")
     rates["fp32"] = 2.0
@@ -89,7 +90,7 @@ def test_a_link_may_be_ideal_rows_are_plain_data_and_a_device_keeps_rates_of_its
 
 
 def test_ranks_of_one_node_share_the_fast_link_and_others_the_slow_one():
-    nvlink, ndr = link("nvlink4"), link("infiniband-ndr")
+    nvlink, ndr = hardware.link("nvlink4"), hardware.link("infiniband-ndr")
     nodes, ranks = Network(nvlink, ndr, 4), np.arange(6)
     assert nodes.link(0, 3) == nodes.link(7, 4) == nvlink
     assert nodes.link(3, 4) == nodes.link(0, 7) == ndr
@@ -97,15 +98,5 @@ def test_ranks_of_one_node_share_the_fast_link_and_others_the_slow_one():
     crosses = Network(nvlink, ndr, 2).crosses(ranks, (ranks + 1) % 6)
     assert crosses.tolist() == [False, True, False, True, False, True]
     assert not Network(nvlink).crosses(ranks, (ranks + 1) % 6).any()
-    assert network_of(16, 2, nvlink, ndr) == Network(nvlink, ndr, 8)
-    assert network_of(16, 1, nvlink) == Network(nvlink)
-
-
-def test_two_to_four_gigabytes_of_overhead_are_less_than_their_own_parts():
-    """A rule of thumb says 2-4 GB; its own three parts are 2.7 to 7."""
-    parts = [hardware.OVERHEADS[name] for name in ("runtime context", "allocator fragmentation",
-                                                   "communication channels")]
-    assert sum(part.least_nbytes for part in parts) == 2_700_000_000
-    assert sum(part.most_nbytes for part in parts) == 7_000_000_000
-    assert all(part.least_nbytes <= part.middle_nbytes <= part.most_nbytes for part in hardware.OVERHEADS.values())
-    assert hardware.overheads_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
+    assert hardware.network_of(16, 2, nvlink, ndr) == Network(nvlink, ndr, 8)
+    assert hardware.network_of(16, 1, nvlink) == Network(nvlink)

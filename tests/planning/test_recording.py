@@ -12,7 +12,8 @@ import zerosim as zs
 from tests.cases import covering
 from tests.planning.exact import exact_replay
 from tests.planning.recorded_runs import EVEN, MACHINE, OPTIONS, WORLDS, recorded, step, traces, traces_of
-from zerosim.planning.recording import Recording, load, record, save, to_plain
+from zerosim.planning import Recording, record
+from zerosim.planning import recording as recordings
 
 
 def spelled_rows(recording: Recording, rank: int) -> list[tuple]:
@@ -81,17 +82,17 @@ def test_a_recording_of_a_second_run_begins_with_what_the_first_has_left():
 
 def test_a_saved_recording_is_loaded_and_replayed(tmp_path):
     recording = recorded(3, odd_program)
-    path = save(recording, tmp_path / "run.json")
-    assert load(str(path)) == recording
-    assert load(path) != step(3)
-    assert hash(load(path)) == hash(recording)
-    assert exact_replay(load(path), MACHINE).step_seconds == exact_replay(recording, MACHINE).step_seconds
+    path = recordings.save(recording, tmp_path / "run.json")
+    assert recordings.load(str(path)) == recording
+    assert recordings.load(path) != step(3)
+    assert hash(recordings.load(path)) == hash(recording)
+    assert exact_replay(recordings.load(path), MACHINE).step_seconds == exact_replay(recording, MACHINE).step_seconds
 
 
 def test_equal_programs_are_written_once():
     two, eight = (step(ranks, widths=EVEN) for ranks in (2, 8))
     assert len(two.programs) == len(eight.programs) == 1
-    assert len(json.dumps(to_plain(eight))) < 1.2 * len(json.dumps(to_plain(two)))
+    assert len(json.dumps(recordings.to_plain(eight))) < 1.2 * len(json.dumps(recordings.to_plain(two)))
 
 
 def test_inside_a_span_stand_its_rows_and_what_was_held_before_it():
@@ -104,6 +105,14 @@ def test_inside_a_span_stand_its_rows_and_what_was_held_before_it():
         held[kind] += nbytes
     assert dict(part.program(0).held_at_start) == {kind: nbytes for kind, nbytes in held.items() if nbytes}
     assert "parameter" in held
+
+    def program(rank):
+        kept = [rank.memory.alloc(10, np.float32, "workspace")]
+        with rank.trace.span("later"):
+            kept.append(rank.memory.alloc(20, np.float32, "workspace"))
+        return kept
+
+    assert dict(recorded(1, program).inside("later").program(0).held_at_start) == {"workspace": 40}
 
 
 @pytest.mark.parametrize("ranks", WORLDS)

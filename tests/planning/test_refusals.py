@@ -30,8 +30,13 @@ from zerosim.course.published import activations as published_activations
 from zerosim.course.published import published
 from zerosim.planning import (
     STAGES,
+    Block,
     Job,
+    Machine,
+    Network,
     ShardedStates,
+    SlowLink,
+    SlowRank,
     Transformer,
     activations,
     ceil_cut,
@@ -46,6 +51,7 @@ from zerosim.planning import (
     padded_unit_lengths,
     recording,
     region_cuts,
+    replay,
     sent,
     shapes,
     states_nbytes,
@@ -53,13 +59,11 @@ from zerosim.planning import (
     unit_cuts,
 )
 from zerosim.planning import step as steps
-from zerosim.planning.activations import EXAMPLE, Block
-from zerosim.planning.hardware import Network, link, network_of
-from zerosim.planning.timeline import Machine, SlowLink, SlowRank, replay
 
 POLICIES = ("names no recomputation policy; there are none, block, segment(k), sub_block, selective, tiled, and two of "
             "them as in segment(2)+tiled")
 ONE_KIND = Network(FAST)
+PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")
 PLAIN = Block(1, 2, 6, 3)
 LLAMA = shapes.PRESETS["llama-2-7b"]
 job = partial(partial, lambda **change: Job(**{"unit_lengths": (2, 2), "ranks": 2, "states": STAGES[1]} | change))
@@ -94,8 +98,6 @@ REFUSED = {
         (job(recompute_units=0), "recompute_units must be at least 1, got 0"),
         (job(unit_lengths=(7.5e9,)),
          "unit_lengths[0] must be a whole number, got 7500000000.0; write unit_lengths[0]=int(...)"),
-        (job(layout="contigous"), "no layout is called 'contigous'; the layouts are per_unit, contiguous; did you mean "
-         "'contiguous'?"),
         (partial(gathers_by_unit, 0), "unit_count must be at least 1, got 0"),
         *((partial(list, walk(Job((4, 6), 2, states, layout=layout))),
            "a step's events are of ZeRO's stages and of the layout per_unit")
@@ -112,33 +114,33 @@ REFUSED = {
         (partial(sent, "all_gather", "ring", (), 2), "cut must hold N+1 rising boundaries from 0 on, got ();"),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 0), "itemsize must be at least 1, got 0"),
-        (partial(cost.cost, "all_reduce", "quantum", (0, 4), 2, ONE_KIND), "no algorithm 'quantum' for 'all_reduce'"),
         (partial(cost.curve, "all_gather", "doubling", 3, ONE_KIND), "all_gather doubling swaps with partners"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes "
          "was asked about; this computes with fewer than 2^62 bytes"),
     ],
     "networks": [
-        (partial(Network, link("pcie4"), link("ethernet-10g")), "a network of nodes needs a link between them and the "
+        (partial(Network, PCIE, ETHERNET), "a network of nodes needs a link between them and the "
          "ranks of a node, got between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
-        (partial(Network, link("pcie4"), None, 4), "got between=None and ranks_per_node=4; give both, or neither"),
-        (partial(Network, link("pcie4"), link("ethernet-10g"), 0), "ranks_per_node must be at least 1, got 0"),
+        (partial(Network, PCIE, None, 4), "got between=None and ranks_per_node=4; give both, or neither"),
+        (partial(Network, PCIE, ETHERNET, 0), "ranks_per_node must be at least 1, got 0"),
         (partial(ONE_KIND.link, 1, 1), "a link joins two ranks, numbered from 0, got 1 and 1"),
         (partial(ONE_KIND.link, -1, 1), "a link joins two ranks, numbered from 0, got -1 and 1"),
-        (partial(network_of, 8, 3, link("pcie4"), link("ethernet-10g")), "8 ranks do not spread evenly over 3 nodes"),
-        (partial(network_of, 8, 2, link("pcie4")), "2 nodes need a link between them; name one, such as infiniband-nd"),
-        (partial(network_of, 8, 1, link("pcie4"), link("ethernet-10g")), "one node has no link between nodes, and "
+        (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks do not spread evenly over 3 nodes"),
+        (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one, such as infiniband-nd"),
+        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "one node has no link between nodes, and "
          "ethernet-10g was asked for; take more nodes, or leave it out"),
-        (partial(network_of, 0, 1, link("pcie4")), "ranks must be at least 1, got 0"),
-        (partial(network_of, 8, 0, link("pcie4")), "nodes must be at least 1, got 0"),
+        (partial(hardware.network_of, 0, 1, PCIE), "ranks must be at least 1, got 0"),
+        (partial(hardware.network_of, 8, 0, PCIE), "nodes must be at least 1, got 0"),
     ],
     "names of devices and links": [
         (partial(hardware.device, "h100"), "no device is called 'h100'; there are rtx-3090, rtx-4090, t4, a100-40"),
-        (partial(link, "mine"), "no link is called 'mine'; there are nvlink2, "),
+        (partial(hardware.link, "mine"), "no link is called 'mine'; there are nvlink2, "),
         *((partial(look_up, name), near) for look_up, name, near in (  # quoted where it is asked whether it was meant
             (hardware.device, "h100", "'h100-80'"), (hardware.device, "A100", "'a100-80'"),
-            (hardware.device, "rtx3090", "'rtx-3090'"), (link, "NVLink4", "'nvlink4'"), (link, "nvlink", "'nvlink4'"),
-            (link, "infiniband", "'infiniband-ndr'"), (link, "pcie", "'pcie5'"))),
-        (partial(link, "string and cups"),
+            (hardware.device, "rtx3090", "'rtx-3090'"), (hardware.link, "NVLink4", "'nvlink4'"),
+            (hardware.link, "nvlink", "'nvlink4'"), (hardware.link, "infiniband", "'infiniband-ndr'"),
+            (hardware.link, "pcie", "'pcie5'"))),
+        (partial(hardware.link, "string and cups"),
          f"no link is called 'string and cups'; there are {', '.join(hardware.presets().links)}"),
         (partial(hardware.device("t4").flops_per_second_in, "bf16"),
          "the device t4 has no rate in bf16; it has fp32, fp16"),
@@ -154,10 +156,10 @@ REFUSED = {
          "the others, so take a number of heads that divides the channels"),
         (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
         (partial(Block, 1, 1.5, 4, 2), "tokens must be a whole number, got 1.5; write tokens=int(...)"),
-        (partial(activations.peak_nbytes, EXAMPLE, 0), "blocks must be at least 1, got 0"),
+        (partial(activations.peak_nbytes, activations.EXAMPLE, 0), "blocks must be at least 1, got 0"),
     ],
     "published activations": [
-        (partial(published_activations.block_nbytes, EXAMPLE, "x"),
+        (partial(published_activations.block_nbytes, activations.EXAMPLE, "x"),
          "no published count 'x'; there are recomputed-outputs, korthi"),
         (partial(published_activations.block_nbytes, Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022"),
          "is in bytes of 16-bit training, and the block has elements of 4 bytes"),
@@ -168,7 +170,6 @@ REFUSED = {
         (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "recompute='block' is not in the "
          "published table; it has none, selective, full; for block, segment(k), sub_block, selective, tiled take "
          "peak_nbytes"),
-        (partial(published_activations.peak_nbytes, PLAIN, 2, "none", "x"), "no published count 'x'"),
         (partial(published_activations.peak_nbytes, LLAMA.block(1, 8), 2), "the count sbh(34 + 5as/h) is of blocks "
          "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
          "gated network of 11008; take the count 'recomputed-outputs'"),
@@ -180,7 +181,7 @@ REFUSED = {
          "are 0 or more, the others above 0"),
         (partial(flops.utilization, 1.0, 1.0, 1.0, 0), "devices must be at least 1, got 0"),
         (partial(flops.six_n, 0, 1), "parameters must be at least 1, got 0"),
-        (partial(flops.recomputed, EXAMPLE, 1, "most"), f"'most' {POLICIES}"),
+        (partial(flops.recomputed, activations.EXAMPLE, 1, "most"), f"'most' {POLICIES}"),
         (partial(flops.step_flops, shapes.PRESETS["gpt2"], 0, 8), "batch must be at least 1, got 0"),
         (partial(flops.step_flops, shapes.PRESETS["gpt2"], 1, 8, "full"), f"'full' {POLICIES}"),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "what a block keeps and computes is counted for "
@@ -464,6 +465,11 @@ def odd(rank):
     rank.trace.compute(flops=rank.index)
 
 
+def spanned(rank):
+    with rank.trace.span("a"):
+        pass
+
+
 def late(rank):
     work = rank.all_reduce(np.ones(3), async_op=True)
     with rank.trace.span("late"):
@@ -518,6 +524,10 @@ RECORDINGS = [
      "row 1 issues the transfer of gradient to host a second time"),
     (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
      "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
+    (lambda: recorded(1, row_of(Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED))),
+     "row 2 waits for the transfer of gradient to host that is not issued before it, or that was waited for already"),
+    (lambda: replace(recorded(1, spanned), paths=()), "row 0 points to path 0, of which there are 0"),
+    (lambda: replace(recorded(1, spanned), paths=((),)), "a span begins or ends at path 0, which is empty; the last w"),
     (lambda: replace(recorded(1, program_of(("to host", 5), ("to host", 6))), transfers=(MOVED,)),
      "points to transfer 1, of which there are 1"),
     (lambda: replay(recording.record(traces_of(2, exchanged)[:1]), MACHINE),

@@ -7,21 +7,9 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from zerosim.models import GPT, MLP, GPTConfig
-from zerosim.planning import STAGES, Job, activations, gradient_peak_nbytes, sent_nbytes
-from zerosim.planning.hardware import Network, link
-from zerosim.planning.step import (
-    At,
-    Flow,
-    RingIssue,
-    RingWait,
-    after_backward,
-    communication_seconds,
-    micro_batch,
-    step_events,
-    transient_memory,
-)
+from zerosim.planning import STAGES, Job, Network, activations, gradient_peak_nbytes, hardware, sent_nbytes, step
 
-NETWORK = Network(link("nvlink4"))
+NETWORK = Network(hardware.link("nvlink4"))
 
 
 @st.composite
@@ -40,9 +28,9 @@ def jobs(draw, *, overlap=None, prefetch=None):
 
 def steps(job):
     """The events of all micro-batches, and of what follows them."""
-    parts = [list(micro_batch(job, first=not index)) for index in range(job.micro_batches)]
-    parts.append(list(after_backward(job)))
-    assert list(step_events(job)) == [event for part in parts for event in part]
+    parts = [list(step.micro_batch(job, first=not index)) for index in range(job.micro_batches)]
+    parts.append(list(step.after_backward(job)))
+    assert list(step.step_events(job)) == [event for part in parts for event in part]
     return parts
 
 
@@ -51,15 +39,16 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
     """It is what the closed form sends: a ring over N equal chunks sends (N-1)/N of its vector, an all-reduce twice."""
     vectors, sent = 0, sent_nbytes(job)
     for events in steps(job):
-        issued = [event for event in events if isinstance(event, RingIssue)]
+        issued = [event for event in events if isinstance(event, step.RingIssue)]
         for key in {event.key for event in issued}:
-            own = [type(event) for event in events if isinstance(event, RingIssue | RingWait) and event.key == key]
-            assert own == [RingIssue, RingWait] * (len(own) // 2)
+            own = [type(event) for event in events
+                   if isinstance(event, step.RingIssue | step.RingWait) and event.key == key]
+            assert own == [step.RingIssue, step.RingWait] * (len(own) // 2)
         vectors += sum((1 + (event.operation == "all_reduce")) * event.nbytes for event in issued)
-        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, At)}
-        communication, exposed = communication_seconds(events, places, NETWORK)
+        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, step.At)}
+        communication, exposed = step.communication_seconds(events, places, NETWORK)
         assert 0 <= exposed <= communication * (1 + 1e-9)
-        assert communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
+        assert step.communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
     assert (job.ranks - 1) * vectors == job.ranks * (sent["gradients"][0] + sent["parameters"][0])
 
 
@@ -67,13 +56,13 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
 def test_without_options_each_wait_follows_its_issue(job):
     for events in steps(job):
         for event, following in zip(events, [*events[1:], None], strict=True):
-            assert not isinstance(event, RingIssue) or following == RingWait(event.key)
+            assert not isinstance(event, step.RingIssue) or following == step.RingWait(event.key)
 
 
 @given(job=jobs(overlap=False))
 def test_gradients_in_flight_without_overlap_are_the_closed_form(job):
     rests = job.policy.accumulate_dtype.itemsize * job.held(job.states.gradients_sharded)
-    assert transient_memory(job).gradients_nbytes == gradient_peak_nbytes(job)[0] - rests
+    assert step.transient_memory(job).gradients_nbytes == gradient_peak_nbytes(job)[0] - rests
 
 
 @pytest.mark.parametrize(("stage", "nbytes"), [(0, 0), (1, 2 * 2400 * 3 // 2), (2, 2 * 2400 * 3 // 2),
@@ -84,13 +73,14 @@ def test_overlap_and_prefetch_hold_buffers_by_stage(stage, nbytes):
     that lands; at stage 0 nothing overlaps, and half a unit arrives."""
     job = Job((1200, 1200), 2, STAGES[stage], policy=zs.Policy("bf16"), overlap=True, prefetch=1)
     hops = 2 * 600
-    assert transient_memory(job).buffers_nbytes == max(nbytes, hops)
+    assert step.transient_memory(job).buffers_nbytes == max(nbytes, hops)
 
 
 def test_the_fullest_moment_of_a_flow_is_linear_between_what_grows_with_the_batch_and_what_does_not():
-    job, flow = Job((400, 600, 200), 2, STAGES[2], overlap=True), Flow(activations.Block(1, 8, 12, 3), 1, 19, "none")
-    found = transient_memory(job, flow)
-    assert found.fullest_nbytes(1) >= transient_memory(job).in_flight_nbytes
+    job = Job((400, 600, 200), 2, STAGES[2], overlap=True)
+    flow = step.Flow(activations.Block(1, 8, 12, 3), 1, 19, "none")
+    found = step.transient_memory(job, flow)
+    assert found.fullest_nbytes(1) >= step.transient_memory(job).in_flight_nbytes
     fullest = found.fullest(10**9)
     assert found.fullest_nbytes(10**9) == fullest.fixed_nbytes + 10**9 * fullest.sequence_nbytes
     assert fullest.place == ("backward", 1)
@@ -117,7 +107,7 @@ def assert_gathered_units_peak_where_the_events_say(model, batch, keep=(), ranks
     cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=POLICY, stage=3, keep_gathered=keep,
                                        recompute=recompute, prefetch=prefetch).step([batch]) and None)
     found = {memory.peak_nbytes_of(("gathered_parameter",)) for memory in cluster.memory}
-    assert found == {transient_memory(job).gathered_nbytes}, (recompute, prefetch, keep, ranks)
+    assert found == {step.transient_memory(job).gathered_nbytes}, (recompute, prefetch, keep, ranks)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.cases import covering
-from tests.planning.exact import exact_replay
+from tests.planning.exact import ExactPrices, exact_replay
 from tests.planning.naive_replay import Naive
 from tests.planning.recorded_runs import (
     EVEN,
@@ -37,23 +37,23 @@ from tests.planning.recorded_runs import (
     traces_of,
 )
 from tests.ranks import asking
-from zerosim.planning import ceil_cut, cost, timeline
-from zerosim.planning.hardware import Link, Network
-from zerosim.planning.recording import OFFLOAD, from_plain, record, to_plain
-from zerosim.planning.timeline import (
-    COMMUNICATION,
-    COMPUTATION,
+from zerosim.planning import (
+    Link,
     Machine,
+    Network,
     SlowLink,
     SlowRank,
-    chrome_trace,
-    critical_path,
-    memory,
+    ceil_cut,
+    cost,
+    record,
     replay,
-    save_chrome_trace,
+    streams,
+    timeline,
 )
+from zerosim.planning import machine as machines
+from zerosim.planning import recording as recordings
 
-TO_HOST, TO_DEVICE = OFFLOAD
+TO_HOST, TO_DEVICE = recordings.OFFLOAD
 MICROSECOND = Fraction(1, 10**6)
 # Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
 MACHINES = st.builds(
@@ -92,7 +92,7 @@ def check(traces, machine, seed=0):
         check_critical_path(found, exact=found is exact)
     check_streams(exact)
     check_chrome_trace(fast, traces)
-    again = from_plain(json.loads(json.dumps(to_plain(recording))))
+    again = recordings.from_plain(json.loads(json.dumps(recordings.to_plain(recording))))
     assert again == recording
     assert hash(again) == hash(recording)
     return exact
@@ -119,10 +119,10 @@ def check_streams(found):
             assert all(0 <= event.start_seconds <= event.end_seconds for event in of_stream)
         busy = {stream: sum(event.seconds for event in of_stream) for stream, of_stream in events.items()}
         assert usage.idle_seconds == {stream: found.step_seconds - seconds for stream, seconds in busy.items()}
-        assert usage.compute_seconds == busy.pop(COMPUTATION)
-        assert usage.communication_seconds == busy.pop(COMMUNICATION)
+        assert usage.compute_seconds == busy.pop(timeline.COMPUTATION)
+        assert usage.communication_seconds == busy.pop(timeline.COMMUNICATION)
         assert usage.offload_seconds == sum(busy.values())
-        assert usage.waited_seconds == sum(event.waited_seconds for event in events[COMMUNICATION])
+        assert usage.waited_seconds == sum(event.waited_seconds for event in events[timeline.COMMUNICATION])
         assert usage.waited_seconds <= usage.communication_seconds
         assert usage.exposed_offload_seconds <= usage.offload_seconds
         assert lane.end == usage.compute_seconds + usage.exposed_seconds + usage.exposed_offload_seconds
@@ -130,7 +130,7 @@ def check_streams(found):
 
 def check_critical_path(found, *, exact):
     """It is a chain of events, each starting where and when the one before it ends, as long as the step."""
-    path = critical_path(found)
+    path = timeline.critical_path(found)
     if not path:
         assert found.step_seconds == 0
         return
@@ -142,12 +142,17 @@ def check_critical_path(found, *, exact):
     assert all((event.rank, event.stream, event.end_seconds) in known for event in path)
     if exact:
         assert sum(event.seconds for event in path) == found.step_seconds
+        prices, sizes = ExactPrices(found.machine), {message.nbytes for message in found.recording.messages}
+        for event in path:  # a message is entered on the rank for which its other end has waited
+            ends = event.from_rank, event.rank
+            assert event.name != "message" or ends[0] == ends[1] or event.seconds in {
+                prices.message(*pair, nbytes) for pair in (ends, ends[::-1]) for nbytes in sizes}
 
 
 def check_chrome_trace(found, traces):
     """Slices are nested or apart, and are events, spans and waits; arrows lead from slice to slice, forwards; counters
     add up to what the trace holds."""
-    entries = json.loads(json.dumps(chrome_trace(found)))["traceEvents"]
+    entries = json.loads(json.dumps(timeline.chrome_trace(found)))["traceEvents"]
     threads = {(one["pid"], one["tid"]): one["args"]["name"] for one in entries if one["name"] == "thread_name"}
     assert [*threads.values()] == [*found.streams] * found.ranks
     slices, arrows, counted, names = defaultdict(list), defaultdict(dict), defaultdict(dict), defaultdict(Counter)
@@ -205,7 +210,7 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.just("shift"), st.integers(0, 300)),
     st.tuples(st.just("send"), st.integers(0, 7), st.integers(0, 7), st.integers(0, 300)),
     st.tuples(st.just("halves"), st.integers(0, 200)), st.tuples(st.just("wait")), st.tuples(st.just("barrier")),
-    st.tuples(st.sampled_from(OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
+    st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
 
 
 @given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES, seed=st.integers(0, 9))
@@ -237,32 +242,50 @@ def test_an_engines_step_is_replayed_so_within_the_bounds_of_its_arithmetic_and_
 # -- by hand, in microseconds ----------------------------------------------------------------------------------------
 
 GATHER = (("all_gather", "ring"), 500)  # of two ranks: 1000 bytes from each, 2 µs
+# Ranks, what they do; of each rank its end, the time for which it stood still for its host, and waited for other ranks.
 BY_HAND = {
-    "a transfer takes its latency and its bytes": (1, [(TO_HOST, 1000), ("arrive",)], [4], [4]),
+    "a transfer takes its latency and its bytes": (1, [(TO_HOST, 1000), ("arrive",)], [4], [4], [0]),
     "beside arithmetic what is left of it is exposed": (
-        1, [(TO_HOST, 1000), ("compute", 1000), ("arrive",)], [4], [3]),
-    "and nothing where arithmetic is longer": (1, [(TO_HOST, 1000), ("compute", 9000), ("arrive",)], [9], [0]),
+        1, [(TO_HOST, 1000), ("compute", 1000), ("arrive",)], [4], [3], [0]),
+    "and nothing where arithmetic is longer": (1, [(TO_HOST, 1000), ("compute", 9000), ("arrive",)], [9], [0], [0]),
     "transfers of one way wait for each other": (
-        1, [(TO_HOST, 1000), (TO_HOST, 1000), ("arrive",), ("arrive",)], [8], [8]),
-    "those of both ways do not": (1, [(TO_HOST, 1000), (TO_DEVICE, 1000), ("arrive",), ("arrive",)], [4], [4]),
-    "one that nobody waits for lengthens no step": (1, [(TO_DEVICE, 10**6), ("compute", 1000)], [1], [0]),
+        1, [(TO_HOST, 1000), (TO_HOST, 1000), ("arrive",), ("arrive",)], [8], [8], [0]),
+    "those of both ways do not": (
+        1, [(TO_HOST, 1000), (TO_DEVICE, 1000), ("arrive",), ("arrive",)], [4], [4], [0]),
+    "one that nobody waits for lengthens no step": (1, [(TO_DEVICE, 10**6), ("compute", 1000)], [1], [0], [0]),
     "transfers and collectives do not hold each other up": (
-        2, [(TO_HOST, 1000), (*GATHER, True), ("compute", 500), ("wait",), ("arrive",)], [4, 4], [2, 2]),
-    "a message takes its latency and its bytes": (2, [("send", 0, 1, 500)], [1.5, 1.5], [0, 0]),
-    "in a pipeline they add up": (3, [("compute", [1000, 0, 0]), ("send", 0, 1, 100), ("compute", [0, 1000, 0]),
-                                      ("send", 1, 2, 100)], [2.1, 4.2, 4.2], [0, 0, 0]),
-    "a rank that is through before others come waits for none": (
-        3, [("compute", [0, 0, 100_000]), (("broadcast", "naive"), 250, False)], [102, 2, 102], [0, 0, 0]),
+        2, [(TO_HOST, 1000), (*GATHER, True), ("compute", 500), ("wait",), ("arrive",)], [4, 4], [2, 2], [0, 0]),
+    "a message takes its latency and its bytes": (2, [("send", 0, 1, 500)], [1.5, 1.5], [0, 0], [0, 0]),
+    "in a pipeline they add up": (
+        3, [("compute", [1000, 0, 0]), ("send", 0, 1, 100), ("compute", [0, 1000, 0]), ("send", 1, 2, 100)],
+        [2.1, 4.2, 4.2], [0, 0, 0], [0, 1, 3.1]),
+    "a rank that is through before others come has waited until it was": (
+        3, [("compute", [0, 0, 100_000]), (("broadcast", "naive"), 250, False)], [102, 2, 102], [0] * 3, [100, 2, 0]),
     "a ring ends for all after the last arrival": (
-        2, [("compute", [7000, 0]), (*GATHER, False)], [9, 9], [0, 0])}
+        2, [("compute", [7000, 0]), (*GATHER, False)], [9, 9], [0, 0], [0, 7])}
 
 
 @pytest.mark.parametrize("case", BY_HAND)
 def test_a_step_takes_the_microseconds_that_one_computes_by_hand(case):
-    ranks, actions, expected, exposed = BY_HAND[case]
+    ranks, actions, expected, exposed, waited = BY_HAND[case]
     exact = check(traces_of(ranks, program_of(*actions)), WITH_HOST)
     assert [float(end / MICROSECOND) for end in ends(exact)] == expected
     assert [usage.exposed_offload_seconds / MICROSECOND for usage in exact.usage] == exposed
+    assert [float(usage.waited_seconds / MICROSECOND) for usage in exact.usage] == waited
+
+
+@given(row=st.sampled_from(asking.ROWS), ranks=st.integers(1, 9), elements=st.integers(0, 99),
+       ready=st.lists(st.floats(0, 1e-4), min_size=9, max_size=9))
+def test_it_is_its_origins_arrival_that_a_member_of_a_collective_waits_for(row, ranks, elements, ready):
+    """Had all others come long before, it would end no sooner."""
+    ranks, ready = (ranks if asking.allowed(*row, ranks) else 8), ready[:ranks]
+    ready += [0.0] * (ranks - len(ready))
+    (call,) = recorded(ranks, program_of((row, elements, False))).calls
+    collectives = streams.Collectives(machines.Prices(slow_machine(ranks)))
+    for member, end in enumerate(collectives.ends(call, ready)):
+        origin = collectives.origin(call, ready, member)
+        alone = [one if place == origin else -1.0 for place, one in enumerate(ready)]
+        assert collectives.ends(call, alone)[member] == pytest.approx(end, rel=1e-9)
 
 
 def test_a_rank_may_send_to_itself_at_no_cost_and_arithmetic_runs_at_its_efficiency_or_its_bytes():
@@ -282,11 +305,15 @@ def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_t
     pipeline = program_of(("compute", [1000, 0, 0]), ("send", 0, 1, 100), ("compute", [0, 1000, 0]),
                           ("send", 1, 2, 100), ("compute", [0, 0, 1000]))
     assert [(event.from_rank, event.rank, event.name, event.path, float(event.seconds / MICROSECOND))
-            for event in critical_path(exact_replay(recorded(3, pipeline), MACHINE))] == [
+            for event in timeline.critical_path(exact_replay(recorded(3, pipeline), MACHINE))] == [
         (0, 0, "compute", ("action 0",), 1), (0, 1, "message", (), 1.1), (1, 1, "compute", ("action 2",), 1),
         (1, 2, "message", (), 1.1), (2, 2, "compute", ("action 4",), 1)]
-    path = critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
-    assert {event.rank for event in path if event.stream == COMPUTATION} == {2}
+    # Rank 0 hands on to rank 1, which comes late, while its own neighbor's message is there at once.
+    late = program_of(("compute", [0, 5000, 0]), ("shift", 100), ("compute", [9000, 0, 0]))
+    assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
+        exact_replay(recorded(3, late), MACHINE))] == [(1, 1, "compute"), (1, 0, "message"), (0, 0, "compute")]
+    path = timeline.critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
+    assert {event.rank for event in path if event.stream == timeline.COMPUTATION} == {2}
 
 
 def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
@@ -313,15 +340,6 @@ def test_a_straggler_in_a_synchronous_step_delays_all_by_its_own_arithmetic(rank
         if ranks > 1:
             assert slow.lanes[0].end == slow.step_seconds - 2 * tail
             assert [slow.usage[rank].waited_seconds for rank in (0, -1)] == [2 * (work - tail), 0]
-
-
-def test_a_straggler_that_gets_slow_half_way_delays_all_from_there():
-    """Two equal stretches of arithmetic with a ring after each; rank 1 becomes slow in the midst of the second."""
-    stretches = [("compute", 10_000), (("all_reduce", "ring"), 8, False)] * 2
-    ring, instant = 6 * (FAST.alpha + 8 / FAST.beta), float(12_500 * MICROSECOND / 1000 + 6048 * MICROSECOND / 1000)
-    machine = replace(MACHINE, slow_ranks=[SlowRank(1, 3, instant)])
-    expected = Fraction(instant) + 3 * (20 * MICROSECOND + ring - Fraction(instant)) + ring
-    assert set(ends(exact_replay(recorded(4, program_of(*stretches)), machine))) == {expected}
 
 
 RINGS = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}  # times N-1 steps
@@ -353,23 +371,6 @@ def test_a_ring_is_as_slow_as_its_longest_chunk_at_every_hop_and_equal_chunks_en
     assert float(expected) == cost.cost(operation, "ring", (0, *accumulate(chunks)), 4, Network(FAST)).seconds
     assert ring(operation, [longest] * ranks, late=late) == [last + expected] * ranks
     assert cost.curve(operation, "ring", ranks, Network(FAST)).at(0).seconds(Fraction(4 * ranks * longest)) == expected
-
-
-@given(operation=st.sampled_from([*RINGS]), ranks=st.integers(2, 8), owner=st.integers(0, 7),
-       lengths=st.tuples(st.integers(0, 90), st.integers(0, 90)), factor=st.integers(2, 9))
-def test_with_one_long_chunk_each_rank_ends_by_its_place_before_the_owner_and_one_slow_link_slows_every_hop(
-        operation, ranks, owner, lengths, factor):
-    """k places before the last rank that the long chunk reaches, floor(k/2) of the chain's hops are of short chunks."""
-    owner, (short, long), count = owner % ranks, sorted(lengths), RINGS[operation] * (ranks - 1)
-    last = owner if operation == "reduce_scatter" else owner - 1
-    for rank, end in enumerate(ring(operation, [long if rank == owner else short for rank in range(ranks)])):
-        spared = (last - rank) % ranks // 2
-        assert end == count * FAST.alpha + 4 * (spared * short + (count - spared) * long) / FAST.beta
-    slow = replace(MACHINE, slow_links=[SlowLink(owner, (owner + 1) % ranks, factor)])
-    assert max(ring(operation, [long] * ranks, slow)) == factor * hops(operation, ranks, long)
-    nodes = replace(MACHINE, network=Network(FAST, SLOW, 1 + owner))
-    crossed = SLOW if 1 + owner < ranks else FAST
-    assert max(ring(operation, [long] * ranks, nodes)) == hops(operation, ranks, long, crossed)
 
 
 def test_partial_sums_that_travel_wider_cost_more_on_the_way_there_and_nothing_on_the_way_back():
@@ -442,7 +443,7 @@ def test_memory_over_time_begins_and_ends_where_the_ledger_does_and_peaks_where_
         for _ in range(2):  # the second run begins with what the first has left
             kept.append(cluster.run(trained))
             found = replay(record(cluster.trace), MACHINE)
-            for rank, curve in enumerate(memory(found, rank) for rank in range(ranks)):
+            for rank, curve in enumerate(timeline.memory(found, rank) for rank in range(ranks)):
                 ledger, kinds = cluster.memory[rank], curve.nbytes_by_kind
                 assert {kind: nbytes[0] for kind, nbytes in kinds.items() if nbytes[0]} == before[rank]
                 assert {kind: nbytes[-1] for kind, nbytes in kinds.items() if nbytes[-1]} == ledger.now_nbytes_by_kind
@@ -458,10 +459,10 @@ def test_memory_changes_when_the_program_comes_to_the_change():
         rank.trace.compute(flops=3000)
         rank.memory.free(held)
 
-    curve = memory(replay(recorded(1, program), MACHINE), 0)
+    curve = timeline.memory(replay(recorded(1, program), MACHINE), 0)
     assert curve.seconds.tolist() == pytest.approx([0, 1e-6, 4e-6])
     assert curve.nbytes.tolist() == [0, 40, 0]
-    assert memory(replay(recorded(1, lambda rank: None), MACHINE), 0).peak_nbytes == 0
+    assert timeline.memory(replay(recorded(1, lambda rank: None), MACHINE), 0).peak_nbytes == 0
 
 
 def test_a_file_for_the_viewer_is_written_and_spans_that_are_open_at_the_end_end_there(tmp_path):
@@ -471,8 +472,8 @@ def test_a_file_for_the_viewer_is_written_and_spans_that_are_open_at_the_end_end
 
     recording = recorded(1, program)
     found = replay(replace(recording, programs=(recording.program(0).rows(0, 3, {}),)), WITH_HOST)
-    written = json.loads(save_chrome_trace(found, tmp_path / "step.json").read_text())
-    assert written == chrome_trace(found)
+    written = json.loads(timeline.save_chrome_trace(found, tmp_path / "step.json").read_text())
+    assert written == timeline.chrome_trace(found)
     assert written["otherData"] == {"device": "made up", "format": "fp16", "efficiency": 1.0, "link": "fast",
                                     "host_link": "host", "step_seconds": 1e-6}
     assert [(entry["name"], entry["dur"]) for entry in written["traceEvents"] if entry["ph"] == "X"] == [

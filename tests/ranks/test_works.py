@@ -11,6 +11,7 @@ import zerosim as zs
 from tests.ranks import oracles
 from tests.ranks.asking import KINDS, ROWS, allowed, ask, bits, ceil_cut
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, normals, whole_numbers
+from zerosim.ranks import trace
 
 CLUSTERS = [*KINDS.values(), *({"seed": seed} for seed in range(1, 12))]
 
@@ -43,6 +44,20 @@ def test_a_work_has_no_result_before_its_wait_and_the_same_one_ever_after() -> N
         works = zs.Cluster(3, **options).run(program)
         assert [work.result.tolist() for work in works] == [[2.0] * 4] * 3  # after the run too
         assert works[1].wait() is works[1].result
+
+
+def test_in_place_the_copy_of_the_input_is_freed_before_the_buffer_of_the_result() -> None:
+    def program(rank):
+        whole = rank.memory.alloc(6, np.float32, "parameter")
+        own = whole[3 * rank.index:3 * (rank.index + 1)]
+        rank.all_gather(own, out=whole, async_op=True).wait()
+
+    cluster = zs.Cluster(2)
+    cluster.run(program)
+    rows = cluster.trace[0].rows
+    place = next(i for i, row in enumerate(rows) if isinstance(row, trace.Wait))
+    freed = [(row.name, row.nbytes) for row in rows[place + 1:place + 3]]
+    assert freed == [("captured input", -12), ("all_gather", -24)]
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 import zerosim as zs
-from zerosim.optim.base import Optimizer, Slot
+from zerosim.optim import Optimizer, Slot
 
 
 @dataclass(frozen=True, slots=True)

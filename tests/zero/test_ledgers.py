@@ -13,7 +13,6 @@ from tests.cases import covering
 from tests.zero.training import ADAM, BF16, GRADIENTS, MODELS, SGD, alone, batches, run
 from zerosim.models import GPT, MLP, GPTConfig
 from zerosim.planning import activations, closed_forms
-from zerosim.planning.activations import snapshots
 
 SQUARE = MLP((8, 8, 8, 8), seed=1)
 
@@ -159,7 +158,7 @@ def test_each_block_more_keeps_what_the_closed_form_says_between_forward_and_bac
 
 @pytest.mark.parametrize(("policy", "stage"), covering(POLICIES, zs.STAGES))
 def test_the_peak_of_activations_and_their_gradients_is_pencils_under_every_stage(policy, stage):
-    pencil = snapshots(BLOCK, LAYERS, VOCABULARY, policy)
+    pencil = activations.snapshots(BLOCK, LAYERS, VOCABULARY, policy)
     for memory in stepped(gpt(), stage=stage, recompute=policy).memory:
         assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in pencil)
 
@@ -171,7 +170,7 @@ def test_stage_3s_peak_is_explained_to_the_byte_by_kind(policy):
     cluster = stepped(model, stage=3, recompute=policy)
     job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), 2, closed_forms.STAGES[3], policy=BF16)
     resting, explained = closed_forms.resting_nbytes(job)[0], []
-    for moment in snapshots(BLOCK, LAYERS, VOCABULARY, policy):
+    for moment in activations.snapshots(BLOCK, LAYERS, VOCABULARY, policy):
         in_unit = "loss" not in (moment.phase, moment.step)
         back = in_unit and moment.phase == "backward"
         unit = 2 * job.padded_lengths[moment.unit]

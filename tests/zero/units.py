@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.models import layers
-from zerosim.models.units import LinearUnit, Model, Normal, Unit
+from zerosim.models import LinearUnit, Model, Normal, Unit, layers
 
 
 @dataclass(frozen=True, eq=False)

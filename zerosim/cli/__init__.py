@@ -3,5 +3,4 @@
 from zerosim.cli import lessons, predictions, programs, puzzles, runs, shell, tools
 from zerosim.cli.shell import app, command, main
 
-__all__ = ["app", "command", "lessons", "main", "predictions", "programs", "puzzles", "reports", "runs", "shell",
-           "tools"]
+__all__ = ["app", "command", "lessons", "main", "predictions", "programs", "puzzles", "runs", "shell", "tools"]

@@ -84,6 +84,8 @@ def plan(
     from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
+    if None not in (convention, dialect):  # --dialect is the former name
+        raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
     found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,

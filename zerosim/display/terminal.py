@@ -1,4 +1,4 @@
-"""Tables without frames, and short ways to write numbers: what the printed lessons have in common."""
+"""A view as text for a terminal, by rich: tables without frames, and bars of blocks in the colors of the figures."""
 
 from __future__ import annotations
 
@@ -27,25 +27,6 @@ from zerosim.display.views import (
     words,
 )
 from zerosim.numerics.units import bytes_text
-
-
-def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), indented: bool = True) -> RichTable:
-    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right. Where no
-    column has a name there is no line for them."""
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
-                      show_header=any(column.removeprefix(RIGHT) for column in columns))
-    first = ("",) if indented else ()
-    if indented:
-        table.add_column("", width=0)
-    for column in columns:
-        right = column.startswith(RIGHT)
-        table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*first, *row)
-    return table
-
-
-# -- A view as text for a terminal, by rich: tables, and bars of blocks in the colors of the figures -----------------
 
 COLUMNS = 40  # of a full bar
 FULL, PADDING = "█", "░"
@@ -76,6 +57,22 @@ def _part(part: Part) -> Iterator[RenderableType]:
             yield from _bars(part)
         case Strip():
             yield from _strip(part)
+
+
+def plain_table(*columns: str, rows: Iterable[tuple[RenderableType, ...]] = (), indented: bool = True) -> RichTable:
+    """A table without frames, indented by two; a column whose name begins with ``>`` is set to the right. Where no
+    column has a name there is no line for them."""
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
+                      show_header=any(column.removeprefix(RIGHT) for column in columns))
+    first = ("",) if indented else ()
+    if indented:
+        table.add_column("", width=0)
+    for column in columns:
+        right = column.startswith(RIGHT)
+        table.add_column(column.removeprefix(RIGHT), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*first, *row)
+    return table
 
 
 def indented(line: TextLine) -> RenderableType:

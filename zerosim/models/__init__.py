@@ -1,11 +1,26 @@
 """Models as lists of units, layers as pairs of pure functions, and the policies of what is computed twice."""
 
-from zerosim.models.gpt import GPT, PRESETS, GPTConfig
+from zerosim.models.gpt import GPT, PRESETS, GPTConfig, generate, logits_of
 from zerosim.models.layers import Context
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
 from zerosim.models.small import MLP, four_weights
-from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Pass, Recompute, Unit, first_weights, one_pass, segment
+from zerosim.models.units import (
+    BLOCK,
+    NONE,
+    Constants,
+    LinearUnit,
+    Model,
+    Normal,
+    Ones,
+    Pass,
+    Recompute,
+    Unit,
+    Zeros,
+    first_weights,
+    one_pass,
+    segment,
+)
 
-__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Context", "CrossEntropy", "GPTConfig", "HalfSquaredError",
-           "LinearUnit", "Loss", "Model", "Pass", "Recompute", "Unit", "first_weights",
-           "four_weights", "one_pass", "segment"]
+__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "GPTConfig",
+           "HalfSquaredError", "LinearUnit", "Loss", "Model", "Normal", "Ones", "Pass", "Recompute", "Unit", "Zeros",
+           "first_weights", "four_weights", "generate", "logits_of", "one_pass", "segment"]

@@ -230,6 +230,8 @@ def _kernel(function: Callable[Concatenate[Scratch, Rest], Result]) -> Callable[
 class NumpyKernels(BlockKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
+    empty, slack_nbytes = staticmethod(empty), staticmethod(slack_nbytes)
+
     # --- of layers and of whole matrices ----------------------------------------------------------------------
 
     relu, relu_gradient = _kernel(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
@@ -256,18 +258,10 @@ class NumpyKernels(BlockKernels):
         product so far."""
         return self._scratch.nbytes
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array that is not initialized; its data begins at a multiple of 64 bytes if there are 4096 or more."""
-        return empty(shape, dtype)
-
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements of the kernels' own memory, (n,), not initialized, good until the next call of this name;
         it is part of `scratch_nbytes`."""
         return self._scratch.array(f"asked for: {name}", count, dtype)
-
-    def slack_nbytes(self, nbytes: int) -> int:
-        """The bytes that the base of an array from `empty` holds beyond the array's own nbytes."""
-        return slack_nbytes(nbytes)
 
     def serving(self, x: Array) -> NumpyKernels:
         """The kernels that compute with x: these."""

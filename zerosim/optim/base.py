@@ -31,6 +31,9 @@ class Range:
     text: str
     has: Callable[[Any], bool]
 
+    def __repr__(self) -> str:
+        return self.text.replace("{name}", "it")  # in the signatures that help() shows
+
 
 def one_of(choices: Collection[str]) -> Range:
     """The range of a hyperparameter that is a name."""
@@ -140,7 +143,7 @@ class Optimizer(ABC):
                         "hyperparameters of the step itself. Leave group out, and read self.lr")
                 if group.default is inspect.Parameter.empty:
                     raise TypeError(text)
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                warnings.warn(text, DeprecationWarning, stacklevel=3)  # below ABCMeta
 
     def __post_init__(self) -> None:
         """Raises ValueError for a hyperparameter that is not in the range of its annotation."""

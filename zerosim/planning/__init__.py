@@ -22,6 +22,7 @@ from zerosim.planning import (
     step,
     timeline,
 )
+from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import (
     STAGES,
     Job,
@@ -43,9 +44,12 @@ from zerosim.planning.cuts import (
     region_cuts,
     unit_cuts,
 )
+from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import Plan, PlanConfig, Row, plan_config
 from zerosim.planning.plan_table import explained
+from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
     "ALGORITHMS",
@@ -53,14 +57,23 @@ __all__ = [
     "LAYOUTS",
     "PRESETS",
     "STAGES",
+    "Block",
     "Convention",
+    "Device",
     "Job",
+    "Link",
+    "Machine",
     "ModelShape",
+    "Network",
     "Plan",
     "PlanConfig",
+    "Recording",
     "Row",
     "Sent",
     "ShardedStates",
+    "SlowLink",
+    "SlowRank",
+    "Timeline",
     "Transformer",
     "activations",
     "ceil_cut",
@@ -81,8 +94,10 @@ __all__ = [
     "model_shape",
     "padded_unit_lengths",
     "plan_config",
+    "record",
     "recording",
     "region_cuts",
+    "replay",
     "resting_nbytes",
     "sent",
     "sent_nbytes",

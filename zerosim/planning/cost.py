@@ -203,7 +203,7 @@ def curve(collective: str, algorithm: str, ranks: int, network: Network) -> Curv
              for longest, times in longest_messages(collective, algorithm, unit, network).items()]
     turns = [_crossing(*pair) for _, choices in steps for pair in combinations(choices, 2)]
     lines = []
-    for start, _, within in _intervals(turns):
+    for start, within in _intervals(turns):
         slowest = [(times, max(choices, key=lambda line: line.seconds(within))) for times, choices in steps]
         lines.append(CostLine(start, sum((times * line.latency_seconds for times, line in slowest), Fraction(0)),
                           sum((times * line.seconds_per_byte for times, line in slowest), Fraction(0))))
@@ -221,8 +221,8 @@ def break_even(one: Curve, other: Curve) -> tuple[BreakEven, ...]:
     [(12240000.0, 1)]
     """
     bends = [{line.from_nbytes for line in both.lines} for both in (one, other)]
-    meetings = [_crossing(one.at(start), other.at(start), start, end) for start, end, _ in _intervals(bends)]
-    faster = [(start, faster_at(one, other, within)) for start, _, within in _intervals([*bends, *meetings])]
+    meetings = [_crossing(one.at(start), other.at(start)) for start, _ in _intervals(bends)]
+    faster = [(start, faster_at(one, other, within)) for start, within in _intervals([*bends, *meetings])]
     return tuple(BreakEven(start, below, above) for (_, below), (start, above) in pairwise(faster) if below != above)
 
 
@@ -257,16 +257,15 @@ def ring_wall_ranks(nbytes: int, link: Link) -> float:
     return float(nbytes / (link.alpha * link.beta)) if link.alpha else math.inf
 
 
-def _crossing(one: CostLine, other: CostLine, start: Fraction = Fraction(0),
-              end: Fraction | None = None) -> set[Fraction]:
-    """The size between two others at which two lines cross, if they do there."""
+def _crossing(one: CostLine, other: CostLine) -> set[Fraction]:
+    """The size above 0 at which two lines cross, if there is one."""
     steeper = one.seconds_per_byte - other.seconds_per_byte
-    nbytes = (other.latency_seconds - one.latency_seconds) / steeper if steeper else start
-    return {nbytes} if nbytes > start and (end is None or nbytes < end) else set()
+    nbytes = (other.latency_seconds - one.latency_seconds) / steeper if steeper else 0
+    return {Fraction(nbytes)} if nbytes > 0 else set()
 
 
-def _intervals(borders: Iterable[Iterable[Fraction]]) -> list[tuple[Fraction, Fraction | None, Fraction]]:
-    """The stretches from 0 to infinity, None, between these borders, and a size inside each."""
+def _intervals(borders: Iterable[Iterable[Fraction]]) -> list[tuple[Fraction, Fraction]]:
+    """The beginnings of the stretches from 0 to infinity between these borders, and a size inside each."""
     starts = sorted({Fraction(0)}.union(*borders))
-    return [(start, end, start + 1 if end is None else (start + end) / 2)
+    return [(start, start + 1 if end is None else (start + end) / 2)
             for start, end in zip(starts, [*starts[1:], None], strict=True)]

@@ -554,7 +554,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     >>> print(plan("llama-2-7b", ranks=8, device="h100-80", link="nvlink4", batch=4, tokens=2048).verdict)
     ZeRO-3 fits with 2.37 GB to spare; ZeRO-2 misses by 8.21 GB.
     """
-    if "dialect" in options:
+    if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
         options["convention"] = options.pop("dialect")
     return plan_config(model, **options).plan()

@@ -19,7 +19,7 @@ from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.process import guarded
-from zerosim.ranks.trace import KINDS, Held, Trace, checked_kinds
+from zerosim.ranks.trace import KINDS, Held, Trace, checked_kind, checked_kinds
 from zerosim.shown import Plotted
 
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
@@ -111,7 +111,7 @@ class Memory(Plotted):
 
     def reclassify(self, array: np.ndarray, kind: str) -> None:
         """Moves a held array to another kind (a layer's input that is now kept for recomputation, say)."""
-        checked_kinds(kind)
+        checked_kind(kind)
         holding = self._holding(array, "reclassify")
         self._move(holding, -1)
         holding.kind = kind
@@ -148,7 +148,7 @@ class Memory(Plotted):
         return peak
 
     def _admit(self, nbytes: int, kind: str, name: str) -> None:
-        checked_kinds(kind)
+        checked_kind(kind)
         if self.capacity_nbytes is not None and self.now_nbytes + nbytes > self.capacity_nbytes:
             held = ", ".join(f"{k} {n:,}" for k, n in self.now_nbytes_by_kind.items()) or "nothing"
             raise OutOfMemoryError(

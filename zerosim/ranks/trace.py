@@ -28,12 +28,16 @@ def checked_purpose(name: str) -> str:
     return name
 
 
+def checked_kind(name: str) -> str:
+    """The kind under which memory is held. Raises ValueError where there is no such one."""
+    if name not in KINDS:
+        raise ValueError(f"no kind of memory is called {name!r}; the kinds are {', '.join(KINDS)}")
+    return name
+
+
 def checked_kinds(kinds: str | Iterable[str] | None) -> frozenset[str]:
-    """The kinds of memory that are asked for: one, some, or (None) all. Raises ValueError where one is none of them."""
-    asked = frozenset([kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds)
-    if unknown := sorted(asked.difference(KINDS)):
-        raise ValueError(f"no kind of memory is called {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
-    return asked
+    """The kinds that are asked for: one, some, or (None) all."""
+    return frozenset(map(checked_kind, [kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from tests.display.browser import dom_of, needs_browser
 from tests.support import assert_refused
 from zerosim import cli
 from zerosim.course import figures
-from zerosim.course.figures import DARK, FIGURES, LIGHT
 
+DARK, FIGURES, LIGHT = figures.DARK, figures.FIGURES, figures.LIGHT
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY = pytest.mark.parametrize("name", FIGURES)
 UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
@@ -253,8 +253,9 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
 
 
 def test_the_gif_plays_every_frame_for_ever_the_same_each_time_in_the_colors_of_the_ranks():
-    content = figures.ring_animation(figures.ring_data(2, 2)).gif()
-    assert content == figures.ring_animation(figures.ring_data(2, 2)).gif()
+    animation = figures.ring_animation(figures.ring_data(2, 2))
+    content = animation.gif()
+    assert content == animation.gif()
     with Image.open(io.BytesIO(content)) as image:
         assert (image.n_frames, image.info["loop"]) == (5, 0)
         durations = [image.seek(number) or image.info["duration"] for number in range(image.n_frames)]

@@ -11,8 +11,7 @@ import pytest
 import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published_runs
-from zerosim.course.published import published
+from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published, published_runs
 from zerosim.display import report
 from zerosim.planning import activations, closed_forms, hardware, recording, timeline
 from zerosim.ranks import trace
@@ -157,14 +156,6 @@ def test_traffic_is_two_vectors_and_three_at_stage_3_for_every_n():
     for stage, row in enumerate(data.sent):
         for ranks, sent in zip(data.worlds, row, strict=True):
             assert sent == pytest.approx((3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks, rel=1e-12)
-
-
-def test_a_run_without_data_measures_what_a_run_with_data_holds_and_sends():
-    for stage in zs.STAGES:
-        found = measured.measured_bytes((6, 7, 5), zs.optim.Adam(), ranks=4, stage=stage, policy=zs.Policy("fp16"))
-        cluster, _engines = one_step(4, (6, 7, 5), 1, stage=stage)
-        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
-        assert found.sent_nbytes == {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in found.sent_nbytes}
 
 
 def test_gradients_live_as_the_ledger_of_a_real_run_says():
@@ -519,28 +510,13 @@ def test_what_a_run_measures_is_what_the_formulas_say_and_not_what_does_not_clos
 
 def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
     data, still_open = seen.data_of("published"), [one for one in settled if not one.row.closes]
-    open_rows = {row.label: row for row in published() if row.label}
+    open_rows = {row.label: row for row in published.published() if row.label}
     assert {row.label for row in data.differing} == open_rows.keys()
     for row in data.differing:
         assert (row.published, row.brief) == (open_rows[row.label].printed, open_rows[row.label].brief)
         assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
     assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
     assert sum(len(group.ratios) for group in data.agreeing) + len(still_open) == len(settled)
-
-
-def test_one_matrix_without_data_holds_and_sends_what_it_does_with_data():
-    def program(rank, stage):
-        engine = zs.Engine(rank, zs.models.MLP([6, 10], bias=False), zs.optim.Adam(), stage=stage,
-                           policy=zs.Policy("bf16"))
-        x, target = rank.xp.full((1, 6), rank.index + 1.0), rank.xp.zeros((1, 10))
-        engine.step([(x, target)] * 2)
-        return engine
-
-    for stage, ranks in itertools.product((*zs.STAGES, published_runs.ALL_REDUCED), (1, 2, 3, 4)):
-        found, cluster = published_runs.step(60, ranks, stage, micro_batches=2), zs.Cluster(ranks)
-        _engines = cluster.run(program, stage)  # whose arrays live as long as they
-        assert found.resting_nbytes == cluster.memory[0].now_nbytes_by_kind
-        assert found.sent_nbytes == sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters")))
 
 
 def test_one_block_of_probabilities_is_left_where_blocks_run_again():

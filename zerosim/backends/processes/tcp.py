@@ -1,136 +1,30 @@
-"""Frames on a socket, and how two processes show each other that they belong to one job without telling the key."""
+"""Notes between processes over TCP, by the standard library alone: for jobs that no MPI has started.
+
+Rank 0 listens, every other rank has one connection to it, and rank 0 passes on what they tell each other. Threads read,
+so that notes are taken, and an end of the job is heard, while a rank waits inside a library. Notes are pickles: they
+are read from processes only that have proved to know the job's key, as multiprocessing.connection has them do it.
+"""
 
 import contextlib
 import hashlib
-import hmac
-import json
 import os
 import pickle
 import queue
-import secrets
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NoReturn
 
 from zerosim.backends.processes.notes import Drained, Failed
 from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
-LENGTH = struct.Struct("!Q")
-NONCE_NBYTES = 32
-HELLO_NBYTES = 4096       # more than any greeting; whoever announces more is no process of ours
-GREETING = "zerosim notes 1"
-
-
-class HandshakeError(ConnectionError):
-    """The other side is not what it should be; the text says why."""
-
-
-def send_frame(line: socket.socket, payload: bytes) -> None:
-    """Sends the bytes, with their number before them."""
-    line.sendall(LENGTH.pack(len(payload)) + payload)
-
-
-def receive_frame(line: socket.socket, most_nbytes: int | None = None) -> bytes:
-    """The bytes of one frame. Raises EOFError where the other side has gone, HandshakeError for too long a frame."""
-    (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
-    if most_nbytes is not None and length > most_nbytes:
-        raise HandshakeError("it does not speak as a process of zerosim does")
-    return _exactly(line, length)
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = line.recv(min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def greet(line: socket.socket, key: bytes, index: int, ranks: int) -> None:
-    """The joining side: says who it is, proves that it has the key, has the other side prove it, and waits for all.
-
-    Raises HandshakeError with the reason that the other side gives, or where it has not the key.
-    """
-    nonce = secrets.token_hex(NONCE_NBYTES)
-    _say(line, {"greeting": GREETING, "rank": index, "ranks": ranks, "nonce": nonce})
-    answer = _answer(line)
-    if "refused" in answer:
-        raise HandshakeError(str(answer["refused"]))
-    if not _proves(answer, key, f"welcome {nonce} {index} {ranks}"):
-        raise HandshakeError("what answers there does not know this job's key")
-    _say(line, {"proof": _proof(key, f"greet {answer.get('nonce')} {index} {ranks}")})
-    for _ in ("welcome", "all are here"):
-        answer = _answer(line)
-        if "refused" in answer:
-            raise HandshakeError(str(answer["refused"]))
-
-
-def all_are_here(line: socket.socket, refused: str | None = None) -> None:
-    """The listening side: tells one that was welcome that notes can be sent, or why it does not."""
-    _say(line, {"complete": True} if refused is None else {"refused": refused})
-
-
-def welcome(line: socket.socket, key: bytes, ranks: int, there: set[int]) -> int:
-    """The listening side: the index of the rank that has joined, once it has proved to have the key.
-
-    Raises HandshakeError, after sending the other side the reason; ``there`` are the ranks that have joined already.
-    """
-    hello = _answer(line)
-    index, nonce = hello.get("rank"), secrets.token_hex(NONCE_NBYTES)
-    if hello.get("greeting") != GREETING:
-        raise HandshakeError("it does not speak as a process of zerosim does")
-    _say(line, {"nonce": nonce, "proof": _proof(key, f"welcome {hello.get('nonce')} {index} {hello.get('ranks')}")})
-    if not _proves(_answer(line), key, f"greet {nonce} {index} {hello.get('ranks')}"):
-        _refuse(line, "it does not know this job's key")
-    if hello.get("ranks") != ranks:
-        _refuse(line, f"rank {index} was started as one of {hello.get('ranks')} ranks, and rank 0 as one of {ranks}")
-    if not isinstance(index, int) or not 0 < index < ranks:
-        _refuse(line, f"there is no rank {index} among {ranks}, beside rank 0")
-    if index in there:
-        _refuse(line, f"two processes say that they are rank {index}")
-    _say(line, {"welcome": index})
-    return index
-
-
-def _refuse(line: socket.socket, reason: str) -> NoReturn:
-    _say(line, {"refused": reason})
-    raise HandshakeError(reason)
-
-
-def _say(line: socket.socket, what: dict[str, Any]) -> None:
-    send_frame(line, json.dumps(what).encode())
-
-
-def _answer(line: socket.socket) -> dict[str, Any]:
-    try:
-        heard = json.loads(receive_frame(line, HELLO_NBYTES))
-    except ValueError:
-        heard = None
-    if not isinstance(heard, dict):
-        raise HandshakeError("it does not speak as a process of zerosim does")
-    return heard
-
-
-def _proof(key: bytes, text: str) -> str:
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-
-
-def _proves(answer: dict[str, Any], key: bytes, text: str) -> bool:
-    return hmac.compare_digest(str(answer.get("proof")), _proof(key, text))
-
-
-# ----------------------------------------------------------------------------------------------------
-# A job as launchers describe it to each of its processes, in variables of the environment that torchrun made usual
+# -- A job as launchers describe it to each of its processes, in variables of the environment that torchrun made usual -
 # Nothing is read here: whoever stands at the edge hands the variables over.
-
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; ours is one door further
@@ -182,15 +76,12 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-# -- Notes between processes over TCP, by the standard library alone: for jobs that no MPI has started ---------------
-# Rank 0 listens, every other rank has one connection to it, and rank 0 passes on what they tell each other. Threads
-# read, so that notes are taken, and an end of the job is heard, while a rank waits inside a library. Notes are pickles:
-# they are read from processes only that have proved to know the job's key.
-
+# -- The channel -------------------------------------------------------------------------------------------------------
 
 NOTE, VALUE, ABORT, GONE, BYE = range(5)  # what a frame is about
 RETRY_SECONDS = 0.1
-GREETING_SECONDS = 10.0   # what one that has connected may take to say who it is
+LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
+FAREWELL_SECONDS = 10.0  # what another process may take to answer, or to hang up, when it has all that it needs
 Frame = tuple[int, int, int | None, Any]  # what, from whom, to whom (None: all others), and a pickle
 
 
@@ -211,8 +102,7 @@ class TCPChannel:
         self._news = threading.Condition()
         self._gone: set[int] = set()
         self._closing = False
-        self._locks: dict[int, threading.Lock] = {}
-        self._lines: dict[int, socket.socket] = self._listen(key) if index == 0 else {0: self._join(key)}
+        self._lines: dict[int, Connection] = {0: self._join(key)} if index else self._listen(key) if ranks > 1 else {}
         self._locks = {rank: threading.Lock() for rank in self._lines}
         self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
                          for rank in self._lines]
@@ -221,29 +111,50 @@ class TCPChannel:
 
     # -- coming together ------------------------------------------------------------------------------------------
 
-    def _listen(self, key: bytes) -> dict[int, socket.socket]:
-        if self.size == 1:
-            return {}
-        lines: dict[int, socket.socket] = {}
-        refused: list[str] = []
+    def _listen(self, key: bytes) -> dict[int, Connection]:
+        """A line to every other rank. Each is greeted in a thread, so that who keeps silent keeps nobody waiting."""
+        lines: dict[int, Connection] = {}
+        refused: dict[Connection, str] = {}
+
+        def greet(line: Connection, host: str) -> None:
+            refused[line] = f"{host} connected, and left or kept silent"
+            try:
+                deliver_challenge(line, key)
+                answer_challenge(line, key)
+                index, ranks = line.recv()
+                with self._news:
+                    reason = unwelcome(index, ranks, self.size, lines)
+                    line.send(reason)
+                    if reason is None:
+                        lines[index] = line
+                        self._news.notify_all()
+                        del refused[line]
+                        return
+            except AuthenticationError:
+                reason = "it does not know this job's key"
+            except (EOFError, ConnectionError):
+                reason = None
+            except (OSError, AssertionError, ValueError, TypeError):  # of a first frame that is none
+                reason = "it does not speak as a process of zerosim does"
+            if reason is not None:
+                refused[line] = f"{host} was refused: {reason}"
+            line.close()
+
         with self._bound() as server:
-            while len(lines) < self.size - 1:
-                server.settimeout(max(0.001, min(0.2, self._left())))
-                try:
-                    line, peer = server.accept()
-                except TimeoutError:
-                    if self._left() <= 0:
-                        self._miss(lines, refused)
-                    continue
-                line.settimeout(GREETING_SECONDS)
-                try:
-                    lines[welcome(line, key, self.size, set(lines))] = line
-                except (OSError, EOFError) as error:
-                    refused.append(f"{peer[0]} was refused: {error}" if isinstance(error, HandshakeError)
-                                   else f"{peer[0]} connected, and left or kept silent")
-                    line.close()
+            server.settimeout(LOOK_SECONDS)
+            accepting = threading.Thread(target=_accept, args=(server, greet), daemon=True)
+            accepting.start()
+            with self._news:
+                while len(lines) < self.size - 1 and self._left() > 0:
+                    self._news.wait(LOOK_SECONDS)
+        accepting.join()
+        missing = [rank for rank in range(1, self.size) if rank not in lines]
+        text = self._missed(missing, list(refused.values())) if missing else None
         for line in lines.values():
-            all_are_here(_ready(line))
+            with contextlib.suppress(OSError):
+                line.send(text)
+        if text is not None:
+            raise BackendError("TCP", text)
         return lines
 
     def _bound(self) -> socket.socket:
@@ -257,43 +168,45 @@ class TCPChannel:
         self.address = self.address[0], server.getsockname()[1]
         return server
 
-    def _miss(self, lines: dict[int, socket.socket], refused: list[str]) -> NoReturn:
+    def _missed(self, missing: list[int], refused: list[str]) -> str:
         said = f" ({'; '.join(dict.fromkeys(refused))})" if refused else ""
-        missing = [rank for rank in range(1, self.size) if rank not in lines]
-        text = (f"{ranks_text(missing)} of {self.size} did not come to {self._where()} within "
+        return (f"{ranks_text(missing)} of {self.size} did not come to {self._where()} within "
                 f"{self._timeout_seconds:g} seconds{said}; start all ranks with the same WORLD_SIZE, MASTER_ADDR and "
                 "MASTER_PORT, each with its own RANK")
-        for line in lines.values():
-            with contextlib.suppress(OSError):
-                all_are_here(line, refused=text)
-            line.close()
-        raise BackendError("TCP", text)
 
-    def _join(self, key: bytes) -> socket.socket:
+    def _join(self, key: bytes) -> Connection:
         error: Exception | None = None
         while self._left() > 0:
             try:
-                line = socket.create_connection(self.address, timeout=max(0.1, min(5.0, self._left())))
-            except OSError as failed:
-                error = failed
-                time.sleep(RETRY_SECONDS)
-                continue
-            line.settimeout(max(0.1, self._left()) + GREETING_SECONDS)  # rank 0 may have begun later, and waits as long
-            try:
-                greet(line, key, self.index, self.size)
-            except HandshakeError as refused:
-                line.close()
-                raise BackendError("TCP", f"rank {self.index} was not let in at {self._where()}: {refused}"
-                                   ) from refused
+                line = line_of(socket.create_connection(self.address, timeout=max(0.1, min(5.0, self._left()))))
+                self._await(line)
+                answer_challenge(line, key)
+                deliver_challenge(line, key)
+                line.send((self.index, self.size))
+                for _ in ("welcome", "all are here"):
+                    self._await(line)
+                    reason = line.recv()
+                    if reason is not None:
+                        self._refused(reason)
+                return line
+            except AuthenticationError:
+                self._refused("what answers there does not know this job's key")
+            except AssertionError:  # a challenge that is none
+                self._refused("it does not speak as a process of zerosim does")
             except (OSError, EOFError) as failed:
-                line.close()
                 error = failed if str(failed) else ConnectionError("rank 0 went away")
                 time.sleep(RETRY_SECONDS)
-                continue
-            return _ready(line)
         raise BackendError("TCP", f"rank {self.index} of {self.size} did not reach rank 0 at {self._where()} within "
                                   f"{self._timeout_seconds:g} seconds: {error}; is rank 0 started, and are MASTER_ADDR "
                                   "and MASTER_PORT those of its machine?")
+
+    def _await(self, line: Connection) -> None:
+        """Returns when something has come; rank 0 may have begun later, and waits as long as this rank."""
+        if not line.poll(max(0.1, self._left()) + FAREWELL_SECONDS):
+            raise TimeoutError("rank 0 keeps silent")
+
+    def _refused(self, reason: str) -> NoReturn:
+        raise BackendError("TCP", f"rank {self.index} was not let in at {self._where()}: {reason}") from None
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
@@ -338,11 +251,8 @@ class TCPChannel:
         self.everyone(None)
         self._closing = True
         self._send(BYE, None, None)
-        for rank, line in self._lines.items():
-            with contextlib.suppress(OSError), self._locks[rank]:
-                line.shutdown(socket.SHUT_WR)
         for reader in self._readers:
-            reader.join(GREETING_SECONDS)
+            reader.join(FAREWELL_SECONDS)
         for line in self._lines.values():
             line.close()
 
@@ -358,13 +268,13 @@ class TCPChannel:
             if rank != source and (self.index or to in (None, rank)):
                 # A line that is broken is noticed by its reader.
                 with contextlib.suppress(OSError), self._locks[rank]:
-                    send_frame(line, pickle.dumps(frame))
+                    line.send(frame)
 
     def _read(self, rank: int) -> None:
         """A thread: takes what comes on one line until it ends."""
         try:
             while True:
-                frame: Frame = pickle.loads(receive_frame(self._lines[rank]))
+                frame: Frame = self._lines[rank].recv()
                 if frame[0] == BYE:
                     return
                 if self.index == 0 and frame[2] != 0:
@@ -402,10 +312,32 @@ class TCPChannel:
             self._news.notify_all()
 
 
-def _ready(line: socket.socket) -> socket.socket:
-    line.settimeout(None)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return line
+def line_of(connected: socket.socket) -> Connection:
+    """A connection of the library's over a socket, on which small notes leave at once."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(connected.detach())
+
+
+def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> None:
+    """A thread: greets each that connects, in a thread of its own, until the server is closed."""
+    while True:
+        try:
+            accepted, peer = server.accept()
+        except TimeoutError:
+            continue
+        except OSError:  # closed: all are here, or time is up
+            return
+        threading.Thread(target=greet, args=(line_of(accepted), peer[0]), daemon=True).start()
+
+
+def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
+    """Why a process that knows the key is refused where ``here`` ranks are expected; None where it is not."""
+    if ranks != here:
+        return f"rank {index} was started as one of {ranks} ranks, and rank 0 as one of {here}"
+    if not 0 < index < ranks:
+        return f"there is no rank {index} among {ranks}, beside rank 0"
+    return f"two processes say that they are rank {index}" if index in there else None
 
 
 def gone_text(ranks: list[int], size: int) -> str:

@@ -27,7 +27,8 @@ from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
 from zerosim.course.observed_step import observed_step
-from zerosim.display.drawing import ANIMATION_FORMATS, DARK, FORMATS, LIGHT, Animation, Drawing, Style
+from zerosim.display.animation import ANIMATION_FORMATS, Animation
+from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.activations import Block
 
@@ -45,9 +46,9 @@ class Figure:
     """A row of the table of figures: ``data()`` is what the committed figure shows, ``small()`` the quickest there is,
     for tests, ``draw`` makes the picture; a figure that moves has ``animate`` too.
 
-    To add a figure, write two functions, ``NAME_data()`` that runs something and returns a frozen dataclass, and
-    ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every row the same
-    questions.
+    To add a figure, write a file of its name with two functions, ``NAME_data()`` that runs something and returns a
+    frozen dataclass, and ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every
+    row the same questions.
     """
 
     data: Callable[[], Any]

@@ -33,56 +33,10 @@ from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, 
 
 ELEMENTS_PER_RANK = 240  # which 2^m divides wherever some of the ranks sit out
 SLOW = Network(Link("one byte a second", 1, 0, "made up, so that seconds are bytes", "today"))
-
-
-def steps(collective: str, algorithm: str, ranks: int) -> float:
-    """Steps, one after the other."""
-    return sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1).steps
-
-
-def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
-    """Through the busiest links one after the other, in vectors of n bytes."""
-    found = cost(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1, SLOW)
-    return found.seconds / found.nbytes
-
-
-def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
-    """The bytes of the rank that sends most, in vectors of n bytes."""
-    found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
-    return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
-
-
-def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int, link: str) -> float:
-    """Without latency."""
-    network = Network(hardware.link(link))
-    return 1e3 * cost(collective, algorithm, ceil_cut(nbytes, ranks), 1, network).transfer_seconds
-
-
-def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
-    """10⁹ bytes; None of None, which is the bandwidth of what takes no time."""
-    return None if bytes_per_second is None else bytes_per_second / 1e9
-
-
-COLLECTIVE_QUANTITIES: dict[str, Callable[..., float | None]] = {
-    "steps": steps, "vectors through a link": busiest_vectors, "sent vectors": sent_vectors,
-    "transfer milliseconds": transfer_milliseconds,
-    "bus factor": lambda collective, ranks: float(BUS_FACTORS[collective](ranks)),
-    "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(
-        algorithm_bytes_per_second(nbytes, microseconds * 1e-6)),
-    "bus GB/s": lambda collective, ranks, nbytes, microseconds: gigabytes_per_second(
-        bus_bytes_per_second(collective, ranks, nbytes, microseconds * 1e-6)),
-}
-
-
-# -- the quantities of the other subjects -----------------------------------------------------------------------------
-
 UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30, "MiB": 2**20, "TiB": 2**40}
 A100_FLOPS_PER_SECOND = 312e12  # bf16, dense: NVIDIA A100 data sheet, 2021
 TEXTS_OVERHEADS = ("runtime context", "allocator fragmentation", "communication channels")
 MANY = 10**6
-
-
-# -- model states -----------------------------------------------------------------------------------------------------
 
 
 def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
@@ -157,9 +111,6 @@ def all_reduce_then_all_gather(ranks: int) -> float:
     return sum(part.nbytes[0] for part in sent) / (ranks * MANY)
 
 
-# -- activations ------------------------------------------------------------------------------------------------------
-
-
 def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
     """The elements that n blocks keep, in GB of 16 bit, and Adam's states of so many parameters."""
     return (activations.peak_nbytes(Block(**block), blocks).elements * 2 + 16 * parameters) / 1e9
@@ -194,9 +145,6 @@ def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block
     found = activations_published.layer_nbytes(Block(**block), tensor_parallel=tensor_parallel,
                                                sequence_parallel=sequence_parallel, recompute=recompute)
     return found / Block(**block).stream
-
-
-# -- FLOPs ------------------------------------------------------------------------------------------------------------
 
 
 def days(model: str, tokens: int, devices: int, achieved: float) -> float:
@@ -257,8 +205,35 @@ def without_embedding(vocabulary: int, channels: int, **sizes: Any) -> int:
     return gpt(vocabulary=vocabulary, channels=channels, **sizes).parameters - 2 * vocabulary * channels
 
 
+def steps(collective: str, algorithm: str, ranks: int) -> float:
+    """Steps, one after the other."""
+    return sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1).steps
+
+
+def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
+    """Through the busiest links one after the other, in vectors of n bytes."""
+    found = cost(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1, SLOW)
+    return found.seconds / found.nbytes
+
+
+def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
+    """The bytes of the rank that sends most, in vectors of n bytes."""
+    found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
+    return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
+
+
+def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int, link: str) -> float:
+    """Without latency."""
+    network = Network(hardware.link(link))
+    return 1e3 * cost(collective, algorithm, ceil_cut(nbytes, ranks), 1, network).transfer_seconds
+
+
+def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
+    """10⁹ bytes; None of None, which is the bandwidth of what takes no time."""
+    return None if bytes_per_second is None else bytes_per_second / 1e9
+
+
 QUANTITIES: dict[str, Callable[..., Any]] = {
-    **COLLECTIVE_QUANTITIES,
     "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
     "estimate of a preset": estimate_of_preset, "kind of a preset": kinds_of_preset,
     "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,
@@ -305,4 +280,11 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "palm mfu": palm_mfu, "6N mfu": six_n_mfu,
     "spacing": lambda formats: 2.0 ** (format_of(formats[1]).mantissa_bits - format_of(formats[0]).mantissa_bits),
     "underflow": lambda format: format_of(format).smallest_subnormal / 2,
+    "steps": steps, "vectors through a link": busiest_vectors, "sent vectors": sent_vectors,
+    "transfer milliseconds": transfer_milliseconds,
+    "bus factor": lambda collective, ranks: float(BUS_FACTORS[collective](ranks)),
+    "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(
+        algorithm_bytes_per_second(nbytes, microseconds * 1e-6)),
+    "bus GB/s": lambda collective, ranks, nbytes, microseconds: gigabytes_per_second(
+        bus_bytes_per_second(collective, ranks, nbytes, microseconds * 1e-6)),
 }

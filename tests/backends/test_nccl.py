@@ -1,11 +1,12 @@
-"""NCCLCluster on doubles of GPUs and of NCCL: what is asked of NCCL and in which order, and the bits of a Cluster.
+"""NCCL on doubles of GPUs and of the library: what is asked of it and in which order, and how streams wait.
 
 No GPU and no NCCL runs here. What is shown: groups, devices, streams, counts and types of every call; that streams wait
-for each other where they must; and, as the double moves what it is told to, that the calls add up to the collective.
+for each other where they must. That the calls add up to a Cluster's bits, the one suite shows.
 """
 
 from __future__ import annotations
 
+import os
 from itertools import groupby
 from typing import Any
 
@@ -16,16 +17,15 @@ import pytest
 import zerosim as zs
 from tests.backends import programs
 from tests.backends.fake_cuda import RaceError
-from tests.backends.gpus import gpus, kernels
+from tests.backends.test_one_suite import assert_same
+from tests.backends.worlds import DOUBLES, SECONDS, Job, World
 from tests.ranks.asking import ROWS, allowed, ask
+from tests.support import assert_refused
 from zerosim.backends.nccl.adapter import DeviceStreams
-from zerosim.backends.nccl.cluster import NCCLCluster
 from zerosim.numerics.arrays import sha256
 
-__all__ = ["gpus", "kernels"]
 WORLDS = (1, 2, 3, 4, 5)
 WIRE_NAMES = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "int16": "uint8"}  # moved as bytes
-NO_HOPS = ("barrier",)  # on the host
 
 
 def stream_of(device: int) -> int:
@@ -56,20 +56,21 @@ def grouped(row: Any, devices: tuple[int, ...]) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2], ids=lambda d: d.__name__)
-def test_every_step_of_every_algorithm_is_one_group_of_sends_and_receives(gpus, ranks: int, dtype: Any) -> None:
+def test_every_step_of_every_algorithm_is_one_group_of_sends_and_receives(gpus, ranks: int) -> None:
     for operation, algorithm in ROWS:
-        if allowed(operation, algorithm, ranks) and operation not in NO_HOPS:
-            doubles = gpus(ranks)
-            cluster = NCCLCluster(ranks)
-            cluster.run(asked, operation, algorithm, dtype, 2 * ranks + 1)
-            (row,) = cluster.trace[0].collectives()
-            assert doubles.nccl.log == grouped(row, tuple(range(ranks))), (operation, algorithm)
+        for dtype in (np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+            if allowed(operation, algorithm, ranks):
+                doubles, what = gpus(ranks), (operation, algorithm, dtype, 2 * ranks + 1)
+                cluster = zs.NCCLCluster(ranks)
+                found = cluster.run(asked, *what)
+                (row,) = cluster.trace[0].collectives()
+                assert doubles.nccl.log == grouped(row, tuple(range(ranks))), what
+                assert sha256(list(found)) == sha256(list(zs.Cluster(ranks).run(asked, *what))), what
 
 
 def test_a_ring_of_three_makes_these_calls(gpus) -> None:
     doubles = gpus(3)
-    NCCLCluster(3).run(asked, "reduce_scatter", "ring", ml_dtypes.bfloat16, 5)
+    zs.NCCLCluster(3).run(asked, "reduce_scatter", "ring", ml_dtypes.bfloat16, 5)
     world = (0, 1, 2)
     assert doubles.nccl.log == [
         [("send", 0, world, 1, "bfloat16", 1002, 1), ("recv", 1, world, 1, "bfloat16", 2002, 0),
@@ -80,45 +81,6 @@ def test_a_ring_of_three_makes_these_calls(gpus) -> None:
          ("send", 2, world, 2, "bfloat16", 3002, 0), ("recv", 0, world, 2, "bfloat16", 1002, 2)]]
 
 
-def same_as_a_cluster(ranks: int, program: Any, *args: Any, **options: Any) -> None:
-    """Equal bits of results, equal bytes sent and held."""
-    cluster, reference = NCCLCluster(ranks, **options), zs.Cluster(ranks, **options)
-    found, wanted = cluster.run(program, *args), reference.run(program, *args)
-    assert [sha256(mine) for mine in found] == [sha256(its) for its in wanted]
-    assert cluster.trace.sent_nbytes() == reference.trace.sent_nbytes()
-    assert cluster.memory.peak_nbytes == reference.memory.peak_nbytes
-
-
-@pytest.mark.parametrize(("ranks", "format"), [*((ranks, "fp32") for ranks in WORLDS),
-                                               *((3, format) for format in programs.FORMATS if format != "fp32")])
-def test_the_calls_add_up_to_a_clusters_bits(gpus, ranks: int, format: str) -> None:
-    gpus(ranks)
-    same_as_a_cluster(ranks, programs.every_collective, format, (0, 1, 2, 7) if format == "fp32" else (7,))
-    same_as_a_cluster(ranks, programs.options_of_reductions, format)
-
-
-@pytest.mark.parametrize("program", [programs.messages, programs.groups, programs.works, programs.counted],
-                         ids=lambda program: program.__name__)
-@pytest.mark.parametrize("options", [{}, {"debug": True}, {"seed": 3}], ids=str)
-def test_messages_groups_and_works_are_those_of_a_cluster(gpus, program, options: dict[str, Any]) -> None:
-    for ranks in (1, 2, 3, 4):
-        gpus(ranks)
-        same_as_a_cluster(ranks, program, **options)
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_training_a_gpt_gives_a_clusters_losses_and_states(gpus, stage: int) -> None:
-    gpus(3)
-    found, wanted = (cluster.run(trained, stage) for cluster in (NCCLCluster(3), zs.Cluster(3)))
-    assert sha256(list(found)) == sha256(list(wanted))
-
-
-def trained(rank: zs.Rank, stage: int) -> Any:
-    results, states = programs.gpt(rank, stage, "bf16", steps=1, overlap=True)
-    return results, {name: {key: programs.on_host(value) for key, value in state.items()}
-                     for name, state in states.items()}
-
-
 # -- the library's own ------------------------------------------------------------------------------------------------
 
 OWN = {"reduce_scatter": ("reduceScatter", "reduce"), "all_gather": ("allGather", "broadcast"),
@@ -126,61 +88,35 @@ OWN = {"reduce_scatter": ("reduceScatter", "reduce"), "all_gather": ("allGather"
        "reduce": ("reduce", "reduce"), "gather": (None, None), "all_to_all": (None, None)}
 
 
-@pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize("operation", OWN)
-def test_native_is_one_group_of_the_librarys_own_collective(gpus, operation: str, ranks: int) -> None:
-    for uneven in (0, 1):
-        doubles = gpus(ranks)
-        NCCLCluster(ranks).run(asked, operation, "native", np.float32, 4 * ranks + uneven)
-        if OWN[operation][0] is None and ranks == 1:
-            assert doubles.nccl.log == []
-            continue
-        (group,) = doubles.nccl.log
-        name = OWN[operation][uneven if ranks > 1 else 0]
-        assert {call[0] for call in group} == ({"send", "recv"} if name is None else {name})
-        assert {(call[1], call[5]) for call in group} == {(rank, stream_of(rank)) for rank in range(ranks)}
-        if name is not None:
-            chunks = ranks if uneven and ranks > 1 and operation in ("reduce_scatter", "all_gather") else 1
-            assert len(group) == chunks * ranks
-
-
-@pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize("operation", [name for name in OWN if "reduce" not in name])
-def test_native_moves_the_same_bits_in_every_format(gpus, operation: str, ranks: int) -> None:
-    for dtype in (np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int16):
-        for length in (0, 3, 4 * ranks, 4 * ranks + 1):
-            gpus(ranks)
-            algorithm = {"all_gather": "ring", "broadcast": "tree"}.get(operation, "pairwise")
-            found = NCCLCluster(ranks).run(asked, operation, "native", dtype, length)
-            wanted = zs.Cluster(ranks).run(asked, operation, algorithm, dtype, length)
-            assert [sha256(x) for x in found] == [sha256(x) for x in wanted], (dtype, length)
-
-
-@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce", "reduce"])
-def test_native_sums_integers_to_the_same_bits_and_floats_within_the_bound(gpus, operation: str, op: str) -> None:
+def test_native_is_one_group_of_the_librarys_own_collective(gpus, operation: str) -> None:
     for ranks in WORLDS:
-        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.int64):
-            if dtype == np.int64 and op == "mean":
+        for uneven in (0, 1):
+            doubles = gpus(ranks)
+            zs.NCCLCluster(ranks).run(asked, operation, "native", np.float32, 4 * ranks + uneven)
+            if OWN[operation][0] is None and ranks == 1:
+                assert doubles.nccl.log == []
                 continue
+            (group,) = doubles.nccl.log
+            name = OWN[operation][uneven if ranks > 1 else 0]
+            assert {call[0] for call in group} == ({"send", "recv"} if name is None else {name}), (ranks, uneven)
+            assert {(call[1], call[5]) for call in group} == {(rank, stream_of(rank)) for rank in range(ranks)}
+            if name is not None:
+                chunks = ranks if uneven and ranks > 1 and operation in ("reduce_scatter", "all_gather") else 1
+                assert len(group) == chunks * ranks
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce", "reduce"])
+def test_native_combines_integers_to_the_same_bits_and_divides_for_a_mean(gpus, operation: str) -> None:
+    for ranks in (1, 2, 5):
+        for op, dtype in (("sum", np.int64), ("max", np.int64), ("min", np.int64), ("mean", np.float32)):
             gpus(ranks)
-            found = NCCLCluster(ranks).run(asked, operation, "native", dtype, 3 * ranks + 1, op)
-            wanted = zs.Cluster(ranks).run(asked, operation, "ring" if operation != "reduce" else "naive", dtype,
+            found = zs.NCCLCluster(ranks).run(asked, operation, "native", dtype, 3 * ranks + 1, op)
+            wanted = zs.Cluster(ranks).run(asked, operation, "naive" if operation == "reduce" else "ring", dtype,
                                            3 * ranks + 1, op)
             for mine, its in zip(found, wanted, strict=True):
-                if mine is None or dtype == np.int64 or op in ("max", "min"):
-                    assert sha256(mine) == sha256(its)
-                else:
-                    bound = 2 * ranks * float(ml_dtypes.finfo(dtype).eps) * 6  # N roundings of sums of up to 6 or so
-                    assert np.abs(mine.astype(np.float64) - its.astype(np.float64)).max(initial=0) <= bound
-
-
-def test_native_refuses_to_add_what_nccl_cannot(gpus) -> None:
-    gpus(2)
-    with pytest.raises(ValueError, match="reduce_scatter by 'native' of float8_e4m3fn: through CuPy NCCL adds"):
-        NCCLCluster(2).run(asked, "reduce_scatter", "native", ml_dtypes.float8_e4m3fn, 4)
-    with pytest.raises(ValueError, match="all_reduce by 'native' of int16"):
-        NCCLCluster(2).run(asked, "all_reduce", "native", np.int16, 4)
+                np.testing.assert_allclose(*([0] if x is None else x for x in (mine, its)), rtol=0,
+                                           atol=1e-6 * (op == "mean"), err_msg=f"{ranks} {op}")
 
 
 # -- streams, devices -------------------------------------------------------------------------------------------------
@@ -198,7 +134,8 @@ def overlapping(rank: zs.Rank) -> Any:
 
 def test_streams_wait_for_each_other_where_they_must(gpus) -> None:
     gpus(3)
-    same_as_a_cluster(3, overlapping)
+    found, wanted = zs.NCCLCluster(3).run(overlapping), zs.Cluster(3).run(overlapping)
+    assert sha256(list(found)) == sha256(list(wanted))
 
 
 @pytest.mark.parametrize("forgotten", ["follow", "catch_up"])
@@ -206,12 +143,12 @@ def test_the_judge_of_the_doubles_sees_a_dependency_that_was_forgotten(gpus, mon
     gpus(3)
     monkeypatch.setattr(DeviceStreams, forgotten, lambda self, event: None)
     with pytest.raises(RaceError):
-        NCCLCluster(3).run(overlapping)
+        zs.NCCLCluster(3).run(overlapping)
 
 
 def test_a_works_inputs_are_ready_before_and_its_result_after_what_is_communicated(gpus) -> None:
     doubles = gpus(2)
-    NCCLCluster(2).run(lambda rank: rank.all_reduce(programs.vector(rank, 4, np.float32), async_op=True).wait() is None)
+    zs.NCCLCluster(2).run(lambda rank: rank.all_reduce(programs.vector(rank, 4, np.float32), async_op=True).wait().size)
     computing, communicating = [1001, 2001], [1002, 2002]
     assert [(what, stream) for what, stream, _ in doubles.cuda.log] == [
         *(("record", s) for s in computing), *(("wait", s) for s in communicating),
@@ -238,21 +175,21 @@ def test_a_rank_finds_its_device_current_whatever_happened_meanwhile(gpus) -> No
         return [*here, doubles.cuda.selected]
 
     for seed in (0, 1, 2):
-        results = NCCLCluster(4, devices=[3, 1, 0, 2], seed=seed).run(program)
+        results = zs.NCCLCluster(4, devices=[3, 1, 0, 2], seed=seed).run(program)
         assert list(results) == [[3] * 6, [1] * 6, [0] * 6, [2] * 6]
         assert doubles.cuda.selected == 0
 
 
 def test_stepping_shows_every_hop_and_leaves_the_callers_device_alone(gpus) -> None:
     doubles = gpus(3)
-    with zs.step_through(asked, "all_reduce", "ring", np.float32, 6, cluster=NCCLCluster(3)) as steps:
+    with zs.step_through(asked, "all_reduce", "ring", np.float32, 6, cluster=zs.NCCLCluster(3)) as steps:
         for call, hop, values in steps:
             assert (call.operation, len(values.get()), doubles.cuda.selected) == ("all_reduce", hop.nbytes // 4, 0)
 
 
 def test_flags_and_counts_on_the_host_need_no_nccl(gpus) -> None:
     doubles = gpus(3)
-    results = NCCLCluster(3).run(lambda rank: rank.all_reduce(np.array([rank.index]))[0])
+    results = zs.NCCLCluster(3).run(lambda rank: rank.all_reduce(np.array([rank.index]))[0])
     assert (list(results), doubles.nccl.log) == ([3, 3, 3], [])
 
 
@@ -263,7 +200,7 @@ def test_groups_of_the_same_ranks_have_one_communicator(gpus) -> None:
         for _ in range(3):
             rank.split(rank.index % 2).all_gather(programs.vector(rank, 2, np.float32))
 
-    NCCLCluster(4).run(program)
+    zs.NCCLCluster(4).run(program)
     assert sorted(comm.devices for comm in doubles.nccl.alive) == [(0, 2), (0, 2), (1, 3), (1, 3)]
 
 
@@ -280,7 +217,7 @@ def test_a_work_makes_nobody_on_the_host_wait(gpus) -> None:
         rank.barrier()
         return summed
 
-    NCCLCluster(3).run(program)
+    zs.NCCLCluster(3).run(program)
     assert known == [{}] * 3
 
 
@@ -296,7 +233,7 @@ def test_an_input_that_changes_before_the_wait_is_found_by_the_end_of_the_progra
         work.wait()
 
     with pytest.raises((zs.PendingWorkError, RaceError)) as caught:
-        NCCLCluster(3, debug=debug).run(program)
+        zs.NCCLCluster(3, debug=debug).run(program)
     if debug:  # a copy travelled, so there is no race to be seen before
         assert "the input of all_gather(call 0, (18,), float32), issued at" in str(caught.value)
 
@@ -305,7 +242,7 @@ def test_an_input_that_changes_before_the_wait_is_found_by_the_end_of_the_progra
 
 def test_a_rank_that_raises_aborts_every_communicator_and_the_next_run_works(gpus) -> None:
     doubles = gpus(3)
-    cluster = NCCLCluster(3)
+    cluster = zs.NCCLCluster(3)
     cluster.run(asked, "all_reduce", "ring", np.float32, 6)
     with pytest.raises(programs.Boom) as caught:
         cluster.run(programs.fails, 1, "work")
@@ -317,7 +254,7 @@ def test_a_rank_that_raises_aborts_every_communicator_and_the_next_run_works(gpu
 def test_after_a_failure_nothing_is_left_on_the_streams_that_could_write_to_memory_of_the_next_run(gpus) -> None:
     doubles = gpus(3)
     with pytest.raises(programs.Boom):
-        NCCLCluster(3).run(programs.fails, 1, "work")
+        zs.NCCLCluster(3).run(programs.fails, 1, "work")
     host = doubles.cuda.host  # what the host knows to have happened
     assert all(host.get(stream.ptr, 0) >= stream.clock.get(stream.ptr, 0) for stream in doubles.cuda.streams)
 
@@ -334,7 +271,7 @@ def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, mon
         doubles.cupy.cuda.runtime.streamQuery = doubles.cuda.stream_query
 
     with pytest.raises(doubles.cupy.cuda.runtime.CUDARuntimeError, match="700"):
-        NCCLCluster(2).run(program)
+        zs.NCCLCluster(2).run(program)
 
 
 def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
@@ -344,60 +281,90 @@ def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
         rank.all_reduce(programs.vector(rank, 8, np.float32))
         doubles.cupy.cuda.runtime.streamQuery = lambda pointer: asked.append(pointer) or (600 if len(asked) < 9 else 0)
 
-    NCCLCluster(2).run(program)
+    zs.NCCLCluster(2).run(program)
     assert {1001, 1002, 2001, 2002} <= set(asked)
 
 
-def test_a_deadlock_is_explained_as_on_a_cluster(gpus) -> None:
-    gpus(3)
-    with pytest.raises(zs.DeadlockError, match="no rank can go on"):
-        NCCLCluster(3).run(programs.everyone_receives)
+def test_ranks_that_disagree_are_told_apart_before_anything_is_sent(gpus) -> None:
+    for what in ("operation", "shape", "dtype", "op"):
+        doubles = gpus(3)
+        assert_refused(lambda what=what: zs.NCCLCluster(3).run(programs.disagrees, what),
+                       r"rank 2 is in all_reduce|ranks \[0, 1\] are in all_reduce", zs.MismatchError)
+        assert doubles.nccl.log == []
 
 
-@pytest.mark.parametrize("what", ["operation", "shape", "dtype", "op"])
-def test_ranks_that_disagree_are_told_apart_before_anything_is_sent(gpus, what: str) -> None:
-    doubles = gpus(3)
-    with pytest.raises(zs.MismatchError, match=r"rank 2 is in all_reduce|ranks \[0, 1\] are in all_reduce"):
-        NCCLCluster(3).run(programs.disagrees, what)
-    assert doubles.nccl.log == []
+def of_two_kinds(rank: zs.Rank, call: str) -> None:
+    """One rank brings an array on its device, or one of two arrays lies on the host."""
+    here = np.ones(4, np.float32)
+    there = rank.xp.asarray(here)
+    match call:
+        case "collective":
+            rank.all_reduce(there if rank.index else here)
+        case "message":
+            rank.send(here, 1) if rank.index == 0 else rank.recv(there, 0)
+        case "exchange":
+            rank.exchange(here, 1 - rank.index, there, 1 - rank.index)
 
 
-def test_arrays_on_the_host_and_on_a_device_do_not_meet(gpus) -> None:
+@pytest.mark.parametrize(("ranks", "options", "program", "said"), [
+    (3, {}, None, r"3 ranks need 3 GPUs, and this machine has 2; run 2 ranks, run them on one card with "
+                  r"zs.CuPyCluster\(3\)"),
+    (2, {"devices": [0, 2]}, None, r"devices=\[0, 2\] must name a device from 0 to 1 for each of 2 .* no device 2"),
+    (2, {"devices": [0]}, None, r"must name a device from 0 to 1 for each of 2 ranks, but 1 are named"),
+    (2, {"devices": [1, 1]}, None, r"gives device 1 to ranks \[0, 1\], where NCCL wants a GPU for each rank; .* "
+                                   r"share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+    (2, {}, (asked, "reduce_scatter", "native", ml_dtypes.float8_e4m3fn, 4),
+     r"reduce_scatter by 'native' of float8_e4m3fn: through CuPy NCCL adds"),
+    (2, {}, (asked, "all_reduce", "native", np.int16, 4), r"all_reduce by 'native' of int16"),
+    (2, {}, (of_two_kinds, "collective"), r"rank 1 brought arrays on a device and rank 0 on the host"),
+    (2, {}, (of_two_kinds, "message"), r"rank 0 sends from the host to rank 1, which receives on a device"),
+    (2, {}, (of_two_kinds, "exchange"), r"was given an array on a device and one on the host"),
+    (3, {"share_devices": True}, (asked, "all_reduce", "ring", np.float32, 6), "duplicate GPU"),  # NCCL's last word
+], ids=lambda value: str(value)[:30])
+def test_what_two_gpus_cannot_do_is_refused(gpus, ranks: int, options: dict[str, Any], program: Any, said: str) -> None:
     gpus(2)
 
-    def collective(rank: zs.Rank) -> None:
-        x = np.ones(4, np.float32)
-        rank.all_reduce(rank.xp.asarray(x) if rank.index else x)
+    def made() -> None:
+        cluster = zs.NCCLCluster(ranks, **options)
+        if program:
+            cluster.run(*program)
 
-    def message(rank: zs.Rank) -> None:
-        x = np.ones(4, np.float32)
-        rank.send(x, 1) if rank.index == 0 else rank.recv(rank.xp.asarray(x), 0)
-
-    with pytest.raises(zs.MismatchError, match=r"rank 1 brought arrays on a device and rank 0 on the host"):
-        NCCLCluster(2).run(collective)
-    with pytest.raises(zs.MismatchError, match=r"rank 0 sends from the host to rank 1, which receives on a device"):
-        NCCLCluster(2).run(message)
-    with pytest.raises(ValueError, match=r"was given an array on a device and one on the host"):
-        NCCLCluster(2).run(lambda rank: rank.exchange(rank.xp.ones(2) if False else np.ones(2), 1 - rank.index,
-                                                      rank.xp.empty(2), 1 - rank.index))
+    assert_refused(made, said, (ValueError, zs.MismatchError, RuntimeError))
 
 
-@pytest.mark.parametrize(("ranks", "options", "said"), [
-    (3, {}, r"3 ranks need 3 GPUs, and this machine has 2; run 2 ranks, run them on one card with zs.CuPyCluster\(3\)"),
-    (2, {"devices": [0, 2]}, r"devices=\[0, 2\] must name a device from 0 to 1 for each of 2 ranks, .* no device 2"),
-    (2, {"devices": [0]}, r"must name a device from 0 to 1 for each of 2 ranks, but 1 are named"),
-    (2, {"devices": [1, 1]}, r"gives device 1 to ranks \[0, 1\], where NCCL wants a GPU for each rank; .* "
-                             r"share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
-])
-def test_as_many_gpus_as_ranks_are_asked_for(gpus, ranks: int, options: dict[str, Any], said: str) -> None:
-    gpus(2)
-    with pytest.raises(ValueError, match=said):
-        NCCLCluster(ranks, **options)
+# -- a GPU for each process -------------------------------------------------------------------------------------------
+
+def test_arrays_on_the_host_travel_by_way_of_the_device(nccl_processes: World) -> None:
+    assert_same(nccl_processes, on_the_host)
 
 
-def test_cards_are_shared_only_on_request_and_nccl_has_the_last_word(gpus) -> None:
-    gpus(2)
-    cluster = NCCLCluster(3, share_devices=True)
-    assert cluster.devices == [0, 1, 0]
-    with pytest.raises(RuntimeError, match="duplicate GPU"):  # of an NCCL that was not told to allow it
-        cluster.run(asked, "all_reduce", "ring", np.float32, 6)
+def on_the_host(rank: zs.Rank) -> Any:
+    """Flags and counts, in place, asynchronously, as a message, by the library."""
+    x = np.arange(6) + rank.index
+    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
+    work = rank.all_reduce(x, async_op=True)
+    rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
+    found += [out, work.wait()]
+    rank.all_reduce(x, out=x)
+    return [*found, x]
+
+
+def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -> None:
+    for process in Job(2, "torchrun").start(["tests.backends.doubles"]):
+        said = process.communicate(timeout=SECONDS)[1]
+        assert "ranks [0, 1] of 2 have one GPU, 0000:00:00.0 of " in said
+        assert "start no more processes on a machine than it has GPUs, or, to share cards pass share_devices" in said
+
+
+def dies(rank: zs.Rank) -> None:
+    """The last rank is killed while the others wait for it."""
+    if rank.index == rank.size - 1:
+        os.kill(os.getpid(), 9)
+    rank.barrier()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
+def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
+    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
+        DOUBLES[-1].run(dies)
+    assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

@@ -1,0 +1,73 @@
+"""Doubles of CuPy, of GPUs and of NCCL in the places of the real ones, for a while. Nothing here is a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from tests.backends import fake_cuda, fake_cupy, fake_links, fake_nccl
+from zerosim.backends.cupy.kernels import CupyKernels
+from zerosim.backends.cupy.tracing import compiled
+from zerosim.numerics.arrays import to_host
+from zerosim.numerics.kernels import NumpyKernels
+
+
+@dataclass
+class Doubles:
+    """What stands in for CuPy, its devices, and NCCL."""
+
+    cupy: Any
+    cuda: fake_cuda.Cuda
+    nccl: fake_nccl.World
+
+
+@contextmanager
+def installed(gpus: int, *, linked: bool = False) -> Iterator[Doubles]:
+    """So many GPUs, whose streams are judged; ``linked``: NCCL between processes."""
+    module, cuda = fake_cuda.fake_module(gpus)
+    world = fake_nccl.World(cuda)
+    links = (fake_links.LinkedCommunicator, fake_links.unique_id) if linked else ()
+    module.cuda.nccl = fake_nccl.fake_module(world, *links)
+    parts = {"cupy": module, "cupy.cuda": module.cuda, "cupy.cuda.nccl": module.cuda.nccl}
+    with patch.object(fake_cupy, "ndarray", fake_cuda.ndarray), in_place(parts):  # which its own functions make
+        yield Doubles(module, cuda, world)
+
+
+@contextmanager
+def in_place(modules: dict[str, Any]) -> Iterator[None]:
+    """These modules are imported, and rows are added up in the order of NumPy's kernels: a library's is its own."""
+
+    def row_products(self: Any, x: Any, y: Any) -> Any:
+        return fake_cupy.asarray(NumpyKernels().row_products(to_host(x), to_host(y)))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(sys.modules, modules))
+        stack.enter_context(patch.object(CupyKernels, "row_products", row_products))
+        stack.enter_context(np.errstate(all="ignore"))  # NumPy computes here, and warns
+        compiled.cache_clear()
+        yield
+        compiled.cache_clear()
+
+
+def differing(found: np.ndarray, expected: np.ndarray) -> int:
+    """In how many places the bits differ; any NaN equals any NaN."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    if found.dtype.kind in "iub":
+        return int((found != expected).sum())
+    with np.errstate(all="ignore"):
+        nans, others = (np.isnan(x.astype(np.float64)) for x in (found, expected))
+    words = f"u{found.dtype.itemsize}"
+    return int(((nans != others) | (~nans & (found.view(words) != expected.view(words)))).sum())
+
+
+if __name__ == "__main__":  # a process of a job that has one GPU
+    import zerosim as zs
+
+    with installed(1, linked=True):
+        zs.connect("nccl")

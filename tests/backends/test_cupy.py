@@ -1,0 +1,341 @@
+"""CuPy: training on a device's arrays, what its ledger holds, functions traced into kernels, and the real CuPy.
+
+On the stand-in what is shown is the kernels' arithmetic on the CPU and that arrays are told apart everywhere; what is a
+library's on a GPU is NumPy's there. Tests of `card` and of `cupy` run where there is a GPU, or CuPy.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.backends import fake_cupy
+from tests.backends.doubles import differing
+from tests.support import assert_refused
+from tests.zero.training import batches as batches_of
+from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
+from zerosim.backends.cupy.tracing import _plan as plan_of
+from zerosim.models import GPT
+from zerosim.numerics import arrays
+from zerosim.numerics.arrays import on_device, to_host
+from zerosim.numerics.formats import FORMATS
+from zerosim.optim import SGD, AdamW
+
+RESULTS = ("losses", "norms", "skipped")
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+def trained(rank: zs.Rank, model: GPT, data: list, options: dict[str, Any]) -> dict[str, Any]:
+    """Losses, norms and every state of every parameter after some steps."""
+    engine = zs.Engine(rank, model, options.pop("optimizer", None) or zs.optim.AdamW(lr=0.01), **options)
+    results = [engine.step(step[rank.index]) for step in data]
+    states = {(name, key): value for name in model.shapes for key, value in engine.state(name).items()
+              if value is not None}
+    return {"losses": [r.losses for r in results], "norms": [r.norm for r in results],
+            "skipped": [r.skipped for r in results], "states": states}
+
+
+def both_trained(ranks: int, steps: int, batches: int = 1, **options: Any) -> tuple[zs.Cluster, zs.Cluster]:
+    """A Cluster and a CuPyCluster after the same run."""
+    model = GPT("gpt-nano")
+    data, clusters = batches_of(model, ranks, batches, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
+    for cluster in clusters:
+        cluster.run(lambda rank: trained(rank, model, data, dict(options)))
+    return clusters
+
+
+@pytest.mark.parametrize("options", [
+    {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000, "policy": zs.Policy("bf16")},
+    {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
+    {"policy": zs.Policy("bf16", matmul="fp8")},
+    {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}], ids=str)  # fmt: skip
+def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(stand_in: Any, options: dict[str, Any]) -> None:
+    one, other = both_trained(3, 1, batches=2, stage=3, **options)
+    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
+        assert {key: mine[key] for key in RESULTS} == {key: right[key] for key in RESULTS}
+        assert mine["states"].keys() == right["states"].keys()
+        for key, value in mine["states"].items():
+            assert on_device(value), key
+            assert differing(to_host(value), right["states"][key]) == 0, key
+    assert [t.sent_nbytes() for t in other.trace] == [t.sent_nbytes() for t in one.trace]
+    assert other.memory.peak_nbytes_by_kind == one.memory.peak_nbytes_by_kind
+
+
+@pytest.mark.parametrize("optimizer", [
+    zs.optim.SGD(lr=0.1), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(), zs.optim.Shampoo(),
+    zs.optim.SOAP(every=1), zs.optim.Lion(), zs.optim.Adan()], ids=lambda o: type(o).__name__)  # fmt: skip
+def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) -> None:
+    """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
+    one, other = both_trained(2, 2, stage=2, policy=zs.Policy("fp32"), optimizer=optimizer, gather=True)
+    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
+        for key, value in mine["states"].items():
+            assert np.abs(to_host(value).astype(np.float64) - right["states"][key]).max() < 1e-3, key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("compute", "near"), [("fp32", 1e-5), ("fp16", 2e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_gpt_trains_on_a_gpu_as_on_a_cluster(card: Any, compute: str, near: float, ranks: int) -> None:
+    """By SGD, which does not turn a gradient's last bit into a step; within a few roundings of the compute format."""
+    policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
+    one, other = both_trained(ranks, 3, stage=3, policy=policy, optimizer=SGD(lr=0.1))
+    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
+        assert np.allclose(mine["losses"], right["losses"], rtol=near)
+        assert mine["skipped"] == right["skipped"]
+        for key, value in mine["states"].items():
+            if key[1] == "master":
+                assert np.abs(to_host(value) - right["states"][key]).max() < near, key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
+def test_the_four_stages_agree_in_bits_on_a_gpu_too(card: Any, compute: str) -> None:
+    policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
+    runs = [both_trained(3, 3, stage=stage, policy=policy)[1].runs[-1].results for stage in zs.STAGES]
+    for other, rank in product(runs[1:], range(3)):
+        assert other[rank]["losses"] == runs[0][rank]["losses"]
+        for key, value in other[rank]["states"].items():
+            if key[1] == "master":
+                assert to_host(value).tobytes() == to_host(runs[0][rank]["states"][key]).tobytes(), key
+
+
+# -- ledgers, and what programs are told ------------------------------------------------------------------------------
+
+def test_the_ledger_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: Any) -> None:
+    model, before = GPT("gpt-nano"), fake_cupy.POOL["used"]
+    cluster = zs.CuPyCluster(3)
+    engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW(), stage=1, policy=zs.Policy("bf16")))
+    held = sum(memory.now_nbytes + memory.slack_nbytes for memory in cluster.memory)
+    assert held > 50_000
+    assert fake_cupy.POOL["used"] - before == held + cluster.kernels.scratch_nbytes
+    del engines
+    cluster.runs.clear()
+    assert sum(memory.now_nbytes for memory in cluster.memory) == 0
+
+
+def test_an_array_that_a_program_made_is_held_with_the_pools_slack(stand_in: Any) -> None:
+    def program(rank: zs.Rank) -> tuple[int, int, int]:
+        before = fake_cupy.POOL["used"]
+        x = rank.memory.hold(rank.xp.zeros(100, np.float32), "input")
+        y = rank.memory.hold(np.zeros(100, np.float32), "input")
+        assert rank.memory.kind_of(x[3:]) == rank.memory.kind_of(y) == "input"
+        return rank.memory.now_nbytes, rank.memory.slack_nbytes, fake_cupy.POOL["used"] - before
+
+    assert zs.CuPyCluster(1).run(program)[0] == (800, 112, 512)
+
+
+def test_every_hop_can_be_watched_on_the_device(stand_in: Any) -> None:
+    def program(rank: zs.Rank) -> Any:
+        return rank.all_reduce(rank.xp.full(6, rank.index, np.float32))
+
+    with zs.step_through(program, cluster=zs.CuPyCluster(3)) as steps:
+        arrived = [to_host(event.values).tolist() for event in steps]
+    with zs.step_through(lambda rank: rank.all_reduce(np.full(6, rank.index, np.float32)), ranks=3) as steps:
+        assert arrived == [event.values.tolist() for event in steps]
+
+
+def test_a_rank_runs_out_of_its_capacity_on_the_device_too(stand_in: Any) -> None:
+    with pytest.raises(zs.OutOfMemoryError, match="rank 0 asked for 4,000 bytes"):
+        zs.CuPyCluster(2, capacity_nbytes=3999).run(lambda rank: rank.memory.alloc(1000, np.float32, "input"))
+
+
+def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
+    def program(rank: zs.Rank) -> Any:
+        x = rank.memory.alloc(6, FORMATS["fp8_e5m2"].dtype, "input")
+        out = rank.memory.alloc(12, np.int32, "input")
+        return np.isnan(to_host(x).astype(np.float32)).all(), to_host(out).view(np.uint8)[0]
+
+    assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
+
+
+def test_an_input_that_changes_before_the_wait_is_noticed_on_the_device(kernels: Any) -> None:
+    def program(rank: zs.Rank) -> None:
+        x = rank.xp.zeros(6, np.float32)
+        work = rank.all_reduce(x, async_op=True)
+        x[2] = 1.0
+        work.wait()
+
+    for debug in (False, True):
+        with pytest.raises(zs.PendingWorkError, match="was changed before wait"):
+            zs.CuPyCluster(3, debug=debug).run(program)
+
+
+def test_numpys_arrays_in_a_devices_kernel_are_refused_by_name(stand_in: Any) -> None:
+    def program(rank: zs.Rank) -> None:
+        x = np.zeros(4, np.float32)
+        rank.kernels.multiply_rounded(x, 2.0, x)
+
+    with pytest.raises(ValueError, match=r"a NumPy array \(4,\) of type float32.*rank\.xp\.asarray"):
+        zs.CuPyCluster(1).run(program)
+
+
+@pytest.mark.gpu
+def test_the_ledger_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None:
+    """With its slack, and what the kernels hold between calls; after a step too."""
+    pool, model = card.xp.get_default_memory_pool(), GPT("gpt-nano")
+    gc.collect()
+    before = pool.used_bytes()
+    cluster = zs.CuPyCluster(3)
+    data = batches_of(model, 3, 1, 1)
+
+    def program(rank: zs.Rank) -> zs.Engine:
+        engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))
+        engine.step(data[0][rank.index])
+        return engine
+
+    cluster.run(program)
+    gc.collect()
+    held = sum(memory.now_nbytes + memory.slack_nbytes for memory in cluster.memory)
+    assert pool.used_bytes() - before == held + cluster.kernels.scratch_nbytes
+
+
+# -- functions of elements as kernels ---------------------------------------------------------------------------------
+
+REFUSED = [
+    (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
+    (lambda x, y: np.add.reduce(x), r"np.add.reduce"),
+    (lambda x, y: np.where(x > 0, x, y), r"np.where"),
+    (lambda x, y: 1 if x > 0 else 2, r"whether a comparison"),
+    (lambda x, y: 1 if x else 2, r"whether a block is true"),
+    (lambda x, y: x.sum(), r"has no sum"),
+    (lambda x, y: y.__setitem__(0, 1.0), r"the place \[0\]"),
+    (lambda x, y: np.add(x, np.ones(3, np.float32), out=y), r"an array \(3,\) beside its blocks")]
+
+
+def test_what_cannot_be_one_kernel_is_refused_by_name(stand_in: Any) -> None:
+    x = stand_in.uploaded(np.ones(3, np.float32))
+    for function, said in REFUSED:
+        assert_refused(lambda f=function: stand_in.elementwise(f, x, out=x), said, (ValueError, AttributeError))
+
+
+def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
+    def function(x: Any, y: Any) -> None:
+        np.copyto(y, (2 - x) * 3 / (1 + x * x) - 0.5)
+        y += np.clip(x, -0.5, 0.25)
+        y *= np.sign(x)
+        y -= -x if isinstance(x, np.ndarray) else np.negative(x)
+        y /= np.square(x) + 1e-3
+        np.copyto(y, 7.0, where=x >= 1.5)
+        np.copyto(y, np.abs(x), where=x < -1.5)
+
+    x = np.random.default_rng(0).standard_normal(10_001).astype(np.float32)
+    x[:6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40]
+    found, expected = stand_in.uploaded(x * 0), x * 0
+    stand_in.elementwise(function, stand_in.uploaded(x), out=found)
+    function(x, expected)
+    assert differing(to_host(found), expected) == 0
+
+
+def test_a_number_that_changes_changes_the_step(stand_in: Any) -> None:
+    w, g = (stand_in.uploaded(np.ones(5, np.float32)) for _ in range(2))
+    for lr in (0.5, 0.25, 0.5):
+        stand_in.step_blocks(SGD(lr).block(1), w, g)
+    assert to_host(w).tolist() == [-0.25] * 5
+
+
+@dataclass(frozen=True)
+class Rates:
+    lr: float
+
+
+class Mutable:
+    lr = 1.0
+
+
+def closing_over(value: Any) -> Any:
+    return lambda x: np.multiply(x, value)
+
+
+def test_equal_functions_have_equal_keys_and_others_have_not() -> None:
+    assert key_of(closing_over(0.1)) == key_of(closing_over(0.1))
+    for other in (0.2, -0.1, 1, True, None, np.float64(0.1), np.float32(0.1), np.array(0.1), Rates(0.1), np.add):
+        assert key_of(closing_over(0.1)) != key_of(closing_over(other))
+    assert key_of(closing_over(0.0)) != key_of(closing_over(-0.0))
+    assert key_of(closing_over(1)) != key_of(closing_over(True))
+    assert key_of(closing_over(Rates(1.0))) != key_of(closing_over(Rates(np.float64(1.0))))
+    assert key_of(lambda x: np.add(x, 1)) != key_of(lambda x: np.add(x, 2))
+
+
+def test_what_may_change_is_never_remembered() -> None:
+    for value in (Mutable(), [1.0], np.ones(2), {"lr": 1.0}):
+        with pytest.raises(Unknown):
+            key_of(closing_over(value))
+
+
+# -- what the real CuPy says of arrays, and NVRTC makes of kernels; no GPU is needed ----------------------------------
+# An array over memory of the host that is said to be a device's knows its base, its address and its views as any other.
+
+MEMORY = np.zeros(4096, np.uint8)
+
+
+def made(cupy: Any, shape: Any, dtype: Any, offset: int = 0) -> Any:
+    memory = cupy.cuda.UnownedMemory(MEMORY.ctypes.data, MEMORY.nbytes, MEMORY, 0)
+    return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(memory, offset))
+
+
+@pytest.mark.gpu
+def test_arrays_of_every_format_are_told_apart_and_have_a_base(cupy: Any) -> None:
+    for name in FORMATS:
+        x = made(cupy, (4, 6), FORMATS[name].dtype)
+        for told in (arrays.is_array, arrays.on_device, arrays.is_writable, arrays.has_data):
+            assert told(x), (name, told.__name__)
+        for view in (x, x[1:].reshape(-1)[2:].T, arrays.words(x)[:, ::2]):
+            assert arrays.base_of(view) is x, name
+        assert arrays.words(x).dtype == f"u{x.dtype.itemsize}"
+        assert arrays.start(x[1:, 2:]) == arrays.start(x) + 8 * x.dtype.itemsize
+        assert arrays.contiguous(x) is weakref.ref(x)() is x
+
+
+@pytest.mark.gpu
+def test_shared_memory_is_found_as_numpy_finds_it(cupy: Any) -> None:
+    x, same = made(cupy, (8, 8), np.float32), np.zeros((8, 8), np.float32)
+    keys = [(slice(0, 3),), (slice(3, 8),), (slice(None), 0), (slice(None), 7), (slice(2, 2),),
+            (slice(None, None, -1),), (slice(None), slice(None, None, 2)), (slice(None), slice(1, None, 2))]
+    for a in keys:
+        for b in keys:
+            assert arrays.may_share_memory(x[a], x[b]) == np.may_share_memory(same[a], same[b]), (a, b)
+            assert arrays.is_same_memory(x[a], x[b]) == arrays.is_same_memory(same[a], same[b]), (a, b)
+    assert not arrays.may_share_memory(x, same)
+
+
+@pytest.mark.gpu
+def test_numpy_refuses_to_convert_in_silence(cupy: Any) -> None:
+    assert_refused(lambda: np.asarray(made(cupy, 3, np.float32)), "Implicit conversion", TypeError)
+
+
+def adams(cupy: Any, options: tuple[str, ...]) -> str:
+    """The PTX that NVRTC makes of Adam's fused step for an H100's kind."""
+    kinds = ((np.dtype(np.float32), False, False),) * 4
+    text = PRELUDE + plan_of(AdamW(lr=0.1, weight_decay=0.1).block(1), kinds, np.dtype(np.float32), True, 3).text
+    nvrtc = cupy.cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC is not installed: {error}")
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*options, "-arch=compute_90"))
+        found = nvrtc.getPTX(program)
+    finally:
+        nvrtc.destroyProgram(program)
+    return found.decode() if isinstance(found, bytes) else found
+
+
+@pytest.mark.gpu
+def test_the_compiler_keeps_subnormals_and_fuses_no_multiply_add(cupy: Any) -> None:
+    ptx = adams(cupy, OPTIONS)
+    assert ".ftz" not in ptx
+    assert "fma." not in ptx
+    assert "mul.rn.f32" in ptx
+    assert "ld.global.v4" in ptx, "four elements in one load"
+    assert ".local" not in ptx, "nothing is put aside in memory"
+    # Why kernels are not compiled by cupy.RawKernel, which adds this: the last of two contradictory options wins.
+    assert ".ftz" in adams(cupy, (*OPTIONS, "-ftz=true"))

@@ -1,0 +1,408 @@
+"""CuPy's kernels beside NumPy's: the same bits, all codes and by chance; bounds where a library computes.
+
+Without a GPU the kernels' CUDA text is compiled by a C++ compiler and run on the CPU (see compiled_kernels), and what
+is a library's on a GPU (sums along rows, matmul, exp) is NumPy's, in the same order. With one the same tests run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends.doubles import differing
+from zerosim.numerics import random
+from zerosim.numerics.arrays import to_host
+from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.optim import SGD, AdamW
+
+NUMPY = NumpyKernels()
+DTYPES = {name: fmt.dtype for name, fmt in FORMATS.items()} | {"fp64": np.dtype(np.float64)}
+NARROW = [name for name, fmt in FORMATS.items() if fmt.bits <= 16]
+COMPUTE = ["fp32", "bf16", "fp16", "fp8_e5m2", "fp64"]
+
+
+def all_codes(name: str) -> np.ndarray:
+    """Every value of a format of 16 or 8 bits."""
+    dtype = DTYPES[name]
+    return np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def chance(name: str, count: int, seed: int = 0) -> np.ndarray:
+    """Random bit patterns: NaN, infinities and subnormals among them; half of them within a few binades of 1."""
+    dtype, rng = DTYPES[name], np.random.default_rng(seed)
+    found = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype).copy()
+    with np.errstate(all="ignore"):
+        found[::2] = rng.standard_normal(found[::2].size).astype(dtype)
+    return found
+
+
+def normal(shape: tuple[int, ...] | int, name: str, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[name])
+
+
+def zeros(shape: tuple[int, ...] | int, name: str) -> np.ndarray:
+    return np.zeros(shape, DTYPES[name])
+
+
+def wide(name: str) -> str:
+    return "fp64" if name == "fp64" else "fp32"
+
+
+def both(kernels: Any, call: Callable[..., object], *arrays: np.ndarray, written: tuple[int, ...] = (-1,),
+         case: object = "") -> None:
+    """Asserts that a call leaves the same bits in the written arrays, and answers the same, by CUDA and by NumPy."""
+    on_host = [x.copy() for x in arrays]
+    on_device = [kernels.uploaded(x) for x in arrays]
+    answers = call(NUMPY, *on_host), call(kernels, *on_device)
+    assert answers[0] == answers[1] or answers[0] != answers[0], case
+    for i in written:
+        assert differing(to_host(on_device[i]), on_host[i]) == 0, case
+
+
+# -- casts and elements -----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("target", DTYPES)
+def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
+    def cast(k: Any, x: Any, out: Any) -> None:
+        k.cast_pack(x, out)
+
+    for source in DTYPES:
+        x = all_codes(source) if source in NARROW else chance(source, 70001)
+        if source == "fp64":  # and what lies beside the midpoints of the formats, where rounding twice would be seen
+            x[1::4] = chance("fp32", x[1::4].size, 1).astype(np.float64) * (1 + 2.0**-40)
+        both(kernels, cast, x, zeros(x.shape, target), case=source)
+    if target in NARROW:
+        codes = all_codes(target).astype(np.float64)
+        codes = np.unique(codes[np.isfinite(codes)])
+        middle = (codes[1:] + codes[:-1]) / 2  # which go to the even neighbor
+        x = np.concatenate([middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)])
+        x = np.concatenate([x, FORMATS[target].overflow_from * np.array([1, -1, 1 - 2.0**-20, 1 + 2.0**-20])])
+        for dtype in (np.float64, np.float32):
+            both(kernels, cast, x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "int8", "uint8", "int16", "int32", "uint32", "int64"])
+def test_sums_and_extrema_of_elements_give_numpys_bits(kernels: Any, name: str) -> None:
+    if name in DTYPES:
+        a, b = chance(name, 33333, 1), chance(name, 33333, 2)
+        a[:2000:3], b[:2000:3] = b[:2000:3], a[1:2001:3]
+        a[2000:3000], b[2000:3000] = 0.0, -0.0
+        b[3000:4000], a[3000:4000] = 0.0, -0.0
+    else:
+        a, b = (np.frombuffer(np.random.default_rng(seed).bytes(4000), name).copy() for seed in (1, 2))
+    for operation in ("add_rounded", "maximum_rounded", "minimum_rounded"):
+        both(kernels, lambda k, *x, o=operation: getattr(k, o)(*x), a, b, np.zeros_like(a), case=operation)
+    both(kernels, lambda k, a, b, out: k.add_rounded(a, b, b), a, b, np.zeros_like(a), written=(0, 1))
+    if name in NARROW:
+        a = all_codes(name)
+        for shift in (0, 1, 7, len(a) // 2, len(a) // 2 + 1):
+            both(kernels, lambda k, *x: k.add_rounded(*x), a, np.roll(a, shift), np.zeros_like(a), case=shift)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_e5m2"])
+def test_many_addends_are_rounded_after_each(kernels: Any, name: str) -> None:
+    for count in (1, 2, 3, 17, 34):
+        rows = [chance(name, 5003, seed) for seed in range(count)]
+        both(kernels, lambda k, *x: k.sum_rounded(x[:-1], x[-1]), *rows, np.zeros_like(rows[0]), case=count)
+        both(kernels, lambda k, *x: k.sum_rounded(x, x[-1]), *rows, case=count)
+
+
+@pytest.mark.parametrize("pair", [("fp16", "fp32"), ("fp32", "bf16"), ("fp8_e4m3", "fp32"), ("bf16", "bf16"),
+                                  ("fp64", "fp16"), ("fp32", "fp64")])  # fmt: skip
+def test_products_and_quotients_with_a_number_give_numpys_bits(kernels: Any, pair: tuple[str, str]) -> None:
+    x, out = chance(pair[0], 9999), zeros(9999, pair[1])
+    for scalar in (3.0, 0.1, 1e-30, 65536.0, -7.25e20, 3 * 2.0**130):
+        both(kernels, lambda k, x, out, s=scalar: k.multiply_rounded(x, s, out), x, out, case=scalar)
+        both(kernels, lambda k, x, out, s=scalar: k.divide_rounded(x, s, out), x, out, case=scalar)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_accumulation_and_gradient_blocks_give_numpys_bits(kernels: Any, name: str) -> None:
+    x = chance(name, 12345)
+    for total in ("fp32", "fp64"):
+        both(kernels, lambda k, total, x: k.accumulate(total, x), chance(total, 12345, 5), x, written=(0,))
+    if name != "fp64":
+        for factor, divisor in product((1, 0.37), (3.0, 3 * 2.0**127)):
+            both(kernels, lambda k, x, g, f=factor, d=divisor: k.gradient_block(x, d, f, g), x, zeros(x.size, "fp32"),
+                 case=(factor, divisor))
+
+
+def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
+    w, m, g = (normal(30001, "fp32", seed) for seed in range(3))
+    v = np.random.default_rng(4).random(30001).astype(np.float32) * np.float32(1e-12)
+    g[:9] = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 3e38, 1e-20]
+    for step, decay in product((1, 2, 1000), (0.0, 0.01)):
+        block = AdamW(lr=1e-3, weight_decay=decay).block(step)
+        both(kernels, lambda k, *x, b=block: k.step_blocks(b, *x, scratch=2), w, m, v, g, written=(0, 1, 2, 3),
+             case=(step, decay))
+    both(kernels, lambda k, *x: k.step_blocks(SGD(0.3).block(1), *x), w, g, written=(0, 1))
+
+
+def test_a_fused_multiply_add_would_be_seen(kernels: Any) -> None:
+    """If a product and the sum after it were contracted into one rounding, bits would differ: the test can fail."""
+    x = chance("fp32", 4096)[::2].copy()
+    once = (x.astype(np.float64) * x.astype(np.float64) + x.astype(np.float64)).astype(np.float32)
+    assert (once != x * x + x).sum() > 100
+
+    def function(x: Any, result: Any) -> None:
+        np.multiply(x, x, out=result)
+        np.add(result, x, out=result)
+
+    both(kernels, lambda k, x, out: k.elementwise(function, x, out=out), x, np.zeros_like(x))
+
+
+def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:
+    factor = np.float64(0.1)
+
+    def function(x: Any, result: Any) -> None:
+        np.multiply(x, factor, out=result, casting="same_kind") if isinstance(x, np.ndarray) else np.multiply(
+            x, factor, out=result)
+
+    x = chance("fp32", 999)
+    both(kernels, lambda k, x, out: k.elementwise(function, x, out=out), x, np.zeros_like(x))
+
+
+def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels: Any) -> None:
+    def shifted(k: Any, x: Any) -> None:
+        k.add_rounded(x[:-1], x[1:], x[1:])
+        k.cast_pack(x[:-3], x[3:])
+
+    def strided(k: Any, x: Any) -> None:
+        square = x[:4096].reshape(64, 64)
+        k.multiply_rounded(square.T, 3.0, square[:, ::1])
+        k.add_rounded(square[:, ::2], square[:, 1::2], square[:, ::2])
+
+    for name, call in product(("fp32", "bf16", "fp8_e4m3"), (shifted, strided)):
+        both(kernels, call, chance(name, 5000), case=name)
+
+
+# -- sums and tests ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_sums_of_squares_and_columns_are_numpys_to_the_last_bit(kernels: Any, name: str) -> None:
+    for count, divisor in product((0, 1, 127, 65536, 65537, 200000), (1.0, 3.0, 3 * 2.0**127)):
+        x = (normal(count, "fp64", count) * 0.01).astype(DTYPES[name])
+        both(kernels, lambda k, x, d=divisor: k.sum_of_squares(x, d), x, written=(), case=(count, divisor))
+    for shape in ((0, 3), (1, 1), (700, 1), (33, 65), (3000, 40)):
+        x = normal(shape, name)
+        x[: shape[0] // 2] *= -0.0 if shape[0] < 50 else 1
+        for out in ("fp32", name):
+            both(kernels, lambda k, x, out: k.column_sum(x, out), x, zeros(shape[1], out), case=shape)
+        if shape[1] == 65:
+            both(kernels, lambda k, x, out: k.column_sum(x[:, 2:7], out), x, zeros(5, name))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_what_is_not_finite_is_found_and_nan_is_counted(kernels: Any, name: str) -> None:
+    x = chance(name, 5000)
+    clean = np.where(np.isfinite(x.astype(np.float64)), x, x.dtype.type(0))
+    for values in (x, clean, clean[:0], np.arange(5)):
+        both(kernels, lambda k, x: (k.all_finite(x), k.count_nan(x)), values, written=())
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_relu_and_dropout_let_the_same_elements_through(kernels: Any, name: str) -> None:
+    x, dy = chance(name, 4099), chance(name, 4099, 1)
+    both(kernels, lambda k, x, y, bits: k.relu(x, y, bits), x, np.zeros_like(x), np.zeros(513, np.uint8),
+         written=(1, 2))
+    bits = np.random.default_rng(2).integers(0, 256, 513).astype(np.uint8)
+    both(kernels, lambda k, bits, dy, dx: k.relu_gradient(bits, dy, dx), bits, dy, np.zeros_like(dy))
+
+    def draw(span: slice) -> np.ndarray:
+        return random.bits((1, "dropout", 0, "x"), span.start, span.stop - span.start)
+
+    both(kernels, lambda k, x, y: k.drop(x, draw, round(0.3 * 2**32), 1 / 0.7, y), x, np.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> None:
+    rows, table, x = np.random.default_rng(6).integers(0, 11, 900), chance(name, 13 * 200), normal((900, 200), name)
+    both(kernels, lambda k, t, r, out: k.take_rows(t, r, out), table.reshape(13, 200), rows, zeros((900, 200), name))
+    both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, zeros((13, 200), name))
+    if name == "fp32":  # one channel makes the longest blocks, of 65,536 rows, which are halved
+        for count in (128, 129, 257, 4097, 65536, 65537, 140000):
+            x, rows = normal((count, 1), "fp32", 7), np.zeros(count, np.int64)
+            rows[::3001] = 1
+            both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, zeros((2, 1), "fp32"), case=count)
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
+def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fmt: str) -> None:
+    for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), zeros((2, 3), "fp32"),
+              np.full((2, 2), 3e-42, np.float32)):
+        assert differing(to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
+
+
+# -- what a library computes on a GPU: its formula, on the stand-in ----------------------------------------------------
+
+@pytest.mark.parametrize("name", [*NARROW, "fp32"])
+def test_gelu_is_numpys_formula(stand_in: Any, name: str) -> None:
+    """With NumPy's exp and tanh called back, so that what is compared is the formula and its order of operations."""
+    x = all_codes(name)[::7] if name in NARROW else chance(name, 3000)
+    for exact in (False, True):
+        both(stand_in, lambda k, x, y, e=exact: k.gelu(x, y, exact=e), x, np.zeros_like(x))
+        both(stand_in, lambda k, x, dy, dx, e=exact: k.gelu_gradient(x, dy, dx, exact=e), x, np.roll(x, 5),
+             np.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_products_are_rounded_once_with_their_bias(stand_in: Any, name: str) -> None:
+    for m, k, n in ((1, 1, 1), (5, 7, 3), (64, 33, 17), (3, 0, 2)):
+        a, b, bias = normal((m, k), name), normal((k, n), name, 1), normal(n, name, 2)
+        for out in (name, wide(name)):
+            both(stand_in, lambda k, a, b, out: k.matmul(a, b, out=out), a, b, zeros((m, n), out))
+            both(stand_in, lambda k, a, b, c, out: k.matmul(a, b, bias=c, out=out), a, b, bias, zeros((m, n), out))
+        both(stand_in, lambda k, a, b, out: k.matmul(a.T, b.T, out=out), a.T.copy(), b.T.copy(), zeros((m, n), name))
+        both(stand_in, lambda k, a, b, out: k.matmul(a[::2], b, out=out[::2]), a, b, zeros((m, n), name))
+    a, b = normal((9, 20), "bf16"), normal((20, 11), "fp16", 1)  # two formats are multiplied as float32
+    both(stand_in, lambda k, a, b, out: k.matmul(k.widen(a), b, out=out), a, b, zeros((9, 11), "bf16"))
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_rows_are_normalized_by_the_same_formula(stand_in: Any, name: str) -> None:
+    for shape in ((1, 1), (40, 24), (700, 130)):
+        rows, columns = shape
+        x, w, b, dy = normal(shape, name), normal(columns, name, 1), normal(columns, name, 2), normal(shape, name, 3)
+        mean, rstd = zeros(rows, wide(name)), zeros(rows, wide(name))
+        both(stand_in, lambda k, x, w, b, mean, rstd, y: k.normalize_rows(x, w, b, 1e-5, mean, rstd, y), x, w, b, mean,
+             rstd, zeros(shape, name), written=(3, 4, 5), case=shape)
+        NUMPY.normalize_rows(x, w, b, 1e-5, mean, rstd, np.empty_like(x))
+        both(stand_in, lambda k, *a: k.scale_rows(*a), x, w, b, mean, rstd, zeros(shape, name), case=shape)
+        if columns > 1:
+            both(stand_in, lambda k, *a: k.normalize_rows_gradient(*a), x, w, mean, rstd, dy, zeros(shape, name),
+                 zeros(columns, name), zeros(columns, name), written=(5, 6, 7), case=shape)
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_the_loss_of_softmax_is_the_same_formula(stand_in: Any, name: str) -> None:
+    longest = (140, 500) if name == "bf16" else (50, 11)
+    for shape, dtype in (((1, 2), np.int64), ((9, 5), np.int32), (longest, np.int64)):
+        logits, targets = normal(shape, name), np.random.default_rng(1).integers(-1, shape[1], shape[0]).astype(dtype)
+        log_sums = zeros(shape[0], wide(name))
+        both(stand_in, lambda k, x, t, s: k.softmax_loss(x, t, s), logits, targets, log_sums, case=shape)
+        both(stand_in, lambda k, t: (k.count_targets(t), k.index_range(t)), targets, written=())
+        NUMPY.softmax_loss(logits, targets, log_sums)
+        both(stand_in, lambda k, x, t, s, out: k.softmax_loss_gradient(x, t, s, 0.37, out), logits, targets, log_sums,
+             zeros(shape, name), case=shape)
+        both(stand_in, lambda k, x, t, s: k.softmax_loss_gradient(x, t, s, 0.37, x), logits, targets, log_sums,
+             written=(0,), case=shape)
+        both(stand_in, lambda k, x, t, s, out: k.softmax_loss_gradient(x.T, t, s, 0.37, out.T), logits.T.copy(),
+             targets, log_sums, zeros(shape[::-1], name), case=shape)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "fp64"])
+def test_attention_is_the_same_formula(stand_in: Any, name: str) -> None:
+    for batch, tokens, heads, width in ((1, 1, 1, 1), (2, 9, 3, 4), (3, 64, 2, 8)):
+        channels, shape = heads * width, (batch, heads, tokens, tokens)
+        qkv, do = normal((batch, tokens, 3 * channels), name), normal((batch, tokens, channels), name, 1)
+        p, o, dqkv = zeros(shape, name), zeros(do.shape, name), zeros(qkv.shape, name)
+        both(stand_in, lambda k, qkv, p, o, h=heads: k.attend(qkv, h, p, o), qkv, p, o, written=(1, 2), case=shape)
+        both(stand_in, lambda k, qkv, o, h=heads: k.attend(qkv, h, None, o), qkv, o, case=shape)
+        NUMPY.attend(qkv, heads, p, o)
+        for again in (False, True):
+            both(stand_in, lambda k, qkv, p, do, d, h=heads, a=again: k.attend_gradient(qkv, h, p, do, d, again=a),
+                 qkv, p, do, dqkv, written=(1, 3), case=shape)
+        sums = zeros((batch, heads, tokens), wide(name))
+        both(stand_in, lambda k, qkv, s, o, h=heads: k.attend_tiled(qkv, h, s, o), qkv, sums, o, written=(1, 2))
+        NUMPY.attend_tiled(qkv, heads, sums, o)
+        both(stand_in, lambda k, qkv, *x, h=heads: k.attend_tiled_gradient(qkv, h, *x), qkv, sums, o, do, dqkv)
+
+
+def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short strips, so that a strip has a past; the sums over tiles are in another order: within 1e-5 of each other."""
+    qkv, do = normal((2, 23, 24), "fp32"), normal((2, 23, 8), "fp32", 1)
+    p, o, dqkv, sums = (zeros(s, "fp32") for s in ((2, 2, 23, 23), (2, 23, 8), (2, 23, 24), (2, 2, 23)))
+    NUMPY.attend(qkv, 2, p, o)
+    NUMPY.attend_gradient(qkv, 2, p, do, dqkv)
+    for name, value in (("STRIP", 5), ("TILE", 4), ("GROUP", 100)):
+        monkeypatch.setattr(type(stand_in), name, value)
+    up = stand_in.uploaded
+    found = [up(np.full_like(x, np.nan)) for x in (p, o, dqkv, sums, o, dqkv, dqkv)]
+    stand_in.attend(up(qkv), 2, found[0], found[1])
+    stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[2])
+    stand_in.attend_tiled(up(qkv), 2, found[3], found[4])
+    stand_in.attend_tiled_gradient(up(qkv), 2, found[3], found[4], up(do), found[5])
+    stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[6], again=True)
+    for x, expected in zip((*found[:3], *found[4:]), (p, o, dqkv, o, dqkv, dqkv), strict=True):
+        assert np.abs(to_host(x) - expected).max() < 1e-5
+
+
+def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any) -> None:
+    x = normal((12, 12), "fp32")
+    a = x @ x.T
+    both(stand_in, lambda k, a: k.trace(a), a, written=())
+    for call in ("eigenvectors", "orthogonal_factor"):
+        both(stand_in, lambda k, a, out, c=call: getattr(k, c)(a, out), a, np.zeros_like(a), case=call)
+    found, expected = stand_in.uploaded(np.zeros_like(a)), np.zeros_like(a)
+    stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
+    NUMPY.symmetric_power(a, -0.25, 1e-4, expected)
+    assert np.abs(to_host(found) - expected).max() < 1e-5
+    y, rows, columns = normal((40, 9), "fp32"), np.abs(normal(40, "fp32", 1)), np.abs(normal(9, "fp32", 2))
+    both(stand_in, lambda k, *x: k.mean_squares(*x), y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
+    both(stand_in, lambda k, *x: k.divide_by_roots(*x), y, rows, columns, np.zeros_like(y))
+    a[3, 4] = np.inf
+    with pytest.raises(ValueError, match=r"symmetric_power found inf or NaN in a matrix \(12, 12\)"):
+        stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
+
+
+# -- and its bound, on a GPU ------------------------------------------------------------------------------------------
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*NARROW, "fp32"])
+def test_gelu_is_within_a_few_steps_of_numpys(card: Any, name: str) -> None:
+    """16 and 8 bits: one step of the format. fp32: 1e-6 of 1 + |x|, since 1 + tanh cancels for negative x."""
+    x = all_codes(name) if name in NARROW else chance("fp32", 100_000)
+    for exact in (False, True):
+        found, expected = card.uploaded(np.zeros_like(x)), np.zeros_like(x)
+        card.gelu(card.uploaded(x), found, exact=exact)
+        NUMPY.gelu(x, expected, exact=exact)
+        size = np.abs(x.astype(np.float64))
+        difference = np.abs(to_host(found).astype(np.float64) - expected.astype(np.float64))
+        allowed = (1 + size) * (1e-6 if name == "fp32" else 2.0**-FORMATS[name].mantissa_bits)
+        assert (difference <= allowed)[size < 100].all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "fp8_e4m3", "fp64"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 33, 5), (256, 512, 128), (128, 4096, 64)])
+def test_products_are_within_their_bound(card: Any, name: str, shape: tuple[int, int, int]) -> None:
+    """k·2^-23·Σ|a·b| for the sum in float32, and half a step of the result's format for the one rounding."""
+    m, k, n = shape
+    a, b, bias = (normal(s, name, seed) for seed, s in enumerate(((m, k), (k, n), n)))
+    wides = [x.astype(np.float64) for x in (a, b, bias)]
+    right, size = wides[0] @ wides[1] + wides[2], np.abs(wides[0]) @ np.abs(wides[1]) + np.abs(wides[2])
+    sums = (k + 1) * size * (2.0**-23 if name != "fp64" else 2.0**-51)
+    for turned, out in product((False, True), (name, wide(name))):
+        operands = [card.uploaded(x.T.copy()).T if turned else card.uploaded(x) for x in (a, b)]
+        found = card.uploaded(zeros((m, n), out))
+        card.matmul(*operands, bias=card.uploaded(bias), out=found)
+        step = 2.0 ** -(52 if out == "fp64" else FORMATS[out].mantissa_bits)
+        assert (np.abs(to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_rows_attention_and_loss_are_near_numpys(card: Any, name: str) -> None:
+    """fp32: 2e-5 of the largest value; bf16: two of its steps there."""
+    qkv, do = normal((2, 100, 96), name), normal((2, 100, 32), name, 1)
+    p, o, dqkv, sums = zeros((2, 4, 100, 100), name), zeros(do.shape, name), zeros(qkv.shape, name), (2, 4, 100)
+    log_sums = zeros(sums, "fp32")
+    for call, arguments in (("attend", (qkv, 4, p, o)), ("attend_gradient", (qkv, 4, p, do, dqkv)),
+                            ("attend_tiled", (qkv, 4, log_sums, o)),
+                            ("attend_tiled_gradient", (qkv, 4, log_sums, o, do, dqkv))):
+        on_device = [card.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
+        getattr(card, call)(*on_device)
+        getattr(NUMPY, call)(*arguments)
+        found, expected = to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
+        assert np.abs(found - expected).max() <= (2e-5 if name == "fp32" else 2.0**-6) * np.abs(expected).max(), call
+    logits, targets = normal((300, 600), name, 2), np.random.default_rng(1).integers(-1, 600, 300)
+    losses = [k.softmax_loss(k.uploaded(logits), k.uploaded(targets), k.uploaded(zeros(300, "fp32")))
+              for k in (NUMPY, card)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

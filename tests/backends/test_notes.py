@@ -1,0 +1,303 @@
+"""What ranks in different processes find out from each other's notes, without any process; and a world of one."""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.support import assert_refused
+from zerosim.backends.processes.notes import (
+    AnnouncedCalls,
+    Entered,
+    Failed,
+    Finished,
+    IssueCounts,
+    Waiting,
+    raised_elsewhere,
+    unmet,
+    verdict,
+)
+from zerosim.backends.processes.transport import OwnResult, ProcessBackend, ProcessCluster
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import Call, PendingCall
+from zerosim.ranks.process import Interrupts
+
+GROUP = (0, 1, 2), ()
+DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
+
+
+def call(number: int, operation: str = "all_reduce", length: int = 6) -> Call:
+    """A collective of three ranks."""
+    return Call(number, (), GROUP[0], operation, "ring", (length,), np.dtype(np.float32), (0, 2, 4, length))
+
+
+def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
+    """The note of a rank that waits in a collective, after ``issued`` of them."""
+    its = call(number, operation)
+    return Waiting(str(its), "a.py:1 in f", IssueCounts({GROUP: number + 1 if issued is None else issued}), its, (its,))
+
+
+def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None
+           ) -> IssueCounts:
+    """The numbers of collectives, and of messages: (rank, how many)."""
+    return IssueCounts({GROUP: collectives} if collectives else {}, *({(GROUP, rank): number for rank, number in
+                       ([some] if some else [])} for some in (sends, receives)))
+
+
+def in_message(sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None) -> Waiting:
+    """The note of a rank that waits in its last exchange."""
+    halves = [(((GROUP, some[0]), some[1]),) if some else () for some in (sends, receives)]
+    return Waiting("a message", "a.py:2 in f", counts(0, sends, receives), None, (), *halves)
+
+
+IDLE, MET = Finished(counts()), Finished(counts(0, (0, 1), (0, 1)))
+
+
+@pytest.mark.parametrize(("notes", "error", "said"), [
+    ({0: in_call(0), 1: in_call(0)}, None, "one rank is at work"),
+    ({rank: in_call(4) for rank in range(3)}, None, "all have issued the call: they are only slow"),
+    ({0: in_call(0, issued=2), 1: in_call(1), 2: in_call(1)}, None, "who waits in the next call keeps nobody waiting"),
+    ({0: in_call(1), 1: in_call(1), 2: Finished(counts(1))}, DEADLOCK,
+     "ranks 0-1: in all_reduce(call 1, (6,), float32) at a.py:1 in f, waiting for rank 2"),
+    ({0: in_call(1), 1: in_call(1), 2: Finished(counts(1))}, DEADLOCK, "rank 2: finished"),
+    ({0: in_call(0), 2: in_call(0, operation="reduce_scatter")}, MISMATCH, "rank 0 is in all_reduce(call 0"),
+    ({0: in_call(0), 2: in_call(0, operation="reduce_scatter")}, MISMATCH, "rank 2 is in reduce_scatter(call 0"),
+    ({0: in_call(0), 1: in_call(0), 2: Finished(counts(1), (call(0, "reduce_scatter"),))}, MISMATCH, "reduce_scatter"),
+    ({0: in_message(receives=(1, 1)), 1: Finished(counts(sends=(0, 1))), 2: IDLE}, None, "its message was sent"),
+    ({0: in_message(receives=(1, 1)), 1: IDLE, 2: IDLE}, DEADLOCK, "a message at a.py:2"),
+    ({0: in_message((1, 2)), 1: Finished(counts(receives=(0, 2))), 2: IDLE}, None, "its receive was asked for"),
+    ({0: in_message((1, 2)), 1: Finished(counts(receives=(0, 1))), 2: IDLE}, DEADLOCK, "a message at a.py:2"),
+    ({0: in_message((1, 1), (2, 1)), 1: MET, 2: MET}, None, "both halves of an exchange are met"),
+    ({0: in_message((1, 1), (2, 1)), 1: MET, 2: IDLE}, DEADLOCK, "a message"),
+    ({0: in_message((1, 1), (2, 1)), 1: IDLE, 2: MET}, DEADLOCK, "a message"),
+], ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_verdict_is_found_where_nobody_can_go_on_and_only_there(notes: Any, error: Any, said: str) -> None:
+    found = verdict(notes, 3)
+    assert type(found) is (error or type(None))
+    assert error is None or said in str(found)
+
+
+def finished(*ranks: tuple[Any, ...]) -> dict[int, Finished]:
+    return {rank: Finished(counts(*of)) for rank, of in enumerate(ranks)}
+
+
+@pytest.mark.parametrize(("endings", "error", "said"), [
+    (finished((0, (1, 2)), (0, None, (0, 1)), ()), DEADLOCK, "rank 0 has sent 2 to rank 1, which has received 1"),
+    (finished((1,), (1,), (2,)), DEADLOCK, "rank 0 has entered 1, rank 1 has entered 1, rank 2 has entered 2"),
+    ({rank: Finished(counts(1), (call(0, ["reduce", "broadcast"][rank == 1]),)) for rank in range(3)}, MISMATCH, ""),
+    (finished(*((1, ((rank + 1) % 3, 2), ((rank - 1) % 3, 2)) for rank in range(3))), None, ""),
+])
+def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: Any, said: str) -> None:
+    found = unmet(endings)
+    assert type(found) is (error or type(None))
+    assert said in str(found)
+
+
+# -- agreements in debug mode, and errors on their way ----------------------------------------------------------------
+
+class Letters:
+    """A channel of rank 0 of three, in which lies what a test puts there."""
+
+    index, size = 0, 3
+
+    def __init__(self) -> None:
+        self.posted: list[int | None] = []
+        self.notes: list[tuple[int, Entered]] = []
+
+    def post(self, note: object, to: int | None = None) -> None:
+        self.posted.append(to)
+
+    def arrived(self) -> list[tuple[int, Entered]]:
+        notes, self.notes = self.notes, []
+        return notes
+
+
+def part(its: Call) -> PendingCall:
+    """This rank's part in a call."""
+    empty = np.empty(6, np.float32)
+    return PendingCall(its, 0, NumpyKernels(), empty, empty)
+
+
+def test_an_agreement_waits_for_all_members_names_who_says_otherwise_and_is_forgotten() -> None:
+    channel = Letters()
+    agreement = AnnouncedCalls(channel)  # type: ignore[arg-type]
+    agreement.announce(part(call(0)))
+    assert channel.posted == [1, 2]
+    agreement.receive(1, Entered(call(0)))
+    assert not agreement.reached(part(call(0)))
+    agreement.receive(2, Entered(call(0)))
+    assert agreement.reached(part(call(0)))
+    assert not agreement.calls
+    agreement.announce(part(call(1)))
+    agreement.receive(2, Entered(call(1, length=7)))
+    assert_refused(lambda: agreement.reached(part(call(1))), r"rank 2 is in all_reduce\(call 1, \(7,\)", MISMATCH)
+
+
+class Begun:
+    """Links that note what they were given, in order."""
+
+    library = "nothing"
+
+    def __init__(self, in_order: bool) -> None:
+        self.in_order, self.calls = in_order, list[Call]()
+
+    def begin(self, me: PendingCall) -> "Begun":
+        self.calls.append(me.call)
+        return self
+
+    def advance(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
+    """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
+    channel, links = Letters(), Begun(in_order)
+    backend = ProcessBackend(channel, links, Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
+    of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
+    for its in (of_all, of_two):
+        backend.issue(0, part(its))
+    channel.notes = [(1, Entered(of_all)), (1, Entered(of_two))]
+    backend.check_use(0)
+    assert links.calls == ([] if in_order else [of_two])
+    channel.notes = [(2, Entered(of_all))]
+    backend.check_use(0)
+    assert links.calls == ([of_all, of_two] if in_order else [of_two, of_all])
+
+
+def test_a_failure_travels_with_its_type_notes_and_traceback_where_its_class_can_be_had() -> None:
+    class Local(Exception):
+        pass
+
+    try:
+        raise zs.OutOfMemoryError("too much")
+    except zs.OutOfMemoryError as error:
+        told = pickle.loads(pickle.dumps(Failed.of(error))).error(2, 5)
+    assert (type(told), str(told)) == (zs.OutOfMemoryError, "too much")
+    assert raised_elsewhere(told)
+    assert not raised_elsewhere(zs.OutOfMemoryError("here"))
+    assert told.__notes__[0].startswith("raised by rank 2 of 5, in another process:\nTraceback")
+    assert "test_notes.py" in told.__notes__[0]
+    told = Failed.of(Local("mine")).error(0, 2)
+    assert (type(told), str(told)) == (zs.RemoteError, "Local: mine")
+
+
+# -- a cluster of one process, with a channel and links that have nobody to talk to ------------------------------------
+
+class Nobody:
+    """The channel and the links of the only process; notes how they end."""
+
+    index, size, library, in_order = 0, 1, "nothing", False
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def post(self, note: Any, to: int | None = None) -> None:
+        """Nobody reads it."""
+
+    def arrived(self) -> Iterator[tuple[int, Any]]:
+        return iter(())
+
+    def everyone(self, value: Any) -> list[Any]:
+        return [value]
+
+    def idle(self) -> bool:
+        return True
+
+    drain = idle
+
+    def close_drained(self) -> None:
+        self.ended.append("drained")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+class Alone(ProcessCluster):
+    """A world of one process."""
+
+    def __init__(self, **options: Any) -> None:
+        self.links = Nobody()
+        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
+        super().__init__(Nobody(), **settings)  # type: ignore[arg-type]
+
+    def _point_to_point(self) -> Any:
+        return self.links
+
+
+def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_links() -> None:
+    cluster = Alone()
+    assert cluster.run(lambda rank, add: rank.index + add, 5)[0] == 5
+    assert cluster.links.ended == ["closed"]
+    assert cluster.gather(7) == [7]
+    assert (cluster.index, len(cluster.ranks), cluster.world) == (0, 1, "each a process, over nothing")
+    assert repr(cluster) == "<Alone: rank 0 of 1, 1 runs>"
+    cluster.close()
+    assert cluster._channel.ended == ["closed"]
+
+
+def failing(rank: zs.Rank) -> None:
+    """Holds something, and raises."""
+    held = rank.memory.alloc(10, np.float32, "parameter")
+    raise KeyError(len(held))
+
+
+def test_after_an_error_the_links_are_drained_and_nothing_stays_held() -> None:
+    """The program's, or one on the way though the program has returned: an illegal address of a device's."""
+    for program, answers in ((failing, []), (lambda rank: None, [False, False])):
+        cluster = Alone()
+
+        def idle(answers: list[bool] = answers) -> bool:
+            if answers:
+                return answers.pop()
+            raise KeyError("an illegal address")
+
+        cluster.links.idle = idle
+        with pytest.raises(KeyError) as caught:
+            cluster.run(program)
+        assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+        assert cluster.links.ended == ["drained"]
+        assert cluster.memory.now_nbytes == [0]
+
+
+def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() -> None:
+    """Inside the ledger it has to wait; without a hub nobody else would ask for it before the end of the run."""
+    reached = []
+
+    def program(rank: zs.Rank) -> None:
+        rank._state.backend.interrupts.pending = True
+        rank.trace.span("one")
+        reached.append("before")
+        rank.exchange(np.ones(1), 0, np.ones(1), 0)
+        reached.append("after")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Alone().run(program)
+    assert reached == ["before"]
+    assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+
+
+def test_the_own_result_is_found_from_both_ends_and_another_ranks_points_to_gather() -> None:
+    results = OwnResult(1, 3, "mine")
+    assert (results[1], results[-2], len(results), repr(results)) == ("mine", "mine", 3, "rank 1: 'mine'")
+    assert list(OwnResult(0, 1, 7)) == [7]
+    through = [lambda index=index: results[index] for index in (0, 2, -1, -3, 7, slice(0, 2))]
+    through += [lambda way=way, own=own: way(OwnResult(own, 2, 1)) for own in (0, 1)
+                for way in (list, tuple, sum, lambda results: 1 in results, lambda results: [*results])]
+    for asked in through:
+        assert_refused(asked, r"this process ran rank \d of \d and has its result alone: results\[\d\]\. "
+                              r"cluster\.gather\(value\) gives every process the values of all", IndexError)
+
+
+@pytest.mark.parametrize(("refused", "said"), [
+    (lambda: next(Alone().events(lambda rank: None)), r"the others of this one are in other processes; step through "
+                                                      r"the same program on zs\.Cluster\(ranks\)"),
+    *((lambda seconds=seconds: Alone(timeout_seconds=seconds),
+       "must be above 0: how long a rank waits before it tells the others") for seconds in (0, -1.0, float("nan"))),
+])
+def test_stepping_and_a_timeout_that_is_none_are_refused(refused: Any, said: str) -> None:
+    assert_refused(refused, said)

@@ -1,0 +1,172 @@
+"""Figures of memory: one rank over a run, change by change; all ranks now and at most.
+
+Legend: N ranks, H changes of a ledger.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.display.colors import KIND_COLORS, PHASE_COLORS
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, within_limits
+from zerosim.ranks.memory import Memory
+from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
+
+MOST_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerData:
+    """Memory of one rank: (H + 1,) bytes of each kind, before the run's first change and after each.
+
+    ``phases`` are (name, from, to) of the program's forward, backward and the like, in changes.
+    """
+
+    owner: str
+    nbytes: Mapping[str, tuple[int, ...]]
+    capacity_nbytes: int | None
+    phases: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def totals(self) -> list[int]:
+        """Of all kinds together, (H + 1,)."""
+        return list(map(sum, zip(*self.nbytes.values(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersData:
+    """Bytes by kind of each rank, now and at its fullest."""
+
+    owners: tuple[str, ...]
+    now: tuple[Mapping[str, int], ...]
+    peak: tuple[Mapping[str, int], ...]
+    capacity_nbytes: int | None
+
+
+def ledger_data(memory: Memory) -> LedgerData:
+    """Reads the trace of the memory's last run; ValueError where nothing was held in it."""
+    held = dict(memory.trace.held_at_start)
+    kinds = [kind for kind in KIND_COLORS if kind in held or any(
+        isinstance(row, Held) and row.kind == kind for row in memory.trace.rows)]
+    if not kinds:
+        raise ValueError(f"{memory.owner} held nothing in its last run, so there is nothing to draw")
+    columns = {kind: [held.get(kind, 0)] for kind in kinds}
+    for row in memory.trace.rows:
+        if isinstance(row, Held):
+            for kind, column in columns.items():
+                column.append(column[-1] + row.nbytes * (kind == row.kind))
+    return LedgerData(memory.owner, {kind: tuple(column) for kind, column in columns.items()}, memory.capacity_nbytes,
+                      tuple(_phases(memory.trace.rows)))
+
+
+def _phases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
+    """The stretches of one phase, by the changes of the ledger in them, up to where another phase begins."""
+    found, changes = list[tuple[str, int, int]](), 0
+    for row in rows:
+        changes += isinstance(row, Held)
+        if isinstance(row, SpanBegin | SpanEnd) and (name := row.path[-1]) in PHASE_COLORS:
+            if found and found[-1][0] == name:
+                found[-1] = (name, found[-1][1], changes)
+            else:
+                found.append((name, changes, changes))
+    return [stretch for stretch in found if stretch[2] > stretch[1]]
+
+
+def ledgers_data(memories: Sequence[Memory]) -> LedgersData:
+    """Reads the ledgers of at most 16 ranks, the first ones; ValueError where none ever held anything."""
+    shown = memories[:MOST_RANKS]
+    if not any(memory.peak_nbytes for memory in shown):
+        raise ValueError("no rank has held anything yet, so there is nothing to draw; run a program first")
+    limits = {memory.capacity_nbytes for memory in shown}
+    return LedgersData(tuple(memory.owner for memory in shown), tuple(memory.now_nbytes_by_kind for memory in shown),
+                       tuple(memory.peak_nbytes_by_kind for memory in shown),
+                       limits.pop() if len(limits) == 1 else None)
+
+
+def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
+    """Stacked areas by kind, from each change of the ledger to the next."""
+    title = f"What {data.owner} held in the last run"
+    peak, final = max(data.totals), data.totals[-1]
+    with _page(style, title, f"At most {peak:,} bytes, {final:,} at the end. Hatched: kinds that live only during a "
+               "step.", list(data.nbytes)) as (figure, axes):
+        unit, name = scale_of(max(peak, 1))
+        low, changes = [0.0] * len(data.totals), range(len(data.totals))
+        for kind, column in data.nbytes.items():
+            high = [a + nbytes / unit for a, nbytes in zip(low, column, strict=True)]
+            axes.fill_between(changes, low, high, step="post", **look(kind, style))
+            low = high
+        _capacity(axes, data.capacity_nbytes, peak, unit, style)
+        axes.set_xlim(0, max(1, len(low) - 1))
+        axes.set_ylim(0, None)
+        _strip(axes, data.phases, style)
+        within_limits(axes)
+        axes.set_xlabel("changes of the ledger, in the program's order (changes)")
+        axes.set_ylabel(f"held ({name})")
+        axes.grid(axis="y")
+    kinds = "; ".join(f"{kind.replace('_', ' ')} at most {max(column):,}" for kind, column in data.nbytes.items())
+    return Drawing("ledger", title, f"Stacked areas of bytes by kind over {len(low) - 1:,} changes of the ledger: at "
+                   f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
+
+
+def _strip(axes: Axes, phases: Sequence[tuple[str, int, int]], style: Style) -> None:
+    """A strip of the program's phases above the areas, each named where its name has room."""
+    if phases:
+        (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
+        points = 72 / axes.figure.dpi * axes.bbox.width / (right - left)  # of one change
+        for name, start, end in phases:
+            axes.broken_barh([(start, end - start)], (1.02 * top, 0.07 * top), facecolor=style.faint,
+                             edgecolor=style.background)
+            if (end - start) * points > 7.5 * len(name):
+                axes.text((start + end) / 2, 1.05 * top, name, ha="center", va="center", fontsize=11)
+        axes.set_ylim(0, 1.1 * top)
+
+
+def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:
+    """Two stacked bars for each rank: now, and at its fullest instant."""
+    title, ranks = "What the ranks hold now, and held at their fullest", len(data.owners)
+    kinds = [kind for kind in KIND_COLORS if any(held.get(kind) for held in (*data.now, *data.peak))]
+    peak = max(sum(held.values()) for held in data.peak)
+    with _page(style, title, "Left bar of each rank: now; right bar: at its fullest instant.", kinds) as (figure, axes):
+        unit, name = scale_of(peak)
+        for rank, (now, full) in enumerate(zip(data.now, data.peak, strict=True)):
+            for x, held in ((rank - 0.2, now), (rank + 0.2, full)):
+                low = 0.0
+                for kind in kinds:
+                    axes.bar(x, held.get(kind, 0) / unit, 0.36, bottom=low, **look(kind, style))
+                    low += held.get(kind, 0) / unit
+        _capacity(axes, data.capacity_nbytes, peak, unit, style)
+        axes.set_xticks(range(ranks), [owner.removeprefix("rank ") for owner in data.owners])
+        axes.set_xlim(-0.6, max(ranks, 3) - 0.4)
+        axes.set_ylim(0, axes.get_ylim()[1])
+        within_limits(axes)
+        axes.set_xlabel("rank (its number)")
+        axes.set_ylabel(f"held ({name})")
+        axes.grid(axis="y")
+    said = "; ".join(f"{owner} {sum(now.values()):,} now and {sum(full.values()):,} at its fullest" for owner, now, full
+                     in zip(data.owners, data.now, data.peak, strict=True))
+    return Drawing("ledgers", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
+
+
+@contextmanager
+def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iterator[tuple[Any, Axes]]:
+    """A figure with its heading and a legend of kinds, and axes between them."""
+    from matplotlib.patches import Patch
+
+    width, rows = 9.6, -(-len(kinds) // 4)
+    height = 5.3 + 0.27 * rows
+    with style.figure(width, height) as figure:
+        axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
+                                1 - (2.05 + 0.27 * rows) / height))
+        heading(figure, title, subtitle, style, below=0.76)
+        figure.legend([Patch(**look(kind, style)) for kind in kinds], [kind.replace("_", " ") for kind in kinds],
+                      loc="lower center", ncols=4, columnspacing=1.6)
+        yield figure, axes
+
+
+def _capacity(axes: Axes, capacity_nbytes: int | None, peak: int, unit: float, style: Style) -> None:
+    """A dashed line at the capacity, where it is in sight of what was held."""
+    if capacity_nbytes is not None and capacity_nbytes <= 2 * peak:
+        axes.axhline(capacity_nbytes / unit, color=style.ink, linestyle="--", linewidth=1.2)
+        axes.annotate("capacity", (1, capacity_nbytes / unit), (-4, 4), xycoords=axes.get_yaxis_transform(),
+                      textcoords="offset points", ha="right")
