@@ -273,6 +273,7 @@ class Timeline:
 
 # -- the critical path: the chain of events, one waiting for the other, that makes a step as long as it is ------------
 
+
 @dataclass(frozen=True, slots=True)
 class PathEvent:
     """A link of the chain: from when to when, on which stream, entered on one rank and left on another, or the same.
