@@ -72,9 +72,6 @@ class Event:
         self.clock = dict(stream.clock)
         self.cuda.log.append(("record", stream.ptr, self.number))
 
-    def synchronize(self) -> None:
-        merge(self.cuda.host, self.clock)
-
 
 def merge(into: Clock, other: Clock) -> None:
     for stream, tick in other.items():
@@ -113,7 +110,7 @@ class Cuda:
 
     def event_query(self, pointer: int) -> int:
         """Likewise."""
-        self.alive[pointer].synchronize()
+        merge(self.host, self.alive[pointer].clock)
         return self.status
 
     def here(self) -> Stream:
@@ -177,8 +174,6 @@ class Device:
 
     def __exit__(self, *_: object) -> None:
         Cuda.current.selected = self._before.pop()
-
-    def synchronize(self) -> None: ...
 
 
 class ndarray(fake_cupy.ndarray):

@@ -61,13 +61,12 @@ class ndarray:
             POOL["used"] += held
             weakref.finalize(self, _released, held)
 
-    shape = property(lambda self: self._a.shape)
-    strides = property(lambda self: self._a.strides)
-    dtype = property(lambda self: self._a.dtype)
-    ndim = property(lambda self: self._a.ndim)
-    size = property(lambda self: self._a.size)
-    itemsize = property(lambda self: self._a.itemsize)
-    nbytes = property(lambda self: self._a.nbytes)
+    def __getattr__(self, name: str) -> Any:
+        """What an array is, it is as NumPy's."""
+        if name not in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes"):
+            raise AttributeError(f"CuPy's arrays have no {name}, or nobody has needed it here")
+        return getattr(self._a, name)
+
     T = property(lambda self: self._view(self._a.T))
     data = property(lambda self: SimpleNamespace(ptr=self._a.ctypes.data))
     flags = property(lambda self: SimpleNamespace(c_contiguous=self._a.flags.c_contiguous,
@@ -110,14 +109,8 @@ class ndarray:
     def __int__(self) -> int:
         return int(self._a)
 
-    def __float__(self) -> float:
-        return float(self._a)
-
     def __bool__(self) -> bool:
         return bool(self._a)
-
-    def __repr__(self) -> str:
-        return f"array({self._a!r})"
 
     def get(self) -> np.ndarray:
         """The elements on the host."""
@@ -160,8 +153,8 @@ class ndarray:
     def max(self, axis: int | None = None) -> ndarray:
         return _new(np.asarray(_raw(self).max(axis=axis)))
 
-    def min(self, axis: int | None = None) -> ndarray:
-        return _new(np.asarray(_raw(self).min(axis=axis)))
+    def min(self) -> ndarray:
+        return _new(np.asarray(_raw(self).min()))
 
     def all(self) -> ndarray:
         return _new(np.asarray(_raw(self).all()))
@@ -197,14 +190,6 @@ def asarray(x: Any, dtype: Any = None) -> ndarray:
     return _new(found)
 
 
-def asnumpy(x: ndarray) -> np.ndarray:
-    return x.get()
-
-
-def may_share_memory(a: Any, b: Any) -> bool:
-    return np.may_share_memory(a._a, b._a)
-
-
 def argsort(x: ndarray, kind: str | None = None) -> ndarray:
     assert kind in (None, "stable"), "CuPy has no other kind"
     return _new(np.argsort(_raw(x), kind="stable"))
@@ -219,10 +204,6 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
         return _new(np.matmul(_raw(a), _raw(b)))
     np.matmul(_raw(a), _raw(b), out=out._a)
     return out
-
-
-def get_default_memory_pool() -> Any:
-    return SimpleNamespace(used_bytes=lambda: POOL["used"])
 
 
 linalg = SimpleNamespace(eigh=lambda a: tuple(map(_new, np.linalg.eigh(_raw(a)))),
@@ -278,10 +259,6 @@ class Device:
         return self
 
     def __exit__(self, *_: object) -> None: ...
-
-    def use(self) -> None: ...
-
-    def synchronize(self) -> None: ...
 
 
 def gemm_ex(handle: int, turned_a: int, turned_b: int, m: int, n: int, k: int, alpha: int, a: int, a_type: str,

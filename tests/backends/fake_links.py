@@ -25,53 +25,31 @@ def unique_id() -> bytes:
 
 
 class LinkedClique(Clique):
-    """The ranks of one communicator, of which one is here."""
+    """The ranks of one communicator, of which one is here: it calls those before it, and those after it call."""
 
     def __init__(self, size: int, unique_id: bytes, index: int) -> None:
         super().__init__(tuple(range(size)))
-        self.index, self.folder = index, Path(unique_id.rstrip(b"\0").decode())
+        folder = Path(unique_id.rstrip(b"\0").decode())
         self.lines: dict[int, Connection] = {}
-        self.comes = threading.Condition()
-        self.listener = Listener(str(self.folder / str(index)), "AF_UNIX", backlog=size)
-        threading.Thread(target=self._accept, daemon=True).start()
-        for other in range(index):
-            self._connect(other)
-        for other in range(size):
-            if other != index:
-                self.line(other)
+        with Listener(str(folder / str(index)), "AF_UNIX", backlog=size) as listener:
+            for other in range(index):
+                self.lines[other] = self._connected(str(folder / str(other)))
+                self.lines[other].send(index)
+            while len(self.lines) < size - 1:
+                line = listener.accept()
+                self.lines[line.recv()] = line
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                line = self.listener.accept()
-                with self.comes:
-                    self.lines[line.recv()] = line
-                    self.comes.notify_all()
-            except (OSError, EOFError):
-                return
-
-    def _connect(self, other: int) -> None:
+    def _connected(self, address: str) -> Connection:
         deadline = time.monotonic() + 600
         while True:
             try:
-                line = Client(str(self.folder / str(other)), "AF_UNIX")
-                break
+                return Client(address, "AF_UNIX")
             except OSError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.01)
-        line.send(self.index)
-        self.lines[other] = line
-
-    def line(self, other: int) -> Connection:
-        """The connection with another rank; waits for it."""
-        with self.comes:
-            if not self.comes.wait_for(lambda: other in self.lines, 600):
-                raise NcclError(f"rank {other} did not come")
-            return self.lines[other]
+                time.sleep(0.01)  # until the other side has come
 
     def close(self) -> None:
-        self.listener.close()
         for line in self.lines.values():
             line.close()
 
@@ -106,7 +84,7 @@ class LinkedCommunicator(Communicator):
         try:
             for name, what in calls:
                 if name == "recv":
-                    data = np.frombuffer(self.clique.line(what["peer"]).recv_bytes(), DTYPES[what["kind"]])
+                    data = np.frombuffer(self.clique.lines[what["peer"]].recv_bytes(), DTYPES[what["kind"]])
                     assert len(data) == what["count"], "a send and its receive differ"
                     world._write(self, what["out"], data, what["stream"])
                 elif name != "send":
@@ -119,13 +97,13 @@ class LinkedCommunicator(Communicator):
     def _send(self, messages: list[tuple[int, bytes]]) -> None:
         for peer, data in messages:
             try:
-                self.clique.line(peer).send_bytes(data)
+                self.clique.lines[peer].send_bytes(data)
             except OSError:
                 return
 
     def _collective(self, name: str, what: dict[str, Any], own_messages: list[bytes]) -> None:
         dtype, count, mine = DTYPES[what["kind"]], what["count"], own_messages.pop(0)
-        parts = [np.frombuffer(mine if rank == self.rank else self.clique.line(rank).recv_bytes(), dtype)
+        parts = [np.frombuffer(mine if rank == self.rank else self.clique.lines[rank].recv_bytes(), dtype)
                  for rank in range(self.clique.size)]
         if name in ("allReduce", "reduce", "reduceScatter"):
             total = parts[0].copy()

@@ -95,6 +95,14 @@ def messages(rank: zs.Rank) -> list[Any]:
     return [*found, on_host(passed)]
 
 
+def again(rank: zs.Rank) -> list[Any]:
+    """A message round the ring and a sum, to see that ranks still talk to each other."""
+    x = vector(rank, 7, np.float32)
+    came = rank.exchange(x, (rank.index + 1) % rank.size, on_rank(rank, np.zeros(7, np.float32)),
+                         (rank.index - 1) % rank.size)
+    return [on_host(came), on_host(rank.all_reduce(x))]
+
+
 def groups(rank: zs.Rank) -> list[Any]:
     """Odd and even ranks apart, in reverse order; then groups inside the groups; then one that not all join."""
     half = rank.split(rank.index % 2, key=-rank.index)
@@ -199,11 +207,15 @@ def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequenc
     """What this rank brought, and what the library's own collective gives, now and as a work, and the table's first."""
     found = []
     for length in lengths:
-        x = vector(rank, length, FORMATS[format])
+        values = on_host(vector(rank, length, FORMATS[format]))
+        if op in ("max", "min"):
+            values[rank.index::5], values[1::3] = np.nan, [0.0, -0.0][rank.index % 2]
+        x, again = (on_rank(rank, values.copy()) for _ in range(2))
         options: dict[str, Any] = {"op": op} if "reduce" in operation else {}
         call = getattr(rank, operation)
         now, ours = call(x, algorithm="native", **options), call(x, **options)
-        later = call(x, algorithm="native", async_op=True, **options).wait()
+        in_place = {"out": again} if operation in ("all_reduce", "broadcast") else {}
+        later = call(again, algorithm="native", async_op=True, **in_place, **options).wait()
         found.append((on_host(x), on_host(now), on_host(later), on_host(ours)))
     return found
 
@@ -232,6 +244,11 @@ def disagrees(rank: zs.Rank, what: str) -> None:
             rank.all_reduce(x, op="max" if other else "sum")
         case "nothing":
             None if other else rank.barrier()
+        case "short":
+            if other:
+                rank.send(x[:2], 0)
+            elif rank.index == 0:
+                rank.recv(x[:4], rank.size - 1)
         case "message":
             if other:
                 rank.send(vector(rank, 4, np.int32), 0)

@@ -55,7 +55,7 @@ def here(*words: str) -> Said:
 def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_process_and_under_mpiexec(
         compute: str, tmp_path: Path) -> None:
     files = tmp_path / "here.json", tmp_path / "there.json"
-    words = [f"{JOB}:train", "--with", f"compute={compute}", "--json", "--save"]
+    words = [f"{JOB}:train", "--with", f"compute={compute}", "--with", "steps=1", "--json", "--save"]
     both = here(*words, str(files[0]), "--ranks", str(RANKS)), said(*words, str(files[1]))
     assert [set(one.codes) for one in both] == [{0}, {0}]
     one, other = (json.loads(each.stdout) for each in both)

@@ -10,7 +10,7 @@ import pytest
 import zerosim as zs
 from tests.backends import programs
 from tests.backends.worlds import DOUBLES, HERE, MPI, Here, Outcome, World
-from tests.cases import chosen
+from tests.cases import THOROUGH, chosen
 from zerosim.numerics.arrays import sha256
 
 # Every stage in one format, and every format on one stage.
@@ -91,6 +91,8 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 
 
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
+    if not THOROUGH and world in (MPI[0], MPI[2]):
+        return  # one world of MPI's is enough
     wanted = reference(world.kind, world.ranks, one_after_the_other)
     assert [sha256(mine.result) for mine in world.run(overlapping)] == [sha256(its.result) for its in wanted]
 

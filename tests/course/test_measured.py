@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
-from zerosim.course.measured import gpt_of, measured_bytes, measured_row, measured_step
+from zerosim.course.measured import gpt_of, measured_row, measured_step
 from zerosim.planning import PlanConfig, Transformer, cost, model_of, model_shape, plan_config, recording, timeline
 from zerosim.planning import step as events
 
@@ -129,13 +129,15 @@ ADAN_NBYTES = 4 + 4 + 4 + 2  # m, v, n in fp32; the gradient before in bf16
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_both_measures_agree_with_the_closed_forms_and_with_each_other(stage):
+def test_steps_with_and_without_data_are_those_of_the_closed_forms_and_of_each_other(stage):
     for optimizer, policy in covering(OPTIMIZERS, POLICIES, turn=stage):
-        step = measured_step((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy, rows=2)
-        found = measured_bytes((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy)
-        assert found.resting_nbytes == step.resting_nbytes[0], (optimizer, policy)
-        assert step.parameter_count == 5 * 7 + 7 + 7 * 3 + 3
-        assert sum(found.resting_nbytes.values()) >= step.formula_nbytes * step.parameter_count  # padding is more
+        real, null = (measured_step((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy, rows=2, with_data=data)
+                      for data in (True, False))
+        for name in ("resting_nbytes", "peak_nbytes", "sent_nbytes"):
+            assert getattr(null, name) == getattr(real, name)[:1], (name, optimizer, policy)
+        assert len(real.resting_nbytes) == 3
+        assert real.parameter_count == 5 * 7 + 7 + 7 * 3 + 3
+        assert sum(null.resting_nbytes[0].values()) >= real.formula_nbytes * real.parameter_count  # padding is more
 
 
 def test_a_slot_in_bf16_is_counted_as_two_bytes():
@@ -150,8 +152,7 @@ def test_a_slot_in_bf16_is_counted_as_two_bytes():
 
 def test_state_that_depends_on_shapes_is_refused_by_name():
     asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
-    for measure in (lambda: measured_step(rows=1, **asked), lambda: measured_bytes(**asked)):
-        assert_refused(measure, "what Muon keeps depends on the shapes of tensors, and is no number of")
+    assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
 
 # -- a plan's seconds beside the replay of the engine's own trace on the same machine, with the same options ----------

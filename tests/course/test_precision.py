@@ -15,7 +15,7 @@ import zerosim as zs
 from tests.numerics import oracle
 from tests.support import assert_refused, broken_lines, printed
 from zerosim.course import precision as lesson
-from zerosim.course import precision_view
+from zerosim.course import precision_runs, precision_view
 from zerosim.course.precision import Binade, Fates, PrecisionQuestion, rounded_fates
 from zerosim.models.text import Corpus, shipped
 
@@ -205,7 +205,14 @@ def test_the_traces_are_the_published_ones():
 
 @pytest.fixture(scope="module")
 def found():
-    return lesson.precision(PrecisionQuestion("fp16", "gpt-nano", 3), shipped())
+    return answer(PrecisionQuestion("fp16", "gpt-nano", 3))
+
+
+def answer(question):
+    """The answer with trials of half the length."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "trials", lambda fmt: precision_runs.trials(fmt, 20))
+        return lesson.precision(question, shipped())
 
 
 def test_json_has_every_part_and_no_number_that_json_has_not(found):
@@ -260,7 +267,7 @@ def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(fo
 
 
 def test_remarks_are_made_where_the_numbers_bear_them_out_and_nowhere_else(found):
-    text = printed(lesson.precision(PrecisionQuestion("bf16", "gpt-nano", 1), shipped()))
+    text = printed(answer(PrecisionQuestion("bf16", "gpt-nano", 1)))
     for remark in ("Without scaling", "is too much", "overflow in backward", "gives up", "m and v in", "qkv"):
         assert remark not in text
     text = counted_as(found, {"lost": 0, "not_finite": 0}, worst=())

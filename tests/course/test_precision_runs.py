@@ -153,7 +153,7 @@ def test_the_large_unit_is_the_largest_in_which_a_format_holds_the_inputs(fmt):
 
 @pytest.fixture(scope="module")
 def rested():
-    found = [runs.rested(policy, 100) for policy in runs.policies("fp16")]
+    found = [runs.rested(policy, 60) for policy in runs.policies("fp16")]
     return {(run.compute, run.master, run.state, run.matmul): run for run in found}
 
 

@@ -1,45 +1,52 @@
-"""A training run on text: what it reports, that nothing but its options decides what it learns, and what it refuses."""
+"""Training runs on text, one or side by side: what they report, that nothing but their options decides what is learned,
+whose bits are equal and whose are not, and the figure of a comparison."""
 
+import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from zerosim import optim
-from zerosim.course.training import (
-    LEARNING_RATES,
-    Options,
-    batches,
-    digest,
-    known_optimizers,
-    optimizer_named,
-    require_engine,
-    train,
-)
-from zerosim.models.text import shipped
+from tests.cases import chosen
+from tests.display import seen
+from tests.support import assert_refused, printed
+from zerosim.course import training, training_view
+from zerosim.course.figures import comparison as figure
+from zerosim.course.training import Options
+from zerosim.display import drawing as style
+from zerosim.models.text import Corpus, shipped
 
 TINY = Options(model="gpt-nano", ranks=2, steps=3, batch=2, sample_tokens=4)
 
 
-@pytest.fixture(scope="module")
-def found():
-    return train(TINY, shipped())
+@cache
+def trained(**changes):
+    return training.train(replace(TINY, **changes), shipped())
 
 
-# -- what it reports --------------------------------------------------------------------------------------------------
+@cache
+def compared(over="stage", values=None, **changes):
+    return training.compare(replace(TINY, **{"steps": 2, **changes}), shipped(), over, values)
 
 
-def test_every_step_is_heard_as_it_is_recorded(found):
-    heard = []
-    again = train(TINY, shipped(), heard.append)
+# -- what a run reports -----------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_heard_as_it_is_recorded_and_a_run_is_the_same_again():
+    heard, found = [], trained()
+    again = training.train(TINY, shipped(), heard.append)
     assert tuple(heard) == again.steps == found.steps
     assert [step.number for step in heard] == [1, 2, 3]
-    assert again.digest == found.digest
+    assert (again.digest, again.sample) == (found.digest, found.sample)
+    assert found.sample.startswith("Call me ")
+    assert len(found.sample) > len("Call me ")
+    assert found.sample != trained(seed=1).sample
 
 
 def test_a_steps_loss_is_the_mean_over_all_ranks_and_micro_batches():
-    run = train(replace(TINY, micro_batches=3, ranks=3), shipped())
+    run = trained(micro_batches=3, ranks=3)
     for step, losses in zip(run.steps, run.losses, strict=True):
         assert len(losses) == 9
         # The mean of the ranks' means, in another order of additions than here.
@@ -47,7 +54,8 @@ def test_a_steps_loss_is_the_mean_over_all_ranks_and_micro_batches():
         assert step.tokens == 3 * 3 * 2 * 8
 
 
-def test_memory_at_rest_and_traffic_are_those_of_the_formulas(found):
+def test_memory_at_rest_and_traffic_are_those_of_the_formulas():
+    found = trained()
     shard = found.resting_nbytes_by_kind["parameter"] // 2
     assert found.resting_nbytes_by_kind == {"parameter": 2 * shard, "gradient": 2 * shard, "master": 4 * shard,
                                             "optimizer_state": 8 * shard}
@@ -58,45 +66,39 @@ def test_memory_at_rest_and_traffic_are_those_of_the_formulas(found):
                for purpose, nbytes in found.sent_nbytes.items())
 
 
-def test_the_peak_is_that_of_the_fullest_step_and_not_of_what_looks_at_the_model_afterwards():
-    run = train(replace(TINY, batch=1, recompute="block"), shipped())
-    assert run.peak_nbytes_by_kind in [step.peak_nbytes_by_kind for step in run.steps]
-    assert sum(run.peak_nbytes_by_kind.values()) == max(step.peak_nbytes for step in run.steps) == run.peak_nbytes[0]
-
-
-def test_a_capacity_of_exactly_the_peak_suffices_and_one_byte_less_does_not():
+def test_the_peak_is_that_of_the_fullest_step_and_the_least_capacity_that_suffices():
     """Though the sixteen sequences that are held out take more than one that is recomputed block by block."""
-    options = replace(TINY, batch=1, recompute="block")
-    peak = max(train(options, shipped()).peak_nbytes)
-    assert train(replace(options, capacity_nbytes=peak), shipped()).peak_nbytes[0] == peak
-    with pytest.raises(zs.OutOfMemoryError, match=f"left of capacity_nbytes={peak - 1:,}"):
-        train(replace(options, capacity_nbytes=peak - 1), shipped())
+    small = {"batch": 1, "recompute": "block"}
+    run = trained(**small)
+    assert run.peak_nbytes_by_kind in [step.peak_nbytes_by_kind for step in run.steps]
+    peak = max(step.peak_nbytes for step in run.steps)
+    assert sum(run.peak_nbytes_by_kind.values()) == run.peak_nbytes[0] == peak
+    assert trained(**small, capacity_nbytes=peak).peak_nbytes[0] == peak
+    assert_refused(lambda: trained(**small, capacity_nbytes=peak - 1), f"left of capacity_nbytes={peak - 1:,}",
+                   zs.OutOfMemoryError)
 
 
 def test_the_digest_is_that_of_the_bits_that_the_engine_shows():
-    def two_steps(rank):
+    def steps(rank):
         model = TINY.build()
         engine = zs.Engine(rank, model, TINY.build_optimizer(), **TINY.engine_settings(model))
         for number in (1, 2, 3):
-            engine.step(batches(TINY, model.config.context, shipped(), number, rank.index))
-        return digest(engine)
+            engine.step(training.batches(TINY, model.config.context, shipped(), number, rank.index))
+        return training.digest(engine)
 
-    assert list(zs.Cluster(2).run(two_steps)) == [train(TINY, shipped()).digest] * 2
-
-
-def test_the_sample_begins_with_the_prompt_and_is_the_same_again(found):
-    assert found.sample.startswith("Call me ")
-    assert len(found.sample) > len("Call me ")
-    assert found.sample == train(TINY, shipped()).sample
-    assert found.sample != train(replace(TINY, seed=1), shipped()).sample
+    assert list(zs.Cluster(2).run(steps)) == [trained().digest] * 2
 
 
 def test_a_run_whose_weights_are_no_numbers_says_from_which_step_on_and_writes_nothing():
-    run = train(replace(TINY, lr=1e30), shipped())
-    assert run.diverged_at == 2
-    assert run.skipped == 2
-    assert run.sample == "Call me "
-    assert train(TINY, shipped()).diverged_at is None
+    run = trained(lr=1e30)
+    assert (run.diverged_at, run.skipped, run.sample) == (2, 2, "Call me ")
+    assert trained().diverged_at is None
+
+
+def test_what_a_model_writes_and_the_name_of_its_text_are_printed_as_they_are():
+    text = printed(training_view.training_view(replace(trained(), sample="a [b]c[/b] d"), "[red]x.txt"))
+    assert "on [red]x.txt" in text
+    assert "a [b]c[/b] d" in text
 
 
 # -- what decides -----------------------------------------------------------------------------------------------------
@@ -104,90 +106,214 @@ def test_a_run_whose_weights_are_no_numbers_says_from_which_step_on_and_writes_n
 
 def test_two_numbers_of_ranks_with_the_same_global_batch_see_the_same_data():
     """The first loss has seen no update: it is the mean over the same sequences, whoever computes it."""
-    alone = train(replace(TINY, ranks=1, micro_batches=4, steps=1), shipped())
-    many = train(replace(TINY, ranks=4, micro_batches=1, steps=1), shipped())
-    assert alone.losses == many.losses
+    assert trained(ranks=1, micro_batches=4, steps=1).losses == trained(ranks=4, steps=1).losses
+    text = shipped()
+    renamed = Corpus("renamed", text.tokens)
+    assert np.array_equal(text.batch(0, 1, 2, 3, 8)[0], renamed.batch(0, 1, 2, 3, 8)[0])
 
 
-@pytest.mark.parametrize("name", sorted(known_optimizers()))
-def test_every_optimizer_trains_under_stage_3_with_the_layout_that_suits_it(name):
-    options = replace(TINY, optimizer=name, steps=2, sample_tokens=0)
-    run = train(options, shipped())
+@pytest.mark.parametrize("name", sorted(training.known_optimizers()))
+def test_every_optimizer_trains_with_the_layout_that_suits_it_and_the_same_bits_at_stages_3_and_1(name):
+    run, of_stage_1 = (trained(optimizer=name, steps=2, sample_tokens=0, stage=stage) for stage in (3, 1))
     assert (run.skipped, run.diverged_at) == (0, None)
-    assert run.digest == train(replace(options, stage=1), shipped()).digest
-    assert run.digest != train(replace(options, lr=options.learning_rate / 2), shipped()).digest
+    assert run.digest == of_stage_1.digest
+
+
+def test_every_optimizer_has_a_learning_rate_of_its_own_which_warms_up():
+    assert set(training.LEARNING_RATES) == set(training.known_optimizers())
+    assert replace(TINY, optimizer="Lion").build_optimizer().lr == training.LEARNING_RATES["lion"]
+    assert replace(TINY, optimizer="lion", lr=0.25).build_optimizer().lr == 0.25
+    assert [TINY.schedule()(step) for step in (1, 10, 20, 21)] == [0.05, 0.5, 1.0, 1.0]
 
 
 def test_matrix_optimizers_leave_vectors_and_embeddings_to_adamw():
     model = TINY.build()
     [group] = replace(TINY, optimizer="muon").engine_settings(model)["groups"]
-    assert isinstance(group.optimizer, optim.AdamW)
+    assert isinstance(group.optimizer, zs.optim.AdamW)
     left = {name for name in model.shapes if not group.matches(name)}
     assert left == {f"block{i}.{part}.weight" for i in (0, 1)
                     for part in ("attention.qkv", "attention.projection", "ffn.up", "ffn.down")}
     assert replace(TINY, optimizer="adafactor").engine_settings(model)["groups"] == []
 
 
-@pytest.mark.parametrize(("settings", "layout"), [
-    ({}, "per_unit"), ({"optimizer": "muon"}, "whole_matrices"), ({"optimizer": "muon", "gather": True}, "per_unit"),
-    ({"optimizer": "muon", "layout": "contiguous"}, "contiguous")], ids=str)
-def test_the_layout_is_the_one_asked_for_or_what_the_optimizer_can_be_cut_by(settings, layout):
-    assert replace(TINY, **settings).layout_name == layout
+def test_what_is_not_asked_for_is_what_suits_the_optimizer_and_the_format():
+    for changes, layout in (({}, "per_unit"), ({"optimizer": "muon"}, "whole_matrices"),
+                            ({"optimizer": "muon", "gather": True}, "per_unit"),
+                            ({"optimizer": "muon", "layout": "contiguous"}, "contiguous")):
+        assert replace(TINY, **changes).layout_name == layout
+    for changes, scale in (({"compute": "fp16"}, 65536), ({"compute": "fp16", "loss_scale": 8}, 8), ({}, 1)):
+        assert replace(TINY, **changes).policy().start_scaling().scale == scale
 
 
-def test_every_optimizer_has_a_learning_rate_of_its_own():
-    assert set(LEARNING_RATES) == set(known_optimizers())
-    assert replace(TINY, optimizer="Lion").build_optimizer().lr == LEARNING_RATES["lion"]
-    assert replace(TINY, optimizer="lion", lr=0.25).build_optimizer().lr == 0.25
+# -- side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_optimizers_are_found_by_name_in_any_case():
-    assert type(optimizer_named("AdamW", 0.1)).__name__ == "AdamW"
-    assert optimizer_named("sgd", 0.5).lr == 0.5
+def words_of(found):
+    return " ".join(printed(training_view.comparison_view(found, "a text")).split())
 
 
-def test_the_learning_rate_warms_up():
-    assert [TINY.schedule()(step) for step in (1, 10, 20, 21)] == [0.05, 0.5, 1.0, 1.0]
+def test_all_stages_agree_bit_for_bit_and_differ_in_memory_and_traffic():
+    found = compared(ranks=3)
+    assert found.same_bits == [[0, 1, 2, 3]]
+    peaks = [run.peak_nbytes[0] for run in found.runs]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 4
+    sent = [sum(run.sent_nbytes["parameters"]) + sum(run.sent_nbytes["gradients"]) for run in found.runs]
+    assert sent[0] == sent[1] == sent[2] < sent[3]
+    assert "All 4 runs saw the same losses and ended in the same weights, bit for bit." in words_of(found)
 
 
-def test_fp16_is_scaled_dynamically_unless_told_otherwise():
-    scales = [replace(TINY, **options).policy().start_scaling().scale
-              for options in ({"compute": "fp16"}, {"compute": "fp16", "loss_scale": 8}, {"compute": "bf16"})]
-    assert scales == [65536.0, 8.0, 1.0]
+def test_accumulation_makes_two_orders_of_the_stages():
+    found = compared(ranks=3, micro_batches=2)
+    assert found.same_bits == [[0, 1], [2, 3]]
+    assert "bit for bit: 0, 1; 2, 3. Stages 0 and 1 add up micro-batches before they reduce" in words_of(found)
 
 
-# -- what it refuses --------------------------------------------------------------------------------------------------
+def test_formats_and_optimizers_end_in_different_bits():
+    assert compared("compute").same_bits == [["fp32"], ["bf16"], ["fp16"]]
+    found = compared("optimizer")
+    assert found.same_bits == [["sgd"], ["adamw"], ["lion"], ["muon"]]
+    for part in ("No two runs ended in the same weights.", "learning rate 0.2 0.002 0.001 0.05",
+                 "layout per_unit per_unit per_unit whole_matrices"):
+        assert part in words_of(found)
 
 
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"ranks": 0}, "ranks=0 must be"),
-    ({"sample_tokens": -1}, "sample_tokens=-1 must be a whole number, 0 or more"),
-    ({"batch": 1.5}, "batch=1.5 must be a whole number, 1 or more"),
-    ({"model": "gpt-nano", "ranks": 7000}, "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each "
-                                           "rank; take fewer ranks, or a larger model"),
-    ({"ranks": 1025}, "ranks=1,025: all of them train in this process, one after the other; take at most 1,024"),
-    ({"model": "gpt-mikro"}, "did you mean 'gpt-micro'"), ({"stage": 4}, "ZeRO has the stages 0, 1, 2, 3, found 4"),
-    ({"optimizer": "adamm"}, "no optimizer is called 'adamm'; choose one of .*adamw.*; did you mean 'adam'"),
-    ({"lr": 0.0}, "lr=0.0 must be a positive number"), ({"lr": float("nan")}, "lr=nan must be"),
-    ({"compute": "fp61"}, "no number format is named 'fp61'"), ({"recompute": "some"}, "recompute='some' names no pol"),
-    ({"layout": "units"}, "no layout is called 'units'"),
-    ({"loss_scale": "big"}, "loss_scale='big' is neither a positive number nor 'dynamic'"),
-    ({"loss_scale": "-1"}, "loss_scale='-1' is neither")], ids=str)
-def test_options_that_cannot_be_are_refused_before_anything_runs(settings, text):
-    with pytest.raises(ValueError, match=text):
-        Options(**settings)
+def test_recomputation_changes_no_bit_and_tiled_attention_does():
+    found = compared("recompute", ("none", "block", "segment(2)", "tiled", "selective"))
+    assert found.same_bits == [["none", "block", "segment(2)", "selective"], ["tiled"]]
+    parameters = [run.sent_nbytes["parameters"][0] for run in found.runs]
+    assert parameters[0] == parameters[1] < parameters[2]  # a segment of two units gathers the first of them again
+    assert "Tiled attention adds in another order" in words_of(found)
+
+
+def test_runs_that_see_the_same_nans_are_equal():
+    found = compared(values=(0, 3), lr=1e30)
+    assert found.runs[0].diverged_at == 2
+    assert found.all_same_bits
+    assert "stage 0 diverged: from step 2 on its loss is not finite." in words_of(found)
+
+
+def test_comparing_hears_each_run_and_each_of_its_steps():
+    heard, steps = [], []
+    training.compare(replace(TINY, steps=1), shipped(), "stage", [0, 3], heard.append, steps.append)
+    assert heard == ["stage 0", "stage 3"]
+    assert [step.number for step in steps] == [1, 1]
+
+
+def test_bytes_are_those_of_the_fullest_rank_in_the_table_and_in_the_figure():
+    """Whole matrices on five ranks: rank 0 owns nothing."""
+    found = compared(values=(0, 3), ranks=5, optimizer="muon", steps=1)
+    run = found.runs[1]
+    assert run.fullest_rank > 0
+    assert run.peak_nbytes[0] < max(run.peak_nbytes) == sum(run.peak_nbytes_by_kind.values())
+    assert sum(figure.comparison_data(found).peaks[1].values()) == max(run.peak_nbytes)
+    text = printed(training_view.training_view(run, "a text"))
+    assert f"rank {run.fullest_rank} holds, bytes" in text
+    assert "Ranks differ: at the peak the emptiest holds" in text
+
+
+# -- the figure of a comparison ---------------------------------------------------------------------------------------
+
+
+def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
+    found = compared(ranks=3)
+    data = figure.comparison_data(found)
+    drawn = figure.comparison(data, style.LIGHT)
+    for run in found.runs:
+        assert f"{run.peak_nbytes[0]:,} bytes held" in drawn.description
+        assert f"last loss {run.steps[-1].loss:.3f} nats" in drawn.description
+    lines = drawn.figure.axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines[:4]] == [list(losses) for losses in data.losses]
+    assert set(lines[4].get_ydata()) == {shipped().unigram_entropy}
+    held = [run.peak_nbytes[0] for run in found.runs]
+    sent = [(run.sent_nbytes["parameters"][0] + run.sent_nbytes["gradients"][0]) / 2 for run in found.runs]
+    for axes, expected in zip(drawn.figure.axes[1:], (held, sent), strict=True):
+        heights = [sum(patch.get_height() for patch in axes.patches
+                       if round(patch.get_x() + patch.get_width() / 2) == place) for place in range(4)]
+        # Bars are megabytes in binary floating point, added up here in another order.
+        assert heights == pytest.approx([nbytes / 1e6 for nbytes in expected], rel=1e-12)
+
+
+@pytest.mark.parametrize("over", chosen(["recompute"], training.OVER))  # the most runs, and the longest names
+def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
+    drawn = figure.comparison(figure.comparison_data(compared(over)))
+    assert seen.misplaced(drawn) == []
+    assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
+    assert drawn.figure.get_figwidth() <= 15
+
+
+def test_drawings_are_the_same_bytes_again_replace_each_other_whole_or_leave_what_was_there(tmp_path, monkeypatch):
+    found, place = compared(ranks=3), tmp_path / "it.svg"
+    once = figure.save_comparison(found, str(place)).read_bytes()
+    assert figure.save_comparison(found, str(place)).read_bytes() == once
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    assert_refused(lambda: figure.save_comparison(found, str(place)),
+                   re.escape("but: No space left on device; name a file that can be written"))
+    assert place.read_bytes() == once
+    assert list(tmp_path.iterdir()) == [place]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_options_that_cannot_be_are_refused_before_anything_runs():
+    for settings, text in [
+            ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"ranks": 0}, "ranks=0 must be"),
+            ({"sample_tokens": -1}, "sample_tokens=-1 must be a whole number, 0 or more"),
+            ({"batch": 1.5}, "batch=1.5 must be a whole number, 1 or more"),
+            ({"model": "gpt-nano", "ranks": 7000}, "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one "
+                                                   "for each rank; take fewer ranks, or a larger model"),
+            ({"ranks": 1025}, "ranks=1,025: all of them train in this process, one after the other; take at most 1,0"),
+            ({"model": "gpt-mikro"}, "did you mean 'gpt-micro'"), ({"stage": 4}, "ZeRO has the stages 0, 1, 2, 3, fou"),
+            ({"optimizer": "adamm"}, "no optimizer is called 'adamm'; choose one of .*adamw.*; did you mean 'adam'"),
+            ({"lr": 0.0}, "lr=0.0 must be a positive number"), ({"lr": float("nan")}, "lr=nan must be"),
+            ({"compute": "fp61"}, "no number format is named 'fp61'"), ({"recompute": "some"}, "recompute='some' name"),
+            ({"layout": "units"}, "no layout is called 'units'"),
+            ({"loss_scale": "big"}, "loss_scale='big' is neither a positive number nor 'dynamic'"),
+            ({"loss_scale": "-1"}, "loss_scale='-1' is neither")]:
+        assert_refused(lambda settings=settings: Options(**settings), text)
 
 
 def test_what_only_an_engine_knows_is_refused_without_a_step():
-    with pytest.raises(ValueError, match=r"Muon needs all of .* take layout='whole_matrices', or gather=True"):
-        require_engine(replace(TINY, optimizer="muon", layout="per_unit"))
-    with pytest.raises(zs.OutOfMemoryError, match="left of capacity_nbytes=1,000"):
-        require_engine(replace(TINY, capacity_nbytes=1000))
-    require_engine(TINY)
+    training.require_engine(TINY)
+    assert_refused(lambda: training.require_engine(replace(TINY, optimizer="muon", layout="per_unit")),
+                   "Muon needs all of .* take layout='whole_matrices', or gather=True")
+    assert_refused(lambda: training.require_engine(replace(TINY, capacity_nbytes=1000)),
+                   "left of capacity_nbytes=1,000", zs.OutOfMemoryError)
+
+
+def test_what_cannot_be_compared_is_refused_before_the_first_run():
+    short, heard = Corpus("short", shipped().tokens[:20]), []
+    for changes, corpus, over, values, text, error in [
+            ({}, shipped(), "compute", ["fp32", "fp61"], "no number format is named 'fp61'", ValueError),
+            ({}, shipped(), "stages", None, "asked to compare over 'stages'; choose one of stage, .* did you mean 'sta",
+             ValueError),
+            ({}, shipped(), "stage", [0], "over stage the values 0; name two or more that differ, as in 0, 1, 2, 3",
+             ValueError),
+            ({}, shipped(), "stage", [0, 3, 0], "over stage the values 0, 3, 0; name two or more that", ValueError),
+            ({}, shipped(), "stage", [], "over stage the values none; name two", ValueError),
+            ({}, shipped(), "stage", [0, ""], "ZeRO has the stages", ValueError),
+            ({}, short, "stage", None, "sequences of 8 need more", ValueError),
+            ({"layout": "per_unit"}, shipped(), "optimizer", ["adamw", "muon"], "Muon needs all of", ValueError),
+            ({"capacity_nbytes": 70_000}, shipped(), "stage", [3, 0], "^stage 0: rank 0 asked for",
+             zs.OutOfMemoryError)]:
+        asked = (replace(TINY, **changes), corpus, over, values, heard.append)
+        assert_refused(lambda asked=asked: training.compare(*asked), text, error)
+    assert heard == []
+
+
+def test_values_are_read_from_a_text():
+    assert training.values_of("stage", "0, 3") == [0, 3]
+    assert training.values_of("compute", "fp32,bf16") == ["fp32", "bf16"]
+    assert training.values_of("compute", None) is None
 
 
 @pytest.mark.slow
 def test_the_demo_learns_more_than_the_frequencies_of_bytes():
-    run = train(Options(steps=100), shipped())
+    run = training.train(Options(steps=100), shipped())
     assert run.held_out_loss < run.unigram_entropy - 0.4
     assert run.skipped == 0

@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.planning.recorded_runs import program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
-from zerosim.planning import ALGORITHMS, Link, Network, Sent, ceil_cut, collectives, cost, hardware, sent
+from zerosim.planning import ALGORITHMS, Link, Network, Sent, ceil_cut, collectives, cost, sent
 
 WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
 BARRIER = ("barrier", "dissemination")
@@ -198,14 +198,6 @@ def test_a_ring_that_leaves_its_node_goes_at_the_pace_of_the_slow_link_and_halvi
     found = cost.cost("all_reduce", "rabenseifner", ceil_cut(800, 8), 2, Network(FAST, SLOW, 4))
     # n/2 between the nodes, n/4 and n/8 inside, and back.
     assert found.seconds == pytest.approx(2 * (SLOW.seconds(800) + FAST.seconds(400) + FAST.seconds(200)))
-
-
-def test_fourteen_gigabytes_on_nvlink_take_54_ms_and_not_the_31_of_a_figure_for_both_ways():
-    for ranks, milliseconds in ((8, 54.4), (4096, 62.2)):
-        found = cost.cost("all_reduce", "ring", ceil_cut(7_000_000_000, ranks), 2, Network(hardware.link("nvlink4")))
-        assert found.transfer_seconds == pytest.approx(milliseconds / 1e3, abs=0.05e-3)
-    both_ways = 2 * 14 / 900
-    assert both_ways == pytest.approx(31e-3, abs=0.15e-3)
 
 
 # -- bandwidths -------------------------------------------------------------------------------------------------------

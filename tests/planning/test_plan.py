@@ -86,6 +86,14 @@ def test_more_sharding_holds_no_more_options_cost_bytes_and_spare_seconds_and_ev
         assert row.sent_nbytes_per_step == without.sent_nbytes_per_step
 
 
+def test_the_seconds_of_all_units_are_those_of_the_products():
+    for found in (zs.plan("gpt2", recompute="all", stage=3), zs.plan(parameters=10**9, largest_layer=10**8)):
+        for row in found.rows:
+            job = found.config.job(row.stage, row.recompute)
+            seconds = found.config.unit_seconds(job, row.recompute).values()
+            assert sum(seconds) == pytest.approx(row.compute_seconds, rel=1e-9), row.recompute
+
+
 def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer():
     def seconds(**changed):
         (row,) = zs.plan("gpt2-xl", **{**LLAMA, "tokens": 1024, "stage": 3, "recompute": "block", **changed}).rows

@@ -98,8 +98,6 @@ REFUSED = {
         (job(recompute_units=0), "recompute_units must be at least 1, got 0"),
         (job(unit_lengths=(7.5e9,)),
          "unit_lengths[0] must be a whole number, got 7500000000.0; write unit_lengths[0]=int(...)"),
-        (job(layout="contigous"), "no layout is called 'contigous'; the layouts are per_unit, contiguous; did you mean "
-         "'contiguous'?"),
         (partial(gathers_by_unit, 0), "unit_count must be at least 1, got 0"),
         *((partial(list, walk(Job((4, 6), 2, states, layout=layout))),
            "a step's events are of ZeRO's stages and of the layout per_unit")
@@ -116,7 +114,6 @@ REFUSED = {
         (partial(sent, "all_gather", "ring", (), 2), "cut must hold N+1 rising boundaries from 0 on, got ();"),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 0), "itemsize must be at least 1, got 0"),
-        (partial(cost.cost, "all_reduce", "quantum", (0, 4), 2, ONE_KIND), "no algorithm 'quantum' for 'all_reduce'"),
         (partial(cost.curve, "all_gather", "doubling", 3, ONE_KIND), "all_gather doubling swaps with partners"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes "
          "was asked about; this computes with fewer than 2^62 bytes"),
@@ -173,7 +170,6 @@ REFUSED = {
         (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "recompute='block' is not in the "
          "published table; it has none, selective, full; for block, segment(k), sub_block, selective, tiled take "
          "peak_nbytes"),
-        (partial(published_activations.peak_nbytes, PLAIN, 2, "none", "x"), "no published count 'x'"),
         (partial(published_activations.peak_nbytes, LLAMA.block(1, 8), 2), "the count sbh(34 + 5as/h) is of blocks "
          "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
          "gated network of 11008; take the count 'recomputed-outputs'"),

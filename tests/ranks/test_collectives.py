@@ -3,6 +3,7 @@
 Results are held against the plain oracles, bytes and steps against the planner's closed forms.
 """
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -171,13 +172,14 @@ def sent(one: Asked) -> closed_forms.Sent:
 
 def calls(row: tuple[str, str], ranks: int, dtype: np.dtype, lengths: list[int], forms: Any,
           options: list[dict[str, Any]]) -> list[Asked]:
-    """Some of the lengths, cuts, roots, forms and options of one row of the table, each length with each cut."""
+    """Calls of one row of the table: each length with some cuts; roots, forms and options by turns."""
     (operation, algorithm), turns = row, count()
     make = anything if "reduce" not in operation else normals if dtype in FLOATS.values() else whole_numbers
     legal, asked = [one for one in options if fits(operation, algorithm, dtype, one)] or [{}], []
     for length in lengths:
         vectors = make(ranks, length, dtype)
-        for cut in (None, *(cuts_of(length, ranks) if takes_splits(operation, algorithm, ranks) else ())):
+        cuts = list(cuts_of(length, ranks)) if takes_splits(operation, algorithm, ranks) else []
+        for cut in (None, *cuts[length % 2::2]):
             turn = next(turns)
             asked.append(Asked(operation, algorithm, vectors, cut, turn % ranks if operation in ROOTED else 0,
                                forms[turn % len(forms)], legal[turn % len(legal)]))
@@ -266,6 +268,28 @@ def test_without_data_ranks_hold_and_send_what_they_do_with_data_and_one_may_sta
         if row[1] == first:  # what a library's own sends is counted as the first algorithm would send
             native = replace(made, algorithm="native")
             assert [hub.sent_by(native, index) for index in range(ranks)] == real.trace.sent_nbytes()
+
+
+def test_a_rank_whose_arrays_have_no_data_answers_for_the_others_where_it_brings_numbers_of_its_own() -> None:
+    """Its memory gives arrays without data; messages, groups and other sums of numbers take all ranks."""
+    def held_and_gathered(rank: zs.Rank) -> list[int]:
+        assert isinstance(rank.memory.alloc(3, "f4", "gradient"), rank.xp.ndarray)
+        rank.barrier()
+        return rank.all_gather(np.array([rank.index, 7])).tolist()
+
+    def split(rank: zs.Rank) -> list[int]:
+        return rank.split(rank.index % 2).all_gather(np.array([rank.index])).tolist()
+
+    alone = zs.NullCluster(3, representative=2)
+    assert list(alone.run(held_and_gathered)) == [[2, 7, 2, 7, 2, 7]]
+    assert list(zs.NullCluster(3).run(held_and_gathered)) == [[0, 7, 1, 7, 2, 7]] * 3
+    assert list(zs.NullCluster(3).run(split)) == [[0, 2], [1], [0, 2]]
+    for program, text in [
+            (split, "was asked to split() them, but what color the others choose is not known; run all of them"),
+            (lambda rank: rank.send(np.ones(1), 0), "asked for send((1,), float64) to rank 0, but a message has one"),
+            (lambda rank: rank.all_reduce(np.ones(3)), "its array has data, and that of the other ranks is not there")]:
+        with pytest.raises(zs.AsymmetryError, match=re.escape(text)):
+            alone.run(program)
 
 
 @pytest.mark.parametrize("way", KINDS)

@@ -59,6 +59,10 @@ MISMATCHES: dict[str, tuple[Callable[[zs.Rank], object], int, str]] = {
     "a chunk of another length": (
         lambda r: r.all_gather(np.ones(2 + r.index)), 2,
         "rank 0 is in all_gather(call 0, (4,), float64); rank 1 is in all_gather(call 0, (6,), float64)"),
+    "a text to agree on": (
+        lambda r: r.agreeing("yes" if r.index else "no").broadcast(np.ones(4)), 2,
+        "rank 0 is in broadcast(call 0, (4,), float64, algorithm=tree, no); rank 1 is in broadcast(call 0, (4,), "
+        "float64, algorithm=tree, yes)"),
     "another length inside a group": (  # ranks are named by their places in the whole cluster
         lambda r: (group := r.split(0 if r.index % 2 else None)) and group.all_reduce(np.ones(2 + r.index // 3)), 5,
         "rank 1 is in all_reduce(call 0, (2,), float64); rank 3 is in all_reduce(call 0, (3,), float64)"),
@@ -75,7 +79,6 @@ def test_calls_that_differ_are_named_with_their_ranks(kind: dict) -> None:
     (lambda r: {"average": "split" if r.index else "divide_then_sum", "op": "mean"},
      ("average=divide_then_sum", "average=split")),
     (lambda r: {"splits": (0, 1, 4) if r.index else (0, 3, 4)}, ("splits=(0, 3, 4)", "splits=(0, 1, 4)")),
-    (lambda r: {"agreement": "b" if r.index else "a"}, ("float64, a)", "float64, b)")),
     (lambda r: {"purpose": "state" if r.index else "control"}, ("purpose=control", "purpose=state"))])
 def test_what_the_short_form_leaves_out_is_shown_where_it_is_the_difference(options, shown: tuple[str, str]) -> None:
     text = raised(zs.MismatchError, lambda r: r.all_reduce(np.ones(4), **options(r)), 2)

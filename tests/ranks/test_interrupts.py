@@ -13,7 +13,7 @@ import pytest
 
 import zerosim as zs
 from tests.ranks.asking import works
-from zerosim.ranks import process
+from zerosim.ranks import inspect, process
 
 ROOT = Path(__file__).parents[2]
 # The ways to run a program to its end.
@@ -75,7 +75,7 @@ def test_a_signal_inside_the_bookkeeping_is_raised_when_its_entry_is_whole(how: 
 
     def struck(self, holding, sign):
         if holding.name == "struck" and sign > 0:
-            signal.raise_signal(signal.SIGINT)
+            (lambda: signal.raise_signal(signal.SIGINT))()  # what it defines is a part of it
         moved(self, holding, sign)
 
     def program(rank):
@@ -123,6 +123,20 @@ def test_a_signal_inside_a_watcher_of_collections_is_raised_at_the_next_switch_o
 @pytest.mark.parametrize("how", RUNS)
 def test_a_signal_that_came_last_is_raised_when_the_run_is_over(how: str) -> None:
     interrupted(how, zs.Cluster(1), process.guarded(lambda rank: signal.raise_signal(signal.SIGINT)))
+
+
+def test_ctrl_c_while_the_ranks_are_looked_at_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return look(*arguments)
+
+    look, cluster = inspect.look, zs.Cluster(2)
+    monkeypatch.setattr(inspect, "look", process.guarded(struck))
+    steps = zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), cluster=cluster)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert works(cluster)
+    assert list(steps) == []
 
 
 @pytest.mark.parametrize("how", RUNS)

@@ -1,4 +1,4 @@
-"""The one place that imports mpi4py, and what it says where that cannot be."""
+"""One rank in each process of MPI: arrays as messages of bytes, hop by hop or by MPI's own collectives, and notes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,8 +34,8 @@ def mpi() -> Any:
     return MPI
 
 
-# ----------------------------------------------------------------------------------------------------
-# Arrays as MPI messages of bytes: MPI has no name for bf16 or fp8, and all additions are made here, by the kernels
+# -- Arrays as messages of bytes ---------------------------------------------------------------------------------------
+# MPI has no name for bf16 or fp8, and all additions are made here, by the kernels.
 
 Leftovers = list[Callable[[], bool]]  # each is asked, until it says so, whether what was given up is over
 

@@ -23,12 +23,10 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and printed number by number."""
-    from zerosim.course.worked_example import example_of, replays, replays_as_json, stages_named
-    from zerosim.course.worked_example_view import replays_view
+    from zerosim.course.worked_example import example_of, replays, stages_named
 
-    example = example_of(weights, data, ranks, learning_rate, compute, layout, recompute)
-    found = replays(example, stages_named(stage))
-    answer(as_json, lambda: replays_as_json(example, found), lambda: replays_view(example, found, hops=hops))
+    found = replays(example_of(weights, data, ranks, learning_rate, compute, layout, recompute), stages_named(stage))
+    answer(as_json, found.as_json, lambda: found.view(hops=hops))
 
 
 @command("lost-updates")

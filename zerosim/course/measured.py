@@ -1,4 +1,4 @@
-"""The kinds of memory that are looked at together."""
+"""Bytes that runs hold and send, beside the formulas: of small steps, of a GPT's activations, of a row of a plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any
 
 from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
-from zerosim.numerics import random
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -33,15 +32,15 @@ FLOWING = ("activation", "checkpointed_input", "activation_gradient")
 GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "workspace")
 
 
-# -- Training steps of an MLP, beside the closed forms ---------------------------------------------------------------
+# -- training steps of an MLP, beside the closed forms ----------------------------------------------------------------
 # Legend: N ranks, P parameters, B batch.
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One training step under one stage: bytes by kind, per rank, read from the ledgers of a run.
+    """One training step under one stage: bytes of each rank that ran, at rest and at its fullest instant by kind, and
+    sent by purpose.
 
-    ``resting_nbytes`` is what a rank holds between two steps, ``peak_nbytes`` the breakdown at its fullest instant.
     ``replicated`` and ``shared`` are the estimate in bytes per parameter: a rank rests at replicated + shared / N.
     """
 
@@ -50,6 +49,7 @@ class MeasuredStep:
     parameter_count: int
     resting_nbytes: tuple[BytesByKind, ...]
     peak_nbytes: tuple[BytesByKind, ...]
+    sent_nbytes: tuple[BytesByKind, ...]
     replicated: Fraction
     shared: Fraction
 
@@ -65,102 +65,48 @@ class MeasuredStep:
         return self.replicated + self.shared / self.ranks
 
 
-def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int, policy: Policy, rows: int,
-                  layout: str = "per_unit") -> MeasuredStep:
-    """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads the ledgers.
+def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int, policy: Policy, rows: int = 1,
+                  layout: str = "per_unit", with_data: bool = True) -> MeasuredStep:
+    """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads what they held.
 
-    What rests is asserted to equal the closed forms to the byte, on every rank. Raises ValueError for an optimizer
-    whose state is no number of bytes for each parameter, as Muon's.
+    Without data it is one rank that stands for all, and the model may have any size. What rests and what was sent is
+    asserted to equal the closed forms to the byte, on every rank that ran. The formula is without padding: Adam in
+    mixed precision has (replicated, shared) = (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError
+    for an optimizer whose state is no number of bytes for each parameter, as Muon's.
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
-    cluster, model = Cluster(ranks), MLP(widths)
-    found = bytes_per_parameter(closed_forms.STAGES[stage], optimizer, policy)
+    model, states, itemsize = MLP(widths), closed_forms.STAGES[stage], policy.state_dtype.itemsize
+    formula = convention_of(policy).per_parameter(states, per_parameter_nbytes(optimizer, itemsize))
+    cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
     engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
-    assert len(engines) == ranks  # as long as the engines live, what they hold at rest is held
-    resting = tuple(cluster.memory.now_nbytes_by_kind)
-    job = _job(model, optimizer, ranks, stage, policy, layout)
-    assert list(resting) == _predicted(job, optimizer), "the ledger differs from the closed forms"
-    return MeasuredStep(stage, ranks, model.parameter_count, resting,
-                        tuple(cluster.memory.peak_nbytes_by_kind), *found)
+    resting = tuple({kind: nbytes for kind, nbytes in held.items() if kind in RESTING_KINDS}
+                    for held in cluster.memory.now_nbytes_by_kind)
+    assert len(engines) == len(resting)  # as long as the engines live, what they hold at rest is held
+    tensors = sum(len(unit.shapes) for unit in model.units)
+    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, states, layout=layout,
+                           policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
+    state = state_nbytes(optimizer, (job.held(states.optimizer_sharded),), itemsize)
+    own = {"optimizer_state": state} if state else {}  # whatever its formats are
+    predicted = [found | own for found in closed_forms.resting_nbytes(job)[:len(resting)]]
+    assert list(resting) == predicted, "the ledger differs from the closed forms"
+    sent = {purpose: nbytes[:len(resting)] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
+    assert all(cluster.trace[rank].sent_nbytes(purpose) == nbytes for purpose, of_ranks in sent.items()
+               for rank, nbytes in enumerate(of_ranks)), "the trace differs from the closed forms"
+    return MeasuredStep(stage, ranks, model.parameter_count, resting, tuple(cluster.memory.peak_nbytes_by_kind),
+                        tuple({purpose: nbytes[rank] for purpose, nbytes in sent.items()}
+                              for rank in range(len(resting))), *map(Fraction, formula))
 
 
 def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy, sample: tuple[int, int, int],
               layout: str) -> Engine:
     engine = Engine(rank, model, optimizer, stage=stage, policy=policy, layout=layout)
-    rows, inputs, outputs = sample
-    key = f"rank{rank.index}"
-    x = random.normal((0, "data x", 0, key), 0, rows * inputs).reshape(rows, inputs)
-    target = random.normal((0, "data target", 0, key), 0, rows * outputs).reshape(rows, outputs)
+    rows, *widths = sample
+    x, target = (rank.xp.zeros((rows, width), "float32") for width in widths)  # bytes depend on no value
     engine.step([(x, target)])
     return engine
 
 
-def _job(model: MLP, optimizer: Optimizer, ranks: int, stage: int, policy: Policy, layout: str) -> closed_forms.Job:
-    """The step on paper; the optimizer's state is added by `_predicted`, whatever its formats are."""
-    tensors = sum(len(unit.shapes) for unit in model.units)
-    return closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage],
-                            layout=layout,
-                      policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
-
-
-def _predicted(job: closed_forms.Job, optimizer: Optimizer) -> list[BytesByKind]:
-    """The resting memory of each rank by the closed forms, empty kinds left out."""
-    held, itemsize = job.held(job.states.optimizer_sharded), job.policy.state_dtype.itemsize
-    state = state_nbytes(optimizer, (held,), itemsize)
-    return [found | ({"optimizer_state": state} if state else {}) for found in closed_forms.resting_nbytes(job)]
-
-
-def bytes_per_parameter(states: closed_forms.ShardedStates, optimizer: Optimizer,
-                        policy: Policy) -> tuple[Fraction, Fraction]:
-    """(replicated, shared): what every rank holds of each parameter, and what all ranks hold of it together.
-
-    Without padding. Adam in mixed precision: (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError for
-    an optimizer whose state is no number of bytes for each parameter.
-    Source: Rajbhandari et al. 2020 (ZeRO), section 5.
-    """
-    state = per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
-    replicated, shared = convention_of(policy).per_parameter(states, state)
-    return Fraction(replicated), Fraction(shared)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredBytes:
-    """One step without data, on a rank that stands for all: what it holds at rest by kind, and sends by purpose."""
-
-    stage: int
-    ranks: int
-    parameter_count: int
-    resting_nbytes: BytesByKind
-    sent_nbytes: BytesByKind
-
-
-def measured_bytes(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int,
-                   policy: Policy) -> MeasuredBytes:
-    """Trains an MLP of these widths for one step on N ranks on arrays without data, of any size, and reads rank 0.
-
-    What rests and what was sent is asserted to equal the closed forms to the byte. Raises ValueError for an optimizer
-    whose state is no number of bytes for each parameter, as Muon's.
-    """
-    per_parameter_nbytes(optimizer)
-    cluster, model = NullCluster(ranks, representative=0), MLP(widths)
-    resting = cluster.run(_null_mlp_step, model, optimizer, stage, policy, (widths[0], widths[-1]))[0]
-    job = _job(model, optimizer, ranks, stage, policy, "per_unit")
-    sent = {purpose: cluster.trace[0].sent_nbytes(purpose) for purpose in closed_forms.sent_nbytes(job)}
-    assert resting == _predicted(job, optimizer)[0], "the ledger differs from the closed forms"
-    predicted = {purpose: nbytes[0] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
-    assert sent == predicted, "so does the trace"
-    return MeasuredBytes(stage, ranks, model.parameter_count, resting, sent)
-
-
-def _null_mlp_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy,
-                   sample: tuple[int, int]) -> BytesByKind:
-    """One step on one sample; what rests after it."""
-    engine = Engine(rank, model, optimizer, stage=stage, policy=policy)
-    x, target = (rank.xp.zeros((1, width), "float32") for width in sample)
-    engine.step([(x, target)])
-    return {kind: nbytes for kind, nbytes in rank.memory.now_nbytes_by_kind.items() if kind in RESTING_KINDS}
-
-
-# -- What a GPT keeps and computes under each recomputation policy, beside the closed forms -------------------------
+# -- what a GPT keeps and computes under each recomputation policy, beside the closed forms ---------------------------
 
 # The arrays that a block keeps of its forward pass, in the order of its layers, by the closed forms' names.
 MADE_IN_ORDER = (*("LayerNorm 1 statistics",) * 2, "QKV", "attention output", "probabilities", "LayerNorm 2 input",
@@ -226,7 +172,8 @@ def measured_tensors(block: Block) -> dict[str, int]:
     return found
 
 
-# -- A row of a plan, beside the ledger and trace of a run without data ----------------------------------------------
+# -- a row of a plan, beside memory and trace of a run without data ---------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:

@@ -4,16 +4,19 @@ h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. Rank r trai
 Legend: N ranks, P = 4 weights.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from zerosim.display.plain import plain
+from zerosim.display.views import View
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Initializer, Model, Recompute, Unit, Weights
@@ -22,6 +25,7 @@ from zerosim.optim.elementwise import Adam
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Collective, Compute, Held, Hop, Row, SpanBegin, Trace
+from zerosim.shown import Shown
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, layout_of
 from zerosim.zero.placements import SHARDED, STAGES, Placement, Stage, stage_of
@@ -75,114 +79,6 @@ class Example:
         return sample_of(rank) if self.samples is None else self.samples[rank]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitPass:
-    """One run of a unit, forward or backward: what came in, what went out, the gradients that it wrote."""
-
-    unit: str
-    values_in: np.ndarray
-    values_out: np.ndarray | None
-    gradients: np.ndarray | None = None
-
-
-class WatchedUnit(Unit):
-    """A unit that computes as it did before, and writes down what passes through."""
-
-    def __init__(self, unit: Unit, passes: list[UnitPass]) -> None:
-        self.unit, self.passes, self.name = unit, passes, unit.name
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The watched unit's."""
-        return self.unit.shapes
-
-    def initializer(self, name: str) -> Initializer:
-        """The watched unit's."""
-        return self.unit.initializer(name)
-
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """The watched unit's forward, written down."""
-        y, kept = self.unit.forward(ctx, w, x)
-        self.passes.append(UnitPass(self.name, x.ravel().copy(), y.ravel().copy()))
-        return y, kept
-
-    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
-        """The watched unit's backward, written down."""
-        seen = dy.ravel().copy()
-        dx, grads = self.unit.backward(ctx, w, kept, dy)
-        written = np.concatenate([grads[name].ravel() for name in self.shapes])
-        self.passes.append(UnitPass(self.name, seen, None if dx is None else dx.ravel().copy(), written))
-        return dx, grads
-
-
-@dataclass(frozen=True, slots=True)
-class Resting:
-    """A copy of one array at rest on one rank, and its placement."""
-
-    placement: Placement
-    values: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class StepSnapshot:
-    """One rank at one moment: its arrays, the bytes that it holds by kind, and how far its trace has come."""
-
-    moment: str
-    arrays: dict[str, Resting]
-    held_nbytes: dict[str, int]
-    rows: int
-
-
-@dataclass(slots=True)
-class StepRecorder:
-    """The records of one rank: what it brings back from the step."""
-
-    passes: list[UnitPass] = field(default_factory=list)
-    snapshots: list[StepSnapshot] = field(default_factory=list)
-    loss: float = 0.0
-    skipped: bool = False
-    divisor: float = 1.0
-
-    def look(self, engine: Engine, moment: str) -> None:
-        """Takes a snapshot, on paper of its own: nothing of it is charged to the rank."""
-        group, stage = engine.param_group, engine.stage
-        arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
-                  "gradient": Resting(stage.gradients, group.gradient.copy()),
-                  "master": Resting(group.master_placement, group.master.copy())}
-        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in group.slots.items()}
-        if group.reduced is not None:
-            arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
-            self.divisor = group.reduced.divisor
-        memory = engine.rank.memory
-        self.snapshots.append(StepSnapshot(moment, arrays, memory.now_nbytes_by_kind, len(engine.rank.trace.rows)))
-
-    def snapshot(self, moment: str) -> StepSnapshot:
-        """The snapshot of a moment."""
-        return next(shot for shot in self.snapshots if shot.moment == moment)
-
-
-def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
-    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    recorder = StepRecorder()
-    model = four_weights(example.weights)
-    watched = Model([WatchedUnit(unit, recorder.passes) for unit in model.units], model.loss)
-    engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
-                    layout=example.layout, recompute=example.recompute)
-    recorder.look(engine, "start")
-    x, target = example.sample(rank.index)
-    tape = engine.forward(np.array([x]), np.array([[target]]))
-    recorder.loss = tape.loss
-    engine.backward(tape)
-    recorder.look(engine, "backward")
-    engine.reduce()
-    recorder.look(engine, "reduce")
-    recorder.skipped = engine.update().skipped
-    recorder.look(engine, "update")
-    engine.all_gather_parameters()
-    recorder.look(engine, "end")
-    return recorder
-
-
 def parse_numbers(text: str) -> tuple[float, ...]:
     """``"1,2.5"`` -> (1.0, 2.5); ValueError for anything else."""
     try:
@@ -215,19 +111,110 @@ def example_of(weights: str, data: str | None, ranks: int | None, learning_rate:
     return Example(parse_numbers(weights), samples, ranks, learning_rate, compute, layout, recompute)
 
 
-def is_sharded(resting: Resting) -> bool:
-    """True when a rank has its own pieces only."""
-    return resting.placement is SHARDED
+# -- the step, and what each rank writes down of it ------------------------------------------------------------------
 
 
-def exact(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Python floats whose shortest decimals are those of the fp32 values: 0.03, not 0.029999999329447746."""
-    return [float(str(np.float32(value))) for value in values]
+@dataclass(frozen=True, slots=True)
+class UnitPass:
+    """One run of a unit, forward or backward: what came in, what went out, the gradients that it wrote."""
+
+    values_in: np.ndarray
+    values_out: np.ndarray | None
+    gradients: np.ndarray | None = None
 
 
-# -- From the ranks' traces to one story: what all ranks did, in order, with the bytes each sent and holds -----------
-# Legend: N ranks.
+class WatchedUnit(Unit):
+    """A unit that computes as it did before, and writes down what passes through."""
 
+    def __init__(self, unit: Unit, passes: list[UnitPass]) -> None:
+        self.unit, self.passes, self.name = unit, passes, unit.name
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The watched unit's."""
+        return self.unit.shapes
+
+    def initializer(self, name: str) -> Initializer:
+        """The watched unit's."""
+        return self.unit.initializer(name)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """The watched unit's forward, written down."""
+        y, kept = self.unit.forward(ctx, w, x)
+        self.passes.append(UnitPass(x.ravel().copy(), y.ravel().copy()))
+        return y, kept
+
+    def backward(self, ctx: Context, w: Weights, kept: Any, dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
+        """The watched unit's backward, written down."""
+        seen = dy.ravel().copy()
+        dx, grads = self.unit.backward(ctx, w, kept, dy)
+        written = np.concatenate([grads[name].ravel() for name in self.shapes])
+        self.passes.append(UnitPass(seen, None if dx is None else dx.ravel().copy(), written))
+        return dx, grads
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """A copy of one array at rest on one rank, and its placement."""
+
+    placement: Placement
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepSnapshot:
+    """One rank at one moment: its arrays, and the bytes that it holds by kind."""
+
+    arrays: dict[str, Resting]
+    held_nbytes: dict[str, int]
+
+
+@dataclass(slots=True)
+class StepRecorder:
+    """The records of one rank, which it brings back from the step: the passes in order, and snapshots by moment."""
+
+    passes: list[UnitPass] = field(default_factory=list)
+    snapshots: dict[str, StepSnapshot] = field(default_factory=dict)
+    loss: float = 0.0
+    skipped: bool = False
+    divisor: float = 1.0
+
+    def look(self, engine: Engine, moment: str) -> None:
+        """Takes a snapshot, on paper of its own: nothing of it is charged to the rank."""
+        group, stage = engine.param_group, engine.stage
+        arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
+                  "gradient": Resting(stage.gradients, group.gradient.copy()),
+                  "master": Resting(group.master_placement, group.master.copy())}
+        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in group.slots.items()}
+        if group.reduced is not None:
+            arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
+            self.divisor = group.reduced.divisor
+        self.snapshots[moment] = StepSnapshot(arrays, engine.rank.memory.now_nbytes_by_kind)
+
+
+def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
+    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
+    recorder = StepRecorder()
+    model = four_weights(example.weights)
+    watched = Model([WatchedUnit(unit, recorder.passes) for unit in model.units], model.loss)
+    engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
+                    layout=example.layout, recompute=example.recompute)
+    recorder.look(engine, "start")
+    x, target = example.sample(rank.index)
+    tape = engine.forward(np.array([x]), np.array([[target]]))
+    recorder.loss = tape.loss
+    engine.backward(tape)
+    recorder.look(engine, "backward")
+    engine.reduce()
+    recorder.look(engine, "reduce")
+    recorder.skipped = engine.update().skipped
+    recorder.look(engine, "update")
+    engine.all_gather_parameters()
+    recorder.look(engine, "end")
+    return recorder
+
+
+# -- from the ranks' traces to one story: what all ranks did, in order, with the bytes that each sent and holds --------
 
 SHOWN_FREES = ("gathered_parameter", "unit_gradient")
 SHOWN_PURPOSES = ("parameters", "gradients")
@@ -238,66 +225,53 @@ class StoryStep:
     """One thing that every rank did: ``op`` on ``unit``.
 
     ``sent_nbytes`` and ``held_nbytes`` (by kind, right after it) are per rank; ``kind`` says what a "free" freed;
-    ``call`` is the number of a collective; ``row`` is where it stands in each rank's trace.
+    ``call`` is the number of a collective.
     """
 
     op: str
     unit: str
-    sent_nbytes: tuple[int, ...]
-    held_nbytes: tuple[dict[str, int], ...]
-    kind: str | None
-    call: int | None
-    rows: tuple[int, ...]
+    sent_nbytes: tuple[int, ...] = (0,)
+    held_nbytes: tuple[dict[str, int], ...] = ()
+    kind: str | None = None
+    call: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """A step as one rank's trace shows it."""
-
-    op: str
-    unit: str
-    sent_nbytes: int
-    held_nbytes: dict[str, int]
-    kind: str | None
-    call: int | None
-    row: int
-
-
-def steps(traces: Sequence[Trace]) -> list[StoryStep]:
+def story(traces: Sequence[Trace]) -> list[StoryStep]:
     """The story of a run whose ranks all did the same things in the same order."""
     found = []
-    for marks in zip(*(_marks(trace) for trace in traces), strict=True):
-        first = marks[0]
-        assert all((mark.op, mark.unit) == (first.op, first.unit) for mark in marks)
-        found.append(StoryStep(first.op, first.unit, tuple(m.sent_nbytes for m in marks),
-                          tuple(m.held_nbytes for m in marks), first.kind, first.call, tuple(m.row for m in marks)))
+    for own in zip(*map(_own_story, traces), strict=True):
+        assert len({(step.op, step.unit) for step in own}) == 1, "ranks did different things"
+        found.append(replace(own[0], sent_nbytes=tuple(step.sent_nbytes[0] for step in own),
+                             held_nbytes=tuple(step.held_nbytes[0] for step in own)))
     return found
 
 
-def _marks(trace: Trace) -> list[RankStep]:
-    """The rows of one trace that belong in the story; computing rows of one unit in a row are one step."""
-    marks: list[RankStep] = []
+def _own_story(trace: Trace) -> list[StoryStep]:
+    """The story of one rank. Of the arithmetic of one unit in a row the first is the step."""
+    found: list[StoryStep] = []
     held: Counter[str] = Counter()
-    for index, row in enumerate(trace.rows):
+    for row in trace.rows:
         if isinstance(row, Held):
             held[row.kind] += row.nbytes
-        for op, unit, nbytes, kind, call in _shown_steps(row):
-            again = bool(marks) and isinstance(row, Compute) and (marks[-1].op, marks[-1].unit) == (op, unit)
-            if not again:
-                marks.append(RankStep(op, unit, nbytes, {k: n for k, n in held.items() if n}, kind, call, index))
-    return marks
+        step = _step_of(row)
+        again = step and found and isinstance(row, Compute) and (found[-1].op, found[-1].unit) == (step.op, step.unit)
+        if step and not again:
+            found.append(replace(step, held_nbytes=({kind: nbytes for kind, nbytes in held.items() if nbytes},)))
+    return found
 
 
-def _shown_steps(row: Row) -> Iterator[tuple[str, str, int, str | None, int | None]]:
+def _step_of(row: Row) -> StoryStep | None:
+    """The step that begins with a row of a trace; None for a row that the story leaves out."""
     match row:
         case Collective() if row.purpose in SHOWN_PURPOSES:
-            yield row.call.operation, row.span[-1], row.sent_nbytes, None, row.call.number
+            return StoryStep(row.call.operation, row.span[-1], (row.sent_nbytes,), call=row.call.number)
         case Held() if row.nbytes < 0 and row.kind in SHOWN_FREES:
-            yield "free", row.name, 0, row.kind, None
+            return StoryStep("free", row.name, kind=row.kind)
         case Compute() if row.span:
-            yield _computing(row.span), row.span[1] if len(row.span) > 1 else "all", 0, None, None
+            return StoryStep(_computing(row.span), row.span[1] if len(row.span) > 1 else "all")
         case SpanBegin() if row.path == ("update",):
-            yield "update", "all", 0, None, None
+            return StoryStep("update", "all")
+    return None
 
 
 def _computing(span: tuple[str, ...]) -> str:
@@ -305,8 +279,8 @@ def _computing(span: tuple[str, ...]) -> str:
     return "recompute" if "recompute" in span else span[0]
 
 
-# -- Replays the worked example under a stage and gathers everything that it shows, as data --------------------------
-# Legend: N ranks, P = 4 weights; lists are per rank where they say so, else over the weights w1 ... w4.
+# -- a replay: all that one stage shows, as data ----------------------------------------------------------------------
+# Lists are per rank where they say so, else over the weights w1 ... w4.
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +300,8 @@ class Replay:
     layout: Layout
     steps: list[StoryStep]
     hops: dict[int, list[HopValues]]  # by call number
-    recorders: list[StepRecorder]          # per rank
-    sent_nbytes: list[int]            # per rank, parameters and gradients
+    recorders: list[StepRecorder]  # per rank
+    sent_nbytes: list[int]  # per rank, parameters and gradients
     peak_nbytes_by_kind: list[dict[str, int]]
 
     @property
@@ -337,8 +311,9 @@ class Replay:
 
     @property
     def local_gradients(self) -> list[list[float]]:
-        """The gradient of each rank's own sample, before any reduction."""
-        return [exact(local_gradient(recorder)) for recorder in self.recorders]
+        """The gradient of each rank's own sample, before any reduction: what its backward wrote, last unit first."""
+        return [exact(np.concatenate([seen.gradients for seen in reversed(recorder.passes)
+                                      if seen.gradients is not None])) for recorder in self.recorders]
 
     @property
     def reduced_gradients(self) -> list[float]:
@@ -348,29 +323,33 @@ class Replay:
 
     def whole(self, name: str, moment: str, rank: int = 0) -> np.ndarray:
         """The four values of one state at one moment: put together from all ranks where sharded, else ``rank``'s."""
-        resting = [recorder.snapshot(moment).arrays[name] for recorder in self.recorders]
-        if not is_sharded(resting[0]):
-            return without_padding(self.layout, resting[rank].values)
-        vector = np.zeros(self.layout.length, resting[0].values.dtype)
-        for owner, mine in enumerate(resting):
-            for piece in self.layout.valid(owner):
-                vector[piece.vector] = mine.values[piece.shard]
-        return without_padding(self.layout, vector)
+        resting = self.recorders[rank].snapshots[moment].arrays[name]
+        owners = range(self.example.ranks) if resting.placement is SHARDED else [rank]
+        held = {number: value for owner in owners for number, value in self._held(name, moment, owner)}
+        return np.array([held[number] for number in range(len(NAMES))], resting.values.dtype)
 
     def held_part(self, name: str, moment: str, rank: int) -> dict[int, float]:
         """Weight number -> value, for what one rank holds of a state."""
-        resting: Resting = self.recorders[rank].snapshot(moment).arrays[name]
-        if not is_sharded(resting):
-            return dict(enumerate(exact(without_padding(self.layout, resting.values))))
-        index = {at: i for i, at in enumerate(positions(self.layout))}
-        return {index[at]: exact([resting.values[lies]])[0] for piece in self.layout.valid(rank)
-                for at, lies in zip(range(piece.vector.start, piece.vector.stop),
-                                    range(piece.shard.start, piece.shard.stop), strict=True)}
+        return {number: exact([value])[0] for number, value in self._held(name, moment, rank)}
+
+    def _held(self, name: str, moment: str, rank: int) -> Iterator[tuple[int, Any]]:
+        """The weights of which a rank holds a state, by number, and its values in their own format."""
+        resting = self.recorders[rank].snapshots[moment].arrays[name]
+        number_at = {at: number for number, at in enumerate(
+            at for entry in self.layout.entries for at in range(entry.low, entry.high))}
+        if resting.placement is not SHARDED:
+            yield from ((number, resting.values[at]) for at, number in number_at.items())
+            return
+        for piece in self.layout.valid(rank):
+            for at, lies in zip(range(piece.vector.start, piece.vector.stop),
+                                range(piece.shard.start, piece.shard.stop), strict=True):
+                yield number_at[at], resting.values[lies]
 
     def as_json(self) -> dict[str, Any]:
         """The replay as plain data; numbers are the shortest decimals that give back the same fp32."""
         return {
-            "events": [step_as_json(step) for step in self.steps],
+            "events": [{"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)}
+                       | ({"kind": step.kind} if step.kind else {}) for step in self.steps],
             "losses": self.losses,
             "local_gradients": self.local_gradients,
             "reduced_gradients": self.reduced_gradients,
@@ -396,7 +375,7 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
     return Replay(example, stage_of(stage), layout_of(four_weights(), example.ranks, example.layout),
-                  steps(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
+                  story(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   cluster.memory.peak_nbytes_by_kind)
 
 
@@ -409,39 +388,37 @@ def stages_named(text: str) -> list[int]:
     return [int(text)]
 
 
-def replays(example: Example, stages: Iterable[int]) -> dict[int, Replay]:
+@dataclass(frozen=True, slots=True)
+class Replays(Shown):
+    """The example under several stages, by number."""
+
+    example: Example
+    stages: dict[int, Replay]
+
+    def view(self, *, hops: bool = False) -> View:
+        """Every stage for a terminal or a notebook, with every message of every collective where ``hops``."""
+        from zerosim.course.worked_example_view import lesson
+
+        return lesson(self, hops=hops)
+
+    def as_json(self) -> dict[str, Any]:
+        """All stages, with the settings that they share; what is no finite number is a text."""
+        example = self.example
+        data: dict[str, Any] = plain({
+            "ranks": example.ranks, "format": example.compute, "layout": example.layout,
+            "recompute": example.recompute,
+            "stages": {str(stage): found.as_json() for stage, found in self.stages.items()}})
+        return data
+
+
+def replays(example: Example, stages: Iterable[int]) -> Replays:
     """The example under each of the stages."""
-    return {stage: replay(example, stage) for stage in stages}
+    return Replays(example, {stage: replay(example, stage) for stage in stages})
 
 
-def replays_as_json(example: Example, replays: dict[int, Replay]) -> dict[str, Any]:
-    """All stages asked for, with the settings that they share; what is no finite number is a text."""
-    whole: dict[str, Any] = plain({
-        "ranks": example.ranks, "format": example.compute, "layout": example.layout, "recompute": example.recompute,
-        "stages": {str(stage): found.as_json() for stage, found in replays.items()}})
-    return whole
-
-
-def step_as_json(step: StoryStep) -> dict[str, Any]:
-    """One event; what was freed is named, and nothing is said of bytes that cannot be sent."""
-    freed = {"kind": step.kind} if step.kind else {}
-    return {"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)} | freed
-
-
-def local_gradient(recorder: StepRecorder) -> np.ndarray:
-    """The four gradients that a rank's backward wrote, in the order of the weights."""
-    written = [seen.gradients for seen in reversed(recorder.passes) if seen.gradients is not None]
-    return np.concatenate(written)
-
-
-def positions(layout: Layout) -> list[int]:
-    """The place of each weight in the padded vector."""
-    return [at for entry in layout.entries for at in range(entry.low, entry.high)]
-
-
-def without_padding(layout: Layout, vector: np.ndarray) -> np.ndarray:
-    """The weights of a padded vector, in order."""
-    return vector[positions(layout)]
+def exact(values: Sequence[float] | np.ndarray) -> list[float]:
+    """Python floats whose shortest decimals are those of the fp32 values: 0.03, not 0.029999999329447746."""
+    return [float(str(np.float32(value))) for value in values]
 
 
 def decimal(value: Any) -> str:

@@ -4,7 +4,7 @@ Legend: B batch, O outputs, T tokens of a sample, M = B·T places, V classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HalfSquaredError:
-    """The mean over the batch of ½·Σ(y - target)²."""
+    """The mean over the batch of ½·Σ(y - target)²: y (B, O) in the compute dtype, target (B, O) of any format."""
 
     integer_targets: ClassVar[bool] = False
     is_global: ClassVar[bool] = False
@@ -47,52 +47,39 @@ class HalfSquaredError:
         """All of them."""
         return target.size
 
-    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
-        """See `half_squared_error_forward`."""
-        return half_squared_error_forward(ctx, y, target)
+    def forward(self, ctx: Context, y: np.ndarray,
+                target: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
+        """The loss; saves y and target.
 
-    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
-        """See `half_squared_error_backward`."""
-        return half_squared_error_backward(ctx, saved, scale)
+        Differences are fp32, their squares are added up in float64 and the mean is rounded to fp32 once (all in
+        float64 where the compute dtype is). Raises ValueError for other shapes, an empty batch, another dtype.
+        """
+        where = "HalfSquaredError"
+        require_shape(where, "a target", target, y.shape, "a target has one value for each output of the "
+                      "model; broadcasting would compare every row with every other")
+        require_at_rest(ctx, where, y=y)
+        if target.dtype.itemsize > ctx.wide_dtype.itemsize:
+            raise ValueError(f"{where} computes in {ctx.wide_dtype}, and found a target in {target.dtype}; round "
+                             "it first, with astype(np.float32), so that no arithmetic is wider than it says")
+        if y.ndim == 0 or y.size == 0:
+            raise ValueError(f"{where} asked for a batch, and found shape {y.shape}; a mean needs a row or more")
+        total = _sum_of_squares(ctx, y.reshape(-1), target.reshape(-1))
+        ctx.note(flops=3 * y.size, nbytes=y.nbytes + target.nbytes)
+        return _mean(ctx, 0.5 * total, y.shape[0]), (y, target)
 
+    def backward(self, ctx: Context, saved: tuple[np.ndarray, np.ndarray], scale: float) -> np.ndarray:
+        """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
+        y, target = saved
+        factor = scale / y.shape[0]
 
-def half_squared_error_forward(ctx: Context, y: np.ndarray,
-                               target: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-    """Mean over B of ½·Σ_O (y - target)²: y (B, O) in the compute dtype, target (B, O) of any format.
+        def scaled_difference(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
+            np.subtract(y, target, out=dy)
+            dy *= factor
 
-    Differences are fp32, their squares are added up in float64 and the mean is rounded to fp32 once (all in
-    float64 where the compute dtype is). Saves y and target. Raises ValueError for other shapes, an empty
-    batch, another dtype.
-    """
-    where = "half_squared_error_forward"
-    require_shape(where, "a target", target, y.shape, "a target has one value for each output of the "
-                  "model; broadcasting would compare every row with every other")
-    require_at_rest(ctx, where, y=y)
-    if target.dtype.itemsize > ctx.wide_dtype.itemsize:
-        raise ValueError(f"{where} computes in {ctx.wide_dtype}, and found a target in {target.dtype}; round "
-                         "it first, with astype(np.float32), so that no arithmetic is wider than it says")
-    if y.ndim == 0 or y.size == 0:
-        raise ValueError(f"{where} asked for a batch, and found shape {y.shape}; a mean needs a row or more")
-    total = _sum_of_squares(ctx, y.reshape(-1), target.reshape(-1))
-    ctx.note(flops=3 * y.size, nbytes=y.nbytes + target.nbytes)
-    with np.errstate(all="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
-        return float(np.asarray(0.5 * total / y.shape[0]).astype(ctx.wide_dtype)), (y, target)
-
-
-def half_squared_error_backward(ctx: Context, saved: tuple[np.ndarray, np.ndarray],
-                                scale: float) -> np.ndarray:
-    """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
-    y, target = saved
-    factor = scale / y.shape[0]
-
-    def scaled_difference(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
-        np.subtract(y, target, out=dy)
-        dy *= factor
-
-    dy = ctx.empty(y.shape, "activation_gradient", name="loss.dy")
-    ctx.kernels.elementwise(scaled_difference, y.reshape(-1), target.reshape(-1), out=dy.reshape(-1))
-    ctx.note(flops=2 * y.size, nbytes=y.nbytes + target.nbytes + dy.nbytes)
-    return dy
+        dy = ctx.empty(y.shape, "activation_gradient", name="loss.dy")
+        ctx.kernels.elementwise(scaled_difference, y.reshape(-1), target.reshape(-1), out=dy.reshape(-1))
+        ctx.note(flops=2 * y.size, nbytes=y.nbytes + target.nbytes + dy.nbytes)
+        return dy
 
 
 def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
@@ -106,29 +93,36 @@ def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
     return total
 
 
+def _mean(ctx: Context, total: float, count: int) -> float:
+    """total/count, rounded to fp32 once."""
+    with np.errstate(all="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
+        return float(np.asarray(total / count).astype(ctx.wide_dtype))
+
+
 # -- Cross-entropy of classes ------------------------------------------------------------------------------------------
 # The loss of language models. A target of -1 names no class: its place has no loss.
 
 Normalization = Literal["own", "global"]
-NORMALIZATIONS = ("own", "global")
+NORMALIZATIONS = get_args(Normalization)
 IGNORED = -1  # the target of a place without one
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
-    """The mean over tokens of log Σ exp(logits) - logit of the target.
+    """The mean over tokens of log Σ exp(logits) - logit of the target: logits (..., V), target (...) integers.
 
     ``normalization`` "own" divides by this micro-batch's own valid targets. "global" divides by its M places, and the
     engine multiplies the mean gradient by places per token of all ranks and micro-batches together, so that every token
-    weighs the same wherever it lies.
+    weighs the same wherever it lies. Raises ValueError for another.
     """
 
     normalization: Normalization = "own"
     integer_targets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raises ValueError for another normalization."""
-        _require_normalization("CrossEntropy", self.normalization)
+        if self.normalization not in NORMALIZATIONS:
+            raise ValueError(f"CrossEntropy was given normalization={self.normalization!r}; choose one of "
+                             f"{', '.join(map(repr, NORMALIZATIONS))}")
 
     @property
     def is_global(self) -> bool:
@@ -140,57 +134,38 @@ class CrossEntropy:
         return ctx.kernels.count_targets(target)
 
     def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
-        """See `cross_entropy_forward`."""
-        return cross_entropy_forward(ctx, y, target, self.normalization)
+        """The mean loss: logits y (..., V) of any format, V classes from 0; -1 for no target.
 
-    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
-        """See `cross_entropy_backward`."""
-        return cross_entropy_backward(ctx, saved, scale)
+        The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once.
+        Saves logits, target and the rows' log-sum-exps. Raises ValueError for other shapes and dtypes, a class that
+        there is not, and, unless the mean is global, for no valid target; a global mean of none is 0.
+        """
+        where = "CrossEntropy"
+        require_shape(where, "a target", target, y.shape[:-1], "there is one class for each row of logits")
+        if target.dtype.kind not in "iu":
+            raise ValueError(f"{where} asked for targets as integers, and found {target.dtype}; a target is a class")
+        rows, classes = y.reshape(-1, y.shape[-1]), target.reshape(-1)
+        smallest, largest = ctx.kernels.index_range(classes)
+        if smallest < IGNORED or largest >= rows.shape[1]:
+            raise ValueError(f"{where} asked for classes from 0 to {rows.shape[1] - 1}, and {IGNORED} where there is "
+                             f"none, and found {smallest} to {largest}; let the logits have all classes")
+        count = classes.size if self.is_global else self.tokens(ctx, classes)
+        if not count:
+            raise ValueError(f"{where} asked for the mean over valid targets, and found none among {classes.size}; "
+                             "leave such a batch out, or take normalization='global'")
+        log_sums = ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name="loss.log_sums")
+        total = ctx.kernels.softmax_loss(rows, classes, log_sums)
+        ctx.note(flops=4 * rows.size, nbytes=rows.nbytes)
+        return _mean(ctx, total, count), (y, classes, log_sums, count)
 
+    def backward(self, ctx: Context, saved: tuple[Any, ...], scale: float) -> np.ndarray:
+        """dlogits = (softmax(logits) - [class = target])·(scale/count), in the logits' format; 0 without a target.
 
-def cross_entropy_forward(ctx: Context, logits: np.ndarray, target: np.ndarray,
-                          normalization: Normalization = "own") -> tuple[float, tuple[Any, ...]]:
-    """The mean loss: logits (..., V) of any format, target (...) integers, V classes from 0; -1 for no target.
-
-    The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once. Saves
-    logits, target and the rows' log-sum-exps. Raises ValueError for other shapes and dtypes, a class that there is
-    not, and, unless the mean is global, for no valid target; a global mean of none is 0.
-    """
-    where = "cross_entropy_forward"
-    _require_normalization(where, normalization)
-    require_shape(where, "a target", target, logits.shape[:-1], "there is one class for each row of logits")
-    if target.dtype.kind not in "iu":
-        raise ValueError(f"{where} asked for targets as integers, and found {target.dtype}; a target is a class")
-    rows, classes = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    smallest, largest = ctx.kernels.index_range(classes)
-    if smallest < IGNORED or largest >= rows.shape[1]:
-        raise ValueError(f"{where} asked for classes from 0 to {rows.shape[1] - 1}, and {IGNORED} where there is none, "
-                         f"and found {smallest} to {largest}; let the logits have all classes")
-    count = ctx.kernels.count_targets(classes) if normalization == "own" else classes.size
-    if not count:
-        raise ValueError(f"{where} asked for the mean over valid targets, and found none among {classes.size}; leave "
-                         "such a batch out, or take normalization='global'")
-    log_sums = ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name="loss.log_sums")
-    total = ctx.kernels.softmax_loss(rows, classes, log_sums)
-    ctx.note(flops=4 * rows.size, nbytes=rows.nbytes)
-    with np.errstate(all="ignore"):  # a mean beyond fp32 is inf, whatever the caller's errstate
-        return float(np.asarray(total / count).astype(ctx.wide_dtype)), (logits, classes, log_sums, count)
-
-
-def cross_entropy_backward(ctx: Context, saved: tuple[Any, ...], scale: float) -> np.ndarray:
-    """dlogits = (softmax(logits) - [class = target])·(scale/count), in the logits' format; 0 where there is no target.
-
-    The factor is divided in double, the rest is fp32, rounded once.
-    """
-    logits, classes, log_sums, count = saved
-    dlogits = ctx.empty(logits.shape, "activation_gradient", logits.dtype, name="loss.dlogits")
-    rows = (-1, logits.shape[-1])
-    ctx.kernels.softmax_loss_gradient(logits.reshape(rows), classes, log_sums, scale / count, dlogits.reshape(rows))
-    ctx.note(flops=4 * logits.size, nbytes=2 * logits.nbytes)
-    return dlogits
-
-
-def _require_normalization(where: str, normalization: Any) -> None:
-    if normalization not in NORMALIZATIONS:
-        raise ValueError(f"{where} was given normalization={normalization!r}; choose one of "
-                         f"{', '.join(map(repr, NORMALIZATIONS))}")
+        The factor is divided in double, the rest is fp32, rounded once.
+        """
+        logits, classes, log_sums, count = saved
+        dlogits = ctx.empty(logits.shape, "activation_gradient", logits.dtype, name="loss.dlogits")
+        rows = (-1, logits.shape[-1])
+        ctx.kernels.softmax_loss_gradient(logits.reshape(rows), classes, log_sums, scale / count, dlogits.reshape(rows))
+        ctx.note(flops=4 * logits.size, nbytes=2 * logits.nbytes)
+        return dlogits

@@ -1,8 +1,8 @@
 """Bytes that transformer blocks keep of their forward pass for backward, to the byte.
 
-Legend: B batch, L tokens of a sequence, d channels, H heads, n blocks; elements are in the compute format (2 bytes in
-16 bit), statistics in fp32 whatever the format. Q and K are H·d_h and H_kv·d_h channels, both d in a plain block; F are
-the channels inside the feed-forward network, 4d in a plain block. Formulas are those of a plain block.
+Legend: B batch, L tokens of a sequence, d channels, H heads, n blocks, V vocabulary; elements are in the compute format
+(2 bytes in 16 bit), statistics in fp32 whatever the format. Q and K are H·d_h and H_kv·d_h channels, both d in a plain
+block; F are the channels inside the feed-forward network, 4d in a plain block. Formulas are those of a plain block.
 
 Of each block backward needs the input of every linear layer, of every LayerNorm and of the GELU, the output of the
 softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs. A
@@ -252,8 +252,6 @@ def _total(block: Block, names: Iterable[str]) -> Kept:
 
 
 # -- a decoder's activations at every moment of a micro-batch, to the byte --------------------------------------------
-# Legend: B batch, L tokens, d channels, V vocabulary, n blocks; elements in the compute format, statistics in fp32.
-#
 # `peak_nbytes` says what is kept. Beside it there is at any moment what is just being made: a LayerNorm's output,
 # the gradients that flow back. Tensors come and go in the order in which the layers of a part (attention, or the
 # feed-forward network) run, and each goes when its last reader has run. Scratch of the kernels is not in it, nor are

@@ -52,11 +52,6 @@ class Vector:
         """n, the bytes of the whole vector."""
         return self.cut[-1] * self.itemsize
 
-    def chunk_nbytes(self, chunk: int) -> int:
-        """Bytes of one chunk; chunks are counted round the ring."""
-        index = chunk % self.ranks
-        return (self.cut[index + 1] - self.cut[index]) * self.itemsize
-
     def chunks_nbytes(self, first: Ints, count: int = 1) -> Ints:
         """Bytes of `count` chunks, N at most, from each of these on, counted round the ring; the shape of `first`."""
         ends: Ints = np.array(self.cut, self._dtype) * self.itemsize
@@ -143,7 +138,8 @@ def sent_of(collective: str, algorithm: str, vector: Vector) -> Sent:
     rounds, ranks = ROUNDS.get((collective, algorithm)), vector.ranks
     if rounds is not None:
         steps = len(rounds) * (ranks - 1)
-        return Sent(tuple(sum(of(vector, rank) for of in rounds) for rank in range(ranks)), (steps,) * ranks, steps)
+        nbytes = np.sum([of(vector) for of in rounds], axis=0)
+        return Sent(tuple(nbytes.tolist()), (steps,) * ranks, steps)
     nbytes, messages, steps = np.zeros(ranks, object), np.zeros(ranks, np.int64), 0
     for level in levels(collective, algorithm, vector):
         nbytes[level.sources] += level.times * level.nbytes
@@ -329,23 +325,23 @@ ALGORITHMS: Mapping[tuple[str, str], Callable[[Vector], Levels]] = {
 POWERS_OF_TWO = frozenset({("reduce_scatter", "halving"), ("all_gather", "doubling")})
 
 
-def _all_but_own(vector: Vector, rank: int) -> int:
+def _all_but_own(vector: Vector) -> Ints:
     """Every chunk leaves once, but for the one that stays."""
-    return vector.nbytes - vector.chunk_nbytes(rank)
+    return vector.nbytes - vector.chunks_nbytes(np.arange(vector.ranks))
 
 
-def _all_but_the_last_to_arrive(vector: Vector, rank: int) -> int:
+def _all_but_the_last_to_arrive(vector: Vector) -> Ints:
     """A rank passes on every chunk but its right neighbor's."""
-    return vector.nbytes - vector.chunk_nbytes(rank + 1)
+    return np.roll(_all_but_own(vector), -1)
 
 
-# Bytes that a rank sends in each round, N-1 messages, of what sends N² messages in all: the closed forms. Every step
-# of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
-ROUNDS: Mapping[tuple[str, str], tuple[Callable[[Vector, int], int], ...]] = {
+# Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all: the closed forms.
+# Every step of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
+ROUNDS: Mapping[tuple[str, str], tuple[Callable[[Vector], Ints], ...]] = {
     ("reduce_scatter", "ring"): (_all_but_own,),
     ("reduce_scatter", "pairwise"): (_all_but_own,),
     ("all_gather", "ring"): (_all_but_the_last_to_arrive,),
     ("all_reduce", "ring"): (_all_but_own, _all_but_the_last_to_arrive),
-    ("all_reduce", "everyone"): (lambda vector, rank: (vector.ranks - 1) * vector.nbytes,),
+    ("all_reduce", "everyone"): (lambda vector: (vector.ranks - 1) * vector.whole_nbytes(vector.ranks).astype(object),),
     ("all_to_all", "pairwise"): (_all_but_own,),
 }

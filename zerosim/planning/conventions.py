@@ -2,7 +2,8 @@
 
 Legend: N ranks. An optimizer is a value that says for a tensor's shape which slots it keeps, and where that state may
 be cut: anywhere (then a rank's is that of its flat share), or on borders of tensors (then ranks own whole tensors, and
-the fullest one is counted).
+the fullest one is counted). What a convention counts lies whole on every rank or is cut among them, as three indicators
+say (`closed_forms.ShardedStates`): parameters, gradients, and all that the optimizer reads and writes.
 """
 
 import math
@@ -142,9 +143,7 @@ def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int,
     return [(starts[high] - starts[low], state[high] - state[low]) for low, high in pairwise(places)]
 
 
-# -- Accounting conventions: how published tools and texts count the bytes of model states, by name and as values -----
-# Legend: N ranks. What a convention counts lies whole on every rank or is cut among them, as three indicators say
-# (`closed_forms.ShardedStates`): parameters, gradients, and all that the optimizer reads and writes.
+# -- accounting conventions -------------------------------------------------------------------------------------------
 
 
 ADAM_STATE_NBYTES = 8

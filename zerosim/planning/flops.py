@@ -3,9 +3,13 @@
 Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
 two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
 
+Of a whole model matrix products alone are counted; P are its parameters, D = B·L the tokens of a step.
+
 Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice
-that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again). What an
-elementwise function costs is a convention; it is the one by which the layers note it.
+that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again) and appendix A
+(model and hardware FLOPs); Kaplan et al. 2020 (arXiv:2001.08361), section 2.1 (6PD); Chowdhery et al. 2022 (PaLM,
+arXiv:2204.02311), appendix B (model FLOPs utilization). What an elementwise function costs is a convention; it is the
+one by which the layers note it.
 """
 
 from collections.abc import Mapping
@@ -156,12 +160,6 @@ def savings(block: Block) -> list[Saving]:
 
 
 # -- a whole model in a step, by several published rules; and utilization ---------------------------------------------
-# Legend: P parameters, B batch, L tokens of a sequence, D = B·L tokens of a step, d channels, V vocabulary, n blocks. A
-# multiplication and an addition are two operations. All count matrix products alone; attention is the whole square.
-#
-# Sources: Kaplan et al. 2020 (arXiv:2001.08361), section 2.1 (6PD); Narayanan et al. 2021 (arXiv:2104.04473), appendix;
-# Korthikanti et al. 2022 (arXiv:2205.05198), appendix A (model and hardware FLOPs); Chowdhery et al. 2022 (PaLM,
-# arXiv:2204.02311), appendix B (model FLOPs utilization).
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ Every number has a source and a date. Each refusal is a sentence that says where
 import datetime
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.cuts import checked_count
 
+# The formats for which a device may have a rate, each peak and dense.
+FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of these and of counts are finite
 
 
@@ -51,11 +53,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(str(name).lower(), known, most=3, likeness=0.5)
 
 
+def checked_rates(where: str, key: str, rates: Any) -> dict[str, float]:
+    """Rates by format; raises ValueError for none, and for a format that is not in `FORMATS`."""
+    if not isinstance(rates, Mapping) or not rates:
+        raise ValueError(f"{where}: {key} must give a dense rate for some of {', '.join(FORMATS)}, got {rates!r}")
+    for format in rates:
+        if format not in FORMATS:
+            raise ValueError(f"{where}: {key} has no format {format!r}; there are {', '.join(FORMATS)}"
+                             f"{nearest(format, FORMATS)}")
+    return {format: positive(where, f"{key}.{format}", rate) for format, rate in rates.items()}
+
+
+def _check_fields(row: Any, where: str, **checks: Callable[[str, str, Any], Any]) -> None:
+    for key, checked in checks.items():
+        object.__setattr__(row, key, checked(where, key, getattr(row, key)))
+
+
 # -- a device, a link, and the network that links make ----------------------------------------------------------------
-
-# The formats for which a device may have a rate, each peak and dense.
-FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -77,16 +91,10 @@ class Device:
     host_link: str | None = None
 
     def __post_init__(self) -> None:
-        where = f"device {self.name!r}"
-        if self.host_link is not None:
-            checked_text(where, "host_link", self.host_link)
-        for key in ("capacity_nbytes", "reported_nbytes"):
-            object.__setattr__(self, key, whole(where, key, getattr(self, key)))
-        rate = positive(where, "memory_bytes_per_second", self.memory_bytes_per_second)
-        object.__setattr__(self, "memory_bytes_per_second", rate)
-        object.__setattr__(self, "flops_per_second", _checked_rates(where, self.flops_per_second))
-        for key in ("source", "date"):
-            checked_text(where, key, getattr(self, key))
+        own = {} if self.host_link is None else {"host_link": checked_text}
+        _check_fields(self, f"device {self.name!r}", **own, capacity_nbytes=whole, reported_nbytes=whole,
+                      memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
+                      date=checked_text)
 
     def flops_per_second_in(self, format: str) -> float:
         """The dense peak in one format; raises ValueError where the device has none."""
@@ -110,13 +118,9 @@ class Link:
     date: str
 
     def __post_init__(self) -> None:
-        where = f"link {self.name!r}"
-        object.__setattr__(self, "bytes_per_second", positive(where, "bytes_per_second", self.bytes_per_second))
         # An ideal link, of no latency, may be asked about; one that is faster than light may not.
-        latency = positive(where, "latency_seconds", self.latency_seconds, or_zero=True)
-        object.__setattr__(self, "latency_seconds", latency)
-        for key in ("source", "date"):
-            checked_text(where, key, getattr(self, key))
+        _check_fields(self, f"link {self.name!r}", bytes_per_second=positive,
+                      latency_seconds=partial(positive, or_zero=True), source=checked_text, date=checked_text)
 
     @property
     def alpha(self) -> Fraction:
@@ -184,17 +188,6 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
     if between is None:
         raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
     return Network(inside, between, ranks // nodes)
-
-
-def _checked_rates(where: str, rates: Any) -> dict[str, float]:
-    if not isinstance(rates, Mapping) or not rates:
-        raise ValueError(f"{where}: flops_per_second must give a dense rate for some of {', '.join(FORMATS)}, "
-                         f"got {rates!r}")
-    for format in rates:
-        if format not in FORMATS:
-            raise ValueError(f"{where}: flops_per_second has no format {format!r}; there are "
-                             f"{', '.join(FORMATS)}{nearest(format, FORMATS)}")
-    return {format: positive(where, f"flops_per_second.{format}", rate) for format, rate in rates.items()}
 
 
 # -- by name ----------------------------------------------------------------------------------------------------------
@@ -284,14 +277,14 @@ def parse(text: str, where: str) -> Hardware:
                     _rows(where, "link", Link, data.get("link", {})))
 
 
-def device(name: str, hardware: Hardware | None = None) -> Device:
-    """The device of this name, among those that come along unless others are given; raises ValueError for none."""
-    return (hardware or presets()).device(name)
+def device(name: str) -> Device:
+    """The device of this name among those that come along; raises ValueError for none."""
+    return presets().device(name)
 
 
-def link(name: str, hardware: Hardware | None = None) -> Link:
-    """The link of this name, among those that come along unless others are given; raises ValueError for none."""
-    return (hardware or presets()).link(name)
+def link(name: str) -> Link:
+    """The link of this name among those that come along; raises ValueError for none."""
+    return presets().link(name)
 
 
 def _rows(where: str, kind: str, row: type[Row], tables: Any) -> dict[str, Row]:

@@ -278,7 +278,7 @@ def _norm(of: Transformer, name: str) -> Sequence[TensorShape]:
     return [TensorShape(f"{name}.{part}", (of.channels,)) for part in parts]
 
 
-# -- Models that have a name: the sizes of published transformers, each with its source ------------------------------
+# -- presets: the sizes of published transformers, each with its source -----------------------------------------------
 # Sizes of published checkpoints are those of their configuration files; where a paper gives only channels, blocks and
 # heads, the vocabulary and the positions are GPT-2's, and the comment says so.
 
@@ -288,33 +288,38 @@ MEGATRON_VOCABULARY = 51_200  # GPT-2's, padded to a multiple of 1024
 
 
 def gpt(channels: int, blocks: int, heads: int, vocabulary: int = GPT2_VOCABULARY, positions: int = 1024,
-        feed_forward: int = 0) -> Transformer:
+        **others: Any) -> Transformer:
     """A GPT: learned positions, LayerNorm, biases everywhere, tied. Source: Radford et al. 2019, section 2.3."""
-    return Transformer(channels, blocks, heads, vocabulary, feed_forward=feed_forward, positions=positions,
-                       fused_qkv=True, tokens=positions)
+    return Transformer(channels, blocks, heads, vocabulary, positions=positions, fused_qkv=True, tokens=positions,
+                       **others)
 
 
-def opt(channels: int, blocks: int, heads: int) -> Transformer:
-    """An OPT: as GPT, 2048 positions and two more that stand for padding. Source: Zhang et al. 2022, table 1."""
-    return Transformer(channels, blocks, heads, 50_272, positions=2050, tokens=2048)
+def opt(channels: int, blocks: int, heads: int, vocabulary: int = 50_272, tokens: int = 2048,
+        **others: Any) -> Transformer:
+    """An OPT: as GPT, and two positions more that stand for padding. Source: Zhang et al. 2022, table 1."""
+    return Transformer(channels, blocks, heads, vocabulary, positions=tokens + 2, tokens=tokens, **others)
 
 
-def bloom(channels: int, blocks: int, heads: int) -> Transformer:
+def bloom(channels: int, blocks: int, heads: int, vocabulary: int = 250_880, tokens: int = 2048,
+          **others: Any) -> Transformer:
     """A BLOOM: ALiBi, a LayerNorm after the embedding, tied. Source: BigScience 2022, table 3 and section 3.2."""
-    return Transformer(channels, blocks, heads, 250_880, fused_qkv=True, embedding_norm=True, tokens=2048)
+    return Transformer(channels, blocks, heads, vocabulary, fused_qkv=True, embedding_norm=True, tokens=tokens,
+                       **others)
 
 
 def llama(channels: int, blocks: int, heads: int, vocabulary: int, feed_forward: int, key_value_heads: int = 0,
-          tokens: int = 4096) -> Transformer:
+          tokens: int = 4096, *, biases: tuple[str, ...] = (), tied: bool = False, **others: Any) -> Transformer:
     """A Llama: rotary positions, RMSNorm, gated, no biases, not tied. Source: Touvron et al. 2023, section 2.2."""
     return Transformer(channels, blocks, heads, vocabulary, feed_forward=feed_forward, key_value_heads=key_value_heads,
-                       biases=(), layer_norm=False, gated=True, tied=False, tokens=tokens)
+                       biases=biases, layer_norm=False, gated=True, tied=tied, tokens=tokens, **others)
 
 
-def t5(channels: int, blocks: int, heads: int, feed_forward: int, head_channels: int = 64) -> Transformer:
+def t5(channels: int, blocks: int, heads: int, feed_forward: int, head_channels: int = 64, vocabulary: int = 32_128,
+       tokens: int = 512, *, encoder_blocks: int = 0, relative_buckets: int = 32, **others: Any) -> Transformer:
     """A T5: n blocks in encoder and decoder, relative positions, RMSNorm. Source: Raffel et al. 2020, section 2.1."""
-    return Transformer(channels, blocks, heads, 32_128, feed_forward=feed_forward, head_channels=head_channels,
-                       biases=(), layer_norm=False, encoder_blocks=blocks, relative_buckets=32, tokens=512)
+    return Transformer(channels, blocks, heads, vocabulary, feed_forward=feed_forward, head_channels=head_channels,
+                       biases=(), layer_norm=False, encoder_blocks=encoder_blocks or blocks,
+                       relative_buckets=relative_buckets, tokens=tokens, **others)
 
 
 PRESETS: Mapping[str, Transformer] = {
@@ -354,9 +359,9 @@ PRESETS: Mapping[str, Transformer] = {
     # Jiang et al. 2023, table 1.
     "mistral-7b": llama(4096, 32, 32, 32_000, 14_336, 8, 32_768),
     # Yang et al. 2024, table 1; queries, keys and values have biases, and the small ones are tied.
-    "qwen2-0.5b": replace(llama(896, 24, 14, 151_936, 4864, 2, 32_768), biases=("qkv",), tied=True),
-    "qwen2-7b": replace(llama(3584, 28, 28, 152_064, 18_944, 4, 131_072), biases=("qkv",)),
-    "qwen2-72b": replace(llama(8192, 80, 64, 152_064, 29_568, 8, 131_072), biases=("qkv",)),
+    "qwen2-0.5b": llama(896, 24, 14, 151_936, 4864, 2, 32_768, biases=("qkv",), tied=True),
+    "qwen2-7b": llama(3584, 28, 28, 152_064, 18_944, 4, 131_072, biases=("qkv",)),
+    "qwen2-72b": llama(8192, 80, 64, 152_064, 29_568, 8, 131_072, biases=("qkv",)),
     # Raffel et al. 2020, section 3.7.
     "t5-small": t5(512, 6, 8, 2048),
     "t5-base": t5(768, 12, 12, 3072),
@@ -377,8 +382,7 @@ PRESETS: Mapping[str, Transformer] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------
-# A model on paper from a name or from a file: a preset, or the `config.json` of a Hugging Face checkpoint on disk
+# -- a preset's name, or the `config.json` of a Hugging Face checkpoint on disk ----------------------------------------
 # A family is a row: the fields that a file must have, those that it may leave out and what they then are, and the
 # transformer that they make. What may be left out is what the `transformers` library's configuration classes (version
 # 4.44, 2024) have a default for that is no number of the model's own.
@@ -491,9 +495,8 @@ def _gpt2(of: Fields) -> Transformer:
     if of["add_cross_attention"]:
         raise ValueError("a GPT-2 with add_cross_attention attends to an encoder, and its layers for that are not "
                          "counted here; take one without")
-    return Transformer(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], feed_forward=of["n_inner"],
-                       positions=of["n_positions"], fused_qkv=True, tied=of["tie_word_embeddings"],
-                       tokens=of["n_positions"])
+    return gpt(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], of["n_positions"],
+               feed_forward=of["n_inner"], tied=of["tie_word_embeddings"])
 
 
 def _opt(of: Fields) -> Transformer:
@@ -501,42 +504,36 @@ def _opt(of: Fields) -> Transformer:
     if inner != of["hidden_size"] or not of["do_layer_norm_before"]:
         raise ValueError(f"an OPT whose embedding has {inner} channels where its blocks have {of['hidden_size']}, or "
                          "whose LayerNorms come last, as opt-350m, is not counted here; take another OPT")
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       feed_forward=of["ffn_dim"], positions=of["max_position_embeddings"] + 2,
-                       tied=of["tie_word_embeddings"], tokens=of["max_position_embeddings"])
+    return opt(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+               of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"])
 
 
 def _bloom(of: Fields) -> Transformer:
-    return Transformer(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], fused_qkv=True,
-                       embedding_norm=True, tied=of["tie_word_embeddings"], tokens=of["seq_length"])
+    return bloom(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], of["seq_length"],
+                 tied=of["tie_word_embeddings"])
 
 
-def _llama(of: Fields) -> Transformer:
-    return _rotary(of, ("qkv", "projection") if of["attention_bias"] else ())
+def _llama(of: Fields, *, always: tuple[str, ...] = (), head_norms: bool = False) -> Transformer:
+    asked = {"qkv": of["attention_bias"], "projection": of["attention_bias"], "feed_forward": of["mlp_bias"]}
+    return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                 of["intermediate_size"], of["num_key_value_heads"], of["max_position_embeddings"],
+                 biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
+                 tied=of["tie_word_embeddings"], head_channels=of["head_dim"], head_norms=head_norms)
 
 
 def _qwen2(of: Fields) -> Transformer:
-    return _rotary(of, ("qkv",))
-
-
-def _rotary(of: Fields, biases: tuple[str, ...], *, head_norms: bool = False) -> Transformer:
-    mlp = ("feed_forward",) if of["mlp_bias"] else ()
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       feed_forward=of["intermediate_size"], key_value_heads=of["num_key_value_heads"],
-                       head_channels=of["head_dim"], biases=(*biases, *mlp), layer_norm=False, gated=True,
-                       tied=of["tie_word_embeddings"], head_norms=head_norms, tokens=of["max_position_embeddings"])
+    return _llama({**of, "attention_bias": False}, always=("qkv",))
 
 
 def _qwen3(of: Fields) -> Transformer:
-    return _rotary(of, ("qkv", "projection") if of["attention_bias"] else (), head_norms=True)
+    return _llama(of, head_norms=True)
 
 
 def _t5(of: Fields) -> Transformer:
-    return Transformer(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["vocab_size"],
-                       feed_forward=of["d_ff"], head_channels=of["d_kv"], biases=(), layer_norm=False,
-                       gated=str(of["feed_forward_proj"]).startswith("gated-"), tied=of["tie_word_embeddings"],
-                       encoder_blocks=of["num_layers"], relative_buckets=of["relative_attention_num_buckets"],
-                       tokens=of["n_positions"])
+    return t5(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["d_ff"], of["d_kv"],
+              of["vocab_size"], of["n_positions"], encoder_blocks=of["num_layers"],
+              relative_buckets=of["relative_attention_num_buckets"], tied=of["tie_word_embeddings"],
+              gated=str(of["feed_forward_proj"]).startswith("gated-"))
 
 
 ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

@@ -255,8 +255,7 @@ class PendingCall:
 
     def __post_init__(self) -> None:
         call = self.call
-        self.size, self.root, self.dtype = len(call.group), call.root, call.dtype
-        self.wire = call.dtype if call.wire is None else call.wire
+        self.size, self.root, self.dtype, self.wire = len(call.group), call.root, call.dtype, call.wire_dtype
 
     # -- for the algorithm --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -185,12 +186,13 @@ class Rank:
 
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
-    returns a Work at once; ``purpose`` says in the trace what the bytes are for; ``agreement`` is a text that must be
-    the same on all ranks, checked beside shapes and dtypes, never sent. Reductions take ``op`` ("sum",
-    "mean", "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
+    returns a Work at once; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum", "mean",
+    "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
     ``accumulate`` (the format in which an owner adds). Wrong arguments raise ValueError, disagreeing ranks
     MismatchError, ranks that wait for each other DeadlockError, too many bytes OutOfMemoryError.
     """
+
+    agreement = ""  # the text that all ranks must agree on in each collective, see `agreeing`
 
     def __init__(self, state: RankState, group: tuple[int, ...], communicator: tuple[int, ...] = ()) -> None:
         self._state, self.group, self.communicator = state, group, communicator
@@ -265,19 +267,17 @@ class Rank:
 
     def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                        wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
-                       agreement: str = "") -> Any:
+                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
         checked_vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
         return self._collective("reduce_scatter", algorithm, x, cut, result=(own.stop - own.start,), same=(own, ...),
                                 out=out, async_op=async_op, op=op, average=average, wire=wire, accumulate=accumulate,
-                                purpose=purpose, agreement=agreement)
+                                purpose=purpose)
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
-                   agreement: str = "") -> Any:
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
@@ -286,19 +286,18 @@ class Rank:
         cut = self._gathered_cut("all_gather", x, splits, length)
         own = slice(cut[self.index], cut[self.index + 1])
         return self._collective("all_gather", algorithm, x, cut, whole=(cut[-1],), same=(..., own), out=out,
-                                async_op=async_op, purpose=purpose, agreement=agreement)
+                                async_op=async_op, purpose=purpose)
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified",
-                   agreement: str = "") -> Any:
+                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checked_vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
             check_cuts("all_reduce", algorithm, self.size)
         return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op, op=op, average=average,
-                                wire=wire, accumulate=accumulate, purpose=purpose, agreement=agreement)
+                                wire=wire, accumulate=accumulate, purpose=purpose)
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -370,7 +369,7 @@ class Rank:
         whole = x.shape if whole is None else whole
         call = checked_options(
             Call(state.calls[self.key], self.communicator, self.group, operation, algorithm, whole, x.dtype, cut,
-                 purpose=checked_purpose(purpose), **options),
+                 purpose=checked_purpose(purpose), agreement=self.agreement, **options),
             row, library=backend.library, wire=wire, accumulate=accumulate)
         state.check_not_pending(operation, x, out)
         shape, receives = whole if result is None else result, call.gets_result(self.index)
@@ -411,7 +410,16 @@ class Rank:
                     out=out, x=None if in_place else x,
                     copy=None if in_place or scaled or captured is x else captured)
 
-    # -- groups ---------------------------------------------------------------------------------------------------
+    # -- other handles of this rank -------------------------------------------------------------------------------
+
+    def agreeing(self, text: str) -> "Rank":
+        """A handle in the same group, whose collectives are a mismatch unless all ranks call them with this text.
+
+        It is compared beside shapes and dtypes, and never sent.
+        """
+        handle = copy(self)
+        handle.agreement = text
+        return handle
 
     def split(self, color: int | None, key: int = 0) -> "Rank | None":
         """A handle in the group of the ranks that gave the same ``color``, in order of ``key``, then of index.

@@ -144,7 +144,8 @@ class ParamGroup:
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
-        self.pieces = self._pieces()  # what this rank updates, parameter by parameter
+        # What this rank updates, parameter by parameter.
+        self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # of one parameter: (its name, the slot's)
         self._make_slots()
@@ -264,13 +265,6 @@ class ParamGroup:
 
     # -- what is made at the start ------------------------------------------------------------------------------------
 
-    def _pieces(self) -> list[ParameterPiece]:
-        if self.frozen:
-            return []
-        if self.stage.optimizer is SHARDED:
-            return self.layout.parameter_pieces(self.rank.index)
-        return self.layout.whole_parameters()
-
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
         array = self.rank.memory.alloc(self.length(placement), dtype, kind, name or kind)
         clear_padding(array, self.layout, placement, self.rank)
@@ -361,8 +355,8 @@ class BucketMove:
         vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
         self._found = redistribute(
-            self.rank, vector, have, want, bucket.cut, policy=param_group.policy,
-            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose, agreement=agreement)
+            self.rank.agreeing(agreement), vector, have, want, bucket.cut, policy=param_group.policy,
+            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose)
 
     def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
         """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""

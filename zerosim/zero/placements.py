@@ -77,18 +77,15 @@ def stage_of(stage: int | Stage) -> Stage:
 
 
 def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
-                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "unspecified",
-                 agreement: str = "") -> Any:
+                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED. ``agreement``, where something is sent, must be the same on all ranks. Raises ValueError for what
-    would unsum a sum.
+    it is SHARDED. Raises ValueError for what would unsum a sum.
     """
     cut = _checked(rank, vector, have, want, cut)
-    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose,
-                               "agreement": agreement}
+    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
             return rank.all_reduce(vector, **options, **policy.reduction)

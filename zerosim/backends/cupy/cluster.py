@@ -1,4 +1,4 @@
-"""CuPy and a GPU to compute on: the one place that asks whether they are here, and says what is missing."""
+"""The simulator on one GPU: what it needs, and what is said where that is missing; N ranks whose arrays are CuPy's."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -69,18 +69,14 @@ def cuda_text(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-# -- The simulator on one GPU: N ranks in this process whose arrays are CuPy's, the ring chunk by chunk on the card ---
-# Legend: N ranks. The hub, the algorithms, the traces are those of every cluster; `rank.xp` is CuPy and `rank.kernels`
-# its row of the kernels. Arrays that programs make by NumPy (counts, flags) travel beside them, on the host.
-
-
 class CuPyCluster(Cluster):
     """N ranks on one GPU, of which exactly one runs at a time: the same program, memory and trace as on a Cluster.
 
-    ``device`` is the GPU's number. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of
-    matrices and sums along rows are the library's, within the bounds that `numerics.cupy_kernels` states. All ranks'
-    bytes lie in CuPy's pool; ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some bytes that
-    travel on the host are in the ledgers too, as on a Cluster, and at rest there are none.
+    ``device`` is the GPU's number. The hub, the algorithms and the traces are those of every cluster; ``rank.xp`` is
+    CuPy. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of matrices and sums along
+    rows are the library's, within the bounds that `backends.cupy.kernels` states. All ranks' bytes lie in CuPy's pool;
+    ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some bytes that travel on the host are in
+    the ledgers too, as on a Cluster, and at rest there are none.
     """
 
     def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,

@@ -1,11 +1,10 @@
-"""The CUDA text that all kernels begin with: formats in and out, and arithmetic that rounds every operation.
+"""From functions of NumPy's operations to kernels on a GPU: formats as CUDA text, tracing, and launches.
 
-Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
-fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
-`packing` and `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has
-is not promised.
+In order: the text that all kernels begin with, which moves formats in and out and rounds every operation; symbols, with
+which a function that NumPy's kernels call block by block is run once and written as C; how two functions are known to
+mean the same, so that a trace is used again; and the kernel that reads each operand once and writes each result once.
 
-p mantissa bits, emin the smallest normal exponent, as in `formats`.
+p mantissa bits, emin the smallest normal exponent, as in `formats`; n elements.
 """
 
 from __future__ import annotations
@@ -22,6 +21,12 @@ import numpy as np
 from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
 from zerosim.numerics.checks import FP32
 from zerosim.numerics.formats import FORMATS, Format
+
+# -- The text that all kernels begin with ------------------------------------------------------------------------------
+# Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
+# fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
+# `rounding`, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has is not
+# promised.
 
 # No fused multiply-add, no flushing of subnormals, divisions and roots rounded correctly: NVRTC's defaults but the
 # first, and written down all the same.
@@ -166,8 +171,7 @@ def narrowed(expression: str, work: np.dtype[Any], dtype: np.dtype[Any]) -> str:
     return f"zs_narrow_{_NAMES[dtype]}({expression})"
 
 
-# ----------------------------------------------------------------------------------------------------
-# One kernel from one function: a function of NumPy's operations on blocks is run once with symbols and written as C
+# -- One kernel from one function --------------------------------------------------------------------------------------
 # The function that NumPy's kernels call block by block is the one source of the arithmetic. Called with a `Symbol` for
 # each array it leaves its operations on a tape, one statement for each, in its order; every one of them rounds, as it
 # does in NumPy. Python's numbers become arguments of the kernel, so that the text does not change with a learning rate.
@@ -355,9 +359,9 @@ def _refuse(what: str) -> NoReturn:
                      f"{_SPEAKS}, and Python's + - * /; write it with these, element by element")
 
 
-# ----------------------------------------------------------------------------------------------------
-# When two functions are written into the same kernel with the same numbers: by their code and what they close over. To
-# trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once, not
+# -- When two functions mean the same ----------------------------------------------------------------------------------
+# They are written into the same kernel with the same numbers if their code and what they close over are equal. To trace
+# a function takes a hundred microseconds, to launch a kernel ten: a step traces each of its functions once, and not
 # once for each tensor, if it can be seen that a function made anew is the one made before.
 
 
@@ -414,11 +418,11 @@ def _frozen(value: Any) -> Hashable:
     return type(value), tuple(key_of(getattr(value, field.name)) for field in fields(value))
 
 
-# -- From a traced function to a kernel on the device: each operand read once, each result written once --------------
+# -- Launches: each operand read once, each result written once --------------------------------------------------------
 # A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
 # the memory: what it computes between a load and a store costs nothing beside them.
 #
-# n elements. An operand that has fewer is *spread*: each of its elements stands for `every` ones that follow one
+# An operand that has fewer than n elements is *spread*: each of its elements stands for `every` ones that follow one
 # another (a number per row), or all of them come again after `cycle` ones (a number per column).
 
 

@@ -96,35 +96,16 @@ HEARSAY_SECONDS = 5.0
 Finish = Callable[[], None]
 
 
-class OnDevice:
-    """A part whose arrays lie on the device: done for the host, under way there."""
+class OnStream:
+    """A part whose calls are on the stream: done for the host at once where its arrays lie on the device; where they
+    lie on the host, and are carried by copies on the device, when ``finish`` has copied back what arrived."""
 
-    def __init__(self, streams: DeviceStreams, abort: Finish) -> None:
+    def __init__(self, streams: DeviceStreams, abort: Finish, finish: Finish | None = None) -> None:
         self._streams, self._abort, self._finished = streams, abort, streams.finished()
+        self._on_device, self._finish = finish is None, finish
 
     def advance(self) -> bool:
-        """Nothing is left for the host to do."""
-        return False
-
-    def wait(self) -> None:
-        """The stream that computes waits; the host does not."""
-        self._streams.select()
-        self._streams.catch_up(self._finished)
-
-    def cancel(self) -> None:
-        """Aborts NCCL: a call on a stream cannot be taken back."""
-        self._abort()
-
-
-class OnHost:
-    """A part whose arrays lie on the host, carried by copies on the device: done when what arrived is copied back."""
-
-    def __init__(self, streams: DeviceStreams, abort: Finish, finish: Finish) -> None:
-        self._streams, self._abort, self._finished = streams, abort, streams.finished()
-        self._finish: Finish | None = finish
-
-    def advance(self) -> bool:
-        """Looks whether the device is done, and if so copies what has arrived."""
+        """Looks whether the device is done, where something is left for the host to do."""
         if self._finish is None or not self._streams.reached(self._finished):
             return False
         self._finish()
@@ -132,7 +113,10 @@ class OnHost:
         return True
 
     def wait(self) -> None:
-        """The message is in memory."""
+        """The stream that computes waits for what is on the device, and the host does not."""
+        if self._on_device:
+            self._streams.select()
+            self._streams.catch_up(self._finished)
 
     def cancel(self) -> None:
         """Aborts NCCL: a call on a stream cannot be taken back."""
@@ -187,10 +171,10 @@ class NCCLPointToPoint:
         except self._nccl.error as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
             return Broken(error, self._abort)
-        if on_device:
-            finish()
-            return OnDevice(streams, self._abort)
-        return OnHost(streams, self._abort, finish)
+        if not on_device:
+            return OnStream(streams, self._abort, finish)
+        finish()
+        return OnStream(streams, self._abort)
 
     def _carried(self, me: Pending, on_device: bool) -> Finish:
         """Makes the calls; what is returned ends the part, when the device is done where arrays are on the host."""

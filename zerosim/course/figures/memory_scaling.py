@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.course.measured import measured_bytes
+from zerosim.course.measured import measured_step
 from zerosim.display.colors import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
 from zerosim.numerics.policy import Policy
@@ -51,8 +51,9 @@ def memory_scaling_data(parameters: float = 7.5e9, ranks: int = 64, worlds: Sequ
                         sizes: Sequence[float] = (1e8, 1e9, 1e10, 1e11, 1e12)) -> MemoryScaling:
     """Measures one step for each point: three panels of every stage."""
     def at_rest(count: float, n: int, optimizer: Callable[[], Optimizer]) -> list[int]:
-        return [sum(measured_bytes(widths_of(count), optimizer(), ranks=n, stage=stage, policy=Policy("fp16")
-                                   ).resting_nbytes.values()) for stage in STAGES]
+        steps = (measured_step(widths_of(count), optimizer(), ranks=n, stage=stage, policy=Policy("fp16"),
+                               with_data=False) for stage in STAGES)
+        return [sum(step.resting_nbytes[0].values()) for step in steps]
 
     def by_stage(columns: list[list[int]]) -> tuple[tuple[int, ...], ...]:
         return tuple(zip(*columns, strict=True))

@@ -6,7 +6,7 @@ Legend: N ranks, P parameters, Ψ = 2P bytes, a vector of all parameters or grad
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerosim.course.measured import measured_bytes
+from zerosim.course.measured import measured_step
 from zerosim.display.colors import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.drawing import LIGHT, Drawing, Style, heading
 from zerosim.numerics.policy import Policy
@@ -31,11 +31,11 @@ def traffic_data(worlds: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128), widths: 
 
     The widths are multiples of every N, so that nothing is padded but the borders of units.
     """
-    rows = [[measured_bytes(widths, Adam(), ranks=ranks, stage=stage, policy=Policy("bf16")) for ranks in worlds]
-            for stage in STAGES]
+    rows = [[measured_step(widths, Adam(), ranks=ranks, stage=stage, policy=Policy("bf16"), with_data=False)
+             for ranks in worlds] for stage in STAGES]
     count = rows[0][0].parameter_count
     return Traffic(f"an MLP of {len(widths) - 1} layers in bf16 with Adam", count, tuple(worlds), tuple(tuple(
-        (one.sent_nbytes["gradients"] + one.sent_nbytes["parameters"]) / count for one in row) for row in rows))
+        (one.sent_nbytes[0]["gradients"] + one.sent_nbytes[0]["parameters"]) / count for one in row) for row in rows))
 
 
 def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
