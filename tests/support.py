@@ -22,6 +22,12 @@ def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] =
     assert re.search(words, text), f"expected {words!r} in: {text}"
 
 
+def literally(text: str) -> str:
+    """A pattern for `assert_refused`: this text, of which parts ... may be anything; ^ is its beginning, $ its end."""
+    begin, end = "^" if text.startswith("^") else "", "$" if text.endswith("$") else ""
+    return begin + ".*".join(map(re.escape, text.removeprefix("^").removesuffix("$").split("..."))) + end
+
+
 @cache
 def command_line() -> Any:
     """All commands of ``zerosim``, made once: typer's own runner makes them for each call, longer than most take."""

@@ -1,6 +1,5 @@
 """Where an optimizer may be cut, found by running it: the package's own, and users' that it has never seen."""
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +8,7 @@ import pytest
 
 import zerosim as zs
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED, named
+from tests.support import assert_refused, literally
 from zerosim.optim import Optimizer, Shardability, Slot, check_shardable
 
 
@@ -150,7 +150,7 @@ INDEX, LENGTH, SLOTS = "index inside the piece", "the length of the piece", "out
     (own("Periodic", lambda w, m, step: m + (m.mean() if step % 100 == 0 else np.float32(0))), "tensor", False, OTHERS),
     (own("Blockwise", blockwise), "tensor", False, OTHERS),
     (own("AtZero", cubed, update=seeing_others_where(lambda g: g == 0)), "tensor", False, OTHERS),
-    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-3))), "tensor", False, OTHERS),
+    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-8))), "tensor", False, OTHERS),
     # Differs only behind the first 65536 elements.
     (own("LongBlocks", lambda w, m, step: np.where(np.arange(m.size) < 65536, m.reshape(-1), 0).reshape(m.shape)),
      "tensor", False, INDEX),
@@ -264,7 +264,5 @@ SHAPELESS = "takes shapes of tensors that can be cut, found ...write tuples with
     (Uncopied, [(2,)], "Uncopied cannot be copied (TypeError: mine), and every rank has one of its own; keep numbers")],
     ids=named)
 def test_what_cannot_be_tried_is_refused_with_the_reason(asked, shapes, text):
-    """Parts ... of a text may be anything."""
     optimizer = asked() if isinstance(asked, type) and asked.__module__ != ADAM.__module__ else asked
-    with pytest.raises(ValueError, match=".*".join(map(re.escape, text.split("...")))):
-        check_shardable(optimizer, shapes=shapes)
+    assert_refused(lambda: check_shardable(optimizer, shapes=shapes), literally(text))

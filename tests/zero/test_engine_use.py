@@ -389,10 +389,10 @@ def test_weights_read_after_their_block_and_padding_are_nan_in_debug_mode():
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(stage, policy, monkeypatch):
     model, data, ranks = MODELS["odd"](), batches(MODELS["odd"](), 3, 2, 1), 3
-    dirty = kernels.NumpyKernels.empty
+    dirty = kernels.NumpyKernels().empty
 
-    def of_nan(kernels, shape, dtype):
-        array = dirty(kernels, shape, dtype)
+    def of_nan(shape, dtype):
+        array = dirty(shape, dtype)
         array.reshape(-1).view(np.uint8)[...] = 0xFF
         return array
 
@@ -404,7 +404,7 @@ def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(st
         resting = [engine.param_group.gradient, engine.param_group.reduced.gradient]
         return [np.isnan(array.astype(np.float32)).sum() for array in resting if array is not None]
 
-    monkeypatch.setattr(kernels.NumpyKernels, "empty", of_nan)
+    monkeypatch.setattr(kernels.NumpyKernels, "empty", staticmethod(of_nan))
     assert all(not any(found) and found for found in zs.Cluster(ranks).run(program))
 
 

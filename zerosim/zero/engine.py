@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerosim.models.layers import Context, Note, draw_for
+from zerosim.models.layers import Context, draw_for
 from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import did_you_mean, is_count, is_number
@@ -388,8 +388,12 @@ class Engine(Shown):
     def context(self) -> Context:
         """The context of the model's layers on this rank: for a forward of one's own, outside a step."""
         rank = self.rank
-        return Context(rank.xp, self.policy, rank.kernels, rank.memory, _noted_by(rank), self.gradients.grad_buffers,
+        return Context(rank.xp, self.policy, rank.kernels, rank.memory, self._note, self.gradients.grad_buffers,
                        keep=self.recompute.inside, observe=self._observer.observe)
+
+    def _note(self, *, flops: int = 0, nbytes: int = 0) -> None:
+        """Writes what was computed into the trace of the run under way: an engine may live through several runs."""
+        self.rank.trace.compute(flops=flops, nbytes=nbytes)
 
     def weights(self, unit: Unit) -> AbstractContextManager[Weights]:
         """The unit's parameters by name, as they rest: gathered on entry where sharded, freed on exit."""
@@ -432,15 +436,6 @@ class Engine(Shown):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             warnings.warn(f"engine.{name} is now engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
             return getattr(self, RENAMED[name])
-
-
-def _noted_by(rank: Rank) -> Note:
-    """Writes what was computed into the trace of the run under way: an engine may live through several runs."""
-
-    def note(*, flops: int = 0, nbytes: int = 0) -> None:
-        rank.trace.compute(flops=flops, nbytes=nbytes)
-
-    return note
 
 
 def _draw(seed: int, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
@@ -491,8 +486,8 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy 
     require_cut_and_needs(optimizer)
 
 
-def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any, *,
-                 overlap: Any, gather: Any) -> frozenset[str]:
+def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any, *, overlap: Any,
+                   gather: Any) -> frozenset[str]:
     """The units that stay gathered; ValueError for what is no count or switch, and for units that there are not."""
     if bucket_nbytes is not None and (not is_count(bucket_nbytes) or bucket_nbytes < 1):
         raise ValueError(f"bucket_nbytes={bucket_nbytes!r} must be a number of bytes, 1 or more; pass None for one "

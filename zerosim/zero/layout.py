@@ -178,18 +178,18 @@ class Layout(Shown):
         return pieces
 
     def valid_regions(self) -> list[Piece]:
-        """The whole vector without padding, region by region; for who holds all of it, and so no shard."""
-        return [Piece(slice(region.low, region.valid_high), slice(0, 0)) for region in self.regions]
-
-    def whole_parameters(self) -> list[ParameterPiece]:
-        """All parameters that have elements, in the order of the vector; for who holds all of it, and so no shard."""
-        return [ParameterPiece(slice(entry.low, entry.high), slice(0, 0), entry, 0) for entry in self.entries
-                if entry.low < entry.high]
+        """The whole vector without padding, region by region; for one that holds all of it, whose shard it is."""
+        lies = [slice(region.low, region.valid_high) for region in self.regions]
+        return [Piece(here, here) for here in lies]
 
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
         """The rank's elements, parameter by parameter in the order of the vector; empty pieces are left out."""
+        return self.by_parameter(self.valid(rank))
+
+    def by_parameter(self, pieces: Iterable[Piece]) -> list[ParameterPiece]:
+        """These pieces cut at the borders of parameters; empty ones are left out."""
         return [ParameterPiece(slice(low, high), slice(at, at + high - low), entry, low - entry.low)
-                for piece in self.valid(rank)
+                for piece in pieces
                 for entry, low, high in self.entries_in(piece.vector.start, piece.vector.stop)
                 for at in [piece.shard.start + low - piece.vector.start]]
 

@@ -144,7 +144,8 @@ class ParamGroup:
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
-        self.pieces = self._pieces()  # what this rank updates, parameter by parameter
+        # What this rank updates, parameter by parameter.
+        self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # of one parameter: (its name, the slot's)
         self._make_slots()
@@ -263,13 +264,6 @@ class ParamGroup:
         return mean.reshape(entry.shape)
 
     # -- what is made at the start ------------------------------------------------------------------------------------
-
-    def _pieces(self) -> list[ParameterPiece]:
-        if self.frozen:
-            return []
-        if self.stage.optimizer is SHARDED:
-            return self.layout.parameter_pieces(self.rank.index)
-        return self.layout.whole_parameters()
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
         array = self.rank.memory.alloc(self.length(placement), dtype, kind, name or kind)

@@ -14,7 +14,7 @@ gradient the sum over ranks as it rests, g its mean in fp32.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,9 +62,9 @@ class StepContext:
     the factors of activations and output gradients by weight."""
 
     step: int
-    clip_factor: float = 1.0
-    lr_factor: float | None = None
-    factors: Mapping[str, Any] = field(default_factory=dict)
+    clip_factor: float
+    lr_factor: float | None
+    factors: Mapping[str, Any]
 
     def optimizer(self, group: ParamGroup, name: str) -> Any:
         """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
