@@ -147,7 +147,7 @@ def test_an_update_inside_a_block_of_weights_which_would_grow_old_is_refused(sta
     def program(rank):
         engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
         with (engine.weights(engine.model.units[0]),
-              pytest.raises(ValueError, match="inside a block `with engine.weights.*; end the block first")):
+              pytest.raises(ValueError, match=r"inside a block `with engine\.weights.*; end the block first")):
             engine.step([(X, T)])
         engine.step([(X, T)])
         return engine.steps_taken
