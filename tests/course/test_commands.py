@@ -372,6 +372,7 @@ REFUSED = {
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
         ("--model nowhere/config.json", "nowhere/config.json"), ("--params x", "name one of the two"),
         ("--optimizer adamm", "no optimizer is called 'adamm'"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
+        ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model llama-2-7b --measure", "llama-2-7b cannot be measured: zerosim's layers make models of GPT-2's")]}
 
 
