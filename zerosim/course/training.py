@@ -1,4 +1,7 @@
-"""Optimizers by name, each with a learning rate that suits a small GPT, and what matrix optimizers leave to AdamW."""
+"""A GPT trained on a text under any stage of ZeRO, or several times side by side.
+
+Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -31,63 +34,6 @@ from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
-
-# Of 1, 2 and 5 times powers of ten, the one of the lowest loss on text held out after 100 steps of gpt-micro on the
-# text that comes along, with four ranks and all other options as they are by default (2026-11-21).
-LEARNING_RATES: Mapping[str, float] = MappingProxyType({
-    "adafactor": 0.02, "adagrad": 0.005, "adam": 0.002, "adamw": 0.002, "adan": 0.002, "kfac": 0.05, "lamb": 0.01,
-    "lars": 2.0, "lion": 0.001, "momentum": 0.1, "muon": 0.05, "rmsprop": 0.0005, "sgd": 0.2, "shampoo": 0.1,
-    "soap": 0.01})
-COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
-
-
-def known_optimizers() -> dict[str, type[Optimizer]]:
-    """The package's optimizers by their class's name in lower case."""
-    kinds = [getattr(optim, name) for name in optim.__all__]
-    return {kind.__name__.lower(): kind for kind in kinds
-            if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer}
-
-
-def learning_rate_of(name: str) -> float:
-    """The learning rate that an optimizer is given by default; ValueError for an unknown name."""
-    return LEARNING_RATES[_kind(name).__name__.lower()]
-
-
-def optimizer_named(name: str, lr: float) -> Optimizer:
-    """An optimizer of the package by its class's name in any case; ValueError lists them."""
-    made: Optimizer = _kind(name)(lr=lr)  # type: ignore[call-arg]
-    return made
-
-
-def is_of_matrices(optimizer: Optimizer) -> bool:
-    """True where it updates the matrices of linear layers, and others are to update the rest."""
-    return optimizer.cut in ("matrix", "layer")
-
-
-def companions(optimizer: Optimizer, model: Model) -> list[Group]:
-    """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
-
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
-    """
-    hidden = frozenset(name for unit in model.units for name in unit.factored)
-    rest = [name for name in model.shapes if name not in hidden]
-    if not is_of_matrices(optimizer) or not rest:
-        return []
-    return [Group(*rest, optimizer=optimizer_named(COMPANION, LEARNING_RATES[COMPANION]))]
-
-
-def _kind(name: str) -> type[Optimizer]:
-    known = known_optimizers()
-    kind = known.get(str(name).lower())
-    if kind is None:
-        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}"
-                         f"{did_you_mean(str(name).lower(), known)}")
-    return kind
-
-
-# -- What to train, and how, as a value that is checked before anything runs -----------------------------------------
-# Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches.
-
 
 WARMUP = 20  # steps in which the learning rate rises
 MOST_RANKS = 1024
@@ -214,60 +160,62 @@ class Options:
                 "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
 
 
-# -- A trained model looked at: its loss on text held out, a digest of its weights, and what it writes ---------------
-# Rank 0 computes, and every rank takes part, since weights that rest sharded are gathered.
-# Legend: B batch, t tokens, V vocabulary.
+# -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
+
+# Of 1, 2 and 5 times powers of ten, the one of the lowest loss on text held out after 100 steps of gpt-micro on the
+# text that comes along, with four ranks and all other options as they are by default (2026-11-21).
+LEARNING_RATES: Mapping[str, float] = MappingProxyType({
+    "adafactor": 0.02, "adagrad": 0.005, "adam": 0.002, "adamw": 0.002, "adan": 0.002, "kfac": 0.05, "lamb": 0.01,
+    "lars": 2.0, "lion": 0.001, "momentum": 0.1, "muon": 0.05, "rmsprop": 0.0005, "sgd": 0.2, "shampoo": 0.1,
+    "soap": 0.01})
+COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
-PROMPT = "Call me "
-TEMPERATURE = 0.8
-HELD_OUT_ROWS = 16
+def known_optimizers() -> dict[str, type[Optimizer]]:
+    """The package's optimizers by their class's name in lower case."""
+    kinds = [getattr(optim, name) for name in optim.__all__]
+    return {kind.__name__.lower(): kind for kind in kinds
+            if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer}
 
 
-def logits(engine: Engine, model: GPT, tokens: np.ndarray) -> np.ndarray | None:
-    """tokens (B, t) -> logits (B, t, V) on rank 0; None on the others, which only lend what they own."""
-    if engine.rank.index == 0:
-        return logits_of(engine.context(), model, engine.weights, tokens)
-    for unit in model.units:
-        with engine.weights(unit):
-            pass
-    return None
+def learning_rate_of(name: str) -> float:
+    """The learning rate that an optimizer is given by default; ValueError for an unknown name."""
+    return LEARNING_RATES[_kind(name).__name__.lower()]
 
 
-def held_out_loss(engine: Engine, model: GPT, corpus: Corpus) -> float | None:
-    """The mean loss in nats on sequences that were not trained on; None on other ranks than 0."""
-    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
-    found = logits(engine, model, x)
-    return None if found is None else model.loss.forward(engine.context(), found, target)[0]
+def optimizer_named(name: str, lr: float) -> Optimizer:
+    """An optimizer of the package by its class's name in any case; ValueError lists them."""
+    made: Optimizer = _kind(name)(lr=lr)  # type: ignore[call-arg]
+    return made
 
 
-def digest(engine: Engine) -> str:
-    """SHA-256 of all master weights, in the order of the model, in hexadecimal; on every rank of what it sees."""
-    found = sha256()
-    for name in engine.model.shapes:
-        found.update(np.ascontiguousarray(engine.state(name)["master"]).tobytes())
-    return found.hexdigest()
+def is_of_matrices(optimizer: Optimizer) -> bool:
+    """True where it updates the matrices of linear layers, and others are to update the rest."""
+    return optimizer.cut in ("matrix", "layer")
 
 
-def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
-    """The model's text after the prompt, ``count`` tokens of it; None on other ranks than 0.
+def companions(optimizer: Optimizer, model: Model) -> list[Group]:
+    """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
 
-    Raises ValueError for logits that are NaN or infinite.
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
     """
-    nothing = np.zeros((1, 1, VOCABULARY))
-
-    def next_logits(tokens: np.ndarray) -> np.ndarray:
-        found = logits(engine, model, tokens)
-        return nothing if found is None else found
-
-    written = generate(next_logits, list(PROMPT.encode()), count, context=model.config.context,
-                       temperature=TEMPERATURE, seed=seed)
-    return readable(written) if engine.rank.index == 0 else None
+    hidden = frozenset(name for unit in model.units for name in unit.factored)
+    rest = [name for name in model.shapes if name not in hidden]
+    if not is_of_matrices(optimizer) or not rest:
+        return []
+    return [Group(*rest, optimizer=optimizer_named(COMPANION, LEARNING_RATES[COMPANION]))]
 
 
-# -- A training run on text: a record for every step as it is taken, and what the run came to ------------------------
-# Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches.
+def _kind(name: str) -> type[Optimizer]:
+    known = known_optimizers()
+    kind = known.get(str(name).lower())
+    if kind is None:
+        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}"
+                         f"{did_you_mean(str(name).lower(), known)}")
+    return kind
 
+
+# -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
@@ -337,25 +285,6 @@ class _OfRank:
     looked: tuple[float, str] | None
     last_step: Trace
 
-    @property
-    def peak_nbytes_by_kind(self) -> dict[str, int]:
-        """By kind, at the fullest instant of all steps."""
-        return max(self.steps, key=lambda step: step.peak_nbytes).peak_nbytes_by_kind
-
-    @property
-    def peak_nbytes(self) -> int:
-        """At the fullest instant of all steps."""
-        return sum(self.peak_nbytes_by_kind.values())
-
-    @property
-    def resting_nbytes(self) -> int:
-        """Between two steps."""
-        return sum(self.resting_nbytes_by_kind.values())
-
-    def sent_nbytes(self, purpose: str) -> int:
-        """In all steps together."""
-        return sum(step.sent_nbytes[purpose] for step in self.steps)
-
 
 def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_last_step: bool = False) -> Trained:
     """Trains on a cluster in this process; ``heard`` is called after every step, by rank 0's program.
@@ -368,23 +297,23 @@ def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     found: list[_OfRank] = list(cluster.run(_program, options, options.build(), corpus, heard))
-    first, peaks = found[0], [of_rank.peak_nbytes for of_rank in found]
-    fullest = peaks.index(max(peaks))
+    first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.looked is not None, "rank 0 looks at what it trained"
-    losses = tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps))
+    peaks = [max(of_rank.steps, key=lambda step: step.peak_nbytes) for of_rank in found]
+    fullest = max(range(options.ranks), key=lambda rank: peaks[rank].peak_nbytes)
+    # Of the purposes for which some rank sends, and of the two that every stage is compared by.
+    sent = {purpose: [sum(step.sent_nbytes[purpose] for step in of_rank.steps) for of_rank in found]
+            for purpose in PURPOSES}
     return Trained(
-        options, tuple(first.steps), losses, first.looked[0], corpus.unigram_entropy,
-        fullest, found[fullest].resting_nbytes_by_kind, found[fullest].peak_nbytes_by_kind,
-        tuple(of_rank.resting_nbytes for of_rank in found), tuple(peaks),
-        _sent_by_purpose(found),
+        options, tuple(first.steps),
+        tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps)),
+        first.looked[0], corpus.unigram_entropy, fullest, found[fullest].resting_nbytes_by_kind,
+        peaks[fullest].peak_nbytes_by_kind,
+        tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
+        tuple(peak.peak_nbytes for peak in peaks),
+        {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.looked[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None)
-
-
-def _sent_by_purpose(ranks: Sequence[_OfRank]) -> dict[str, list[int]]:
-    """Bytes by rank, of the purposes for which some rank sends, and of the two that every stage is compared by."""
-    sent = {purpose: [of_rank.sent_nbytes(purpose) for of_rank in ranks] for purpose in PURPOSES}
-    return {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]}
 
 
 def require_engine(options: Options) -> None:
@@ -447,7 +376,56 @@ def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int
             for j in range(options.micro_batches)]
 
 
-# -- The same training several times, side by side: under every stage, in every format, or with other optimizers -----
+# -- a trained model looked at: its loss on text held out, a digest of its weights, and what it writes -----------------
+# Rank 0 computes, and every rank takes part, since weights that rest sharded are gathered.
+
+PROMPT = "Call me "
+TEMPERATURE = 0.8
+HELD_OUT_ROWS = 16
+
+
+def logits(engine: Engine, model: GPT, tokens: np.ndarray) -> np.ndarray | None:
+    """tokens (B, T) -> logits (B, T, V) on rank 0; None on the others, which only show what they own."""
+    if engine.rank.index == 0:
+        return logits_of(engine.context(), model, engine.weights, tokens)
+    for unit in model.units:
+        with engine.weights(unit):
+            pass
+    return None
+
+
+def held_out_loss(engine: Engine, model: GPT, corpus: Corpus) -> float | None:
+    """The mean loss in nats on sequences that were not trained on; None on other ranks than 0."""
+    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
+    found = logits(engine, model, x)
+    return None if found is None else model.loss.forward(engine.context(), found, target)[0]
+
+
+def digest(engine: Engine) -> str:
+    """SHA-256 of all master weights, in the order of the model, in hexadecimal; on every rank of what it sees."""
+    found = sha256()
+    for name in engine.model.shapes:
+        found.update(np.ascontiguousarray(engine.state(name)["master"]).tobytes())
+    return found.hexdigest()
+
+
+def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
+    """The model's text after the prompt, ``count`` tokens of it; None on other ranks than 0.
+
+    Raises ValueError for logits that are NaN or infinite.
+    """
+    nothing = np.zeros((1, 1, VOCABULARY))
+
+    def next_logits(tokens: np.ndarray) -> np.ndarray:
+        found = logits(engine, model, tokens)
+        return nothing if found is None else found
+
+    written = generate(next_logits, list(PROMPT.encode()), count, context=model.config.context,
+                       temperature=TEMPERATURE, seed=seed)
+    return readable(written) if engine.rank.index == 0 else None
+
+
+# -- the same training several times, side by side: under every stage, in every format, or with different optimizers ---
 
 OVER: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon"),

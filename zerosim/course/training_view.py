@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from zerosim.course.training import COMPANION, Comparison, Options, Trained, TrainingStep, is_of_matrices
 from zerosim.display.plain import plain
-from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, words
 from zerosim.numerics.units import counted
 
 if TYPE_CHECKING:
@@ -59,34 +59,34 @@ def progress_bar(console: Console, total: int) -> Iterator[TrainingBar]:
 def training_view(found: Trained, text_name: str) -> View:
     """A training: its losses, its memory and traffic, and the text that it writes."""
     return View(found.options.model, f" on {' '.join(text_name.splitlines())}: {_headline(found.options)}",
-                tuple(_training_parts(found)))
+                parts(_training_parts(found)))
 
 
-def _training_parts(found: Trained) -> Iterator[Part]:
-    yield TextLine("")
+def _training_parts(found: Trained) -> Iterator[Part | str]:
+    yield ""
     yield marked_table("", RIGHT + "nats per byte", RIGHT + "bits", rows=[
         (what, f"{nats:.4f}", f"{nats / math.log(2):.3f}") for what, nats in (
             ("loss, first step", found.steps[0].loss), ("loss, last step", found.steps[-1].loss),
             ("loss on text held out", found.held_out_loss), ("entropy of single bytes", found.unigram_entropy))])
-    yield TextLine("")
+    yield ""
     fullest = found.fullest_rank
     yield marked_table(f"rank {fullest} holds, bytes", RIGHT + "at rest", RIGHT + "at the peak", rows=[
-        *((kind.replace("_", " "), f"{found.resting_nbytes_by_kind.get(kind, 0):,}", f"{nbytes:,}")
+        *((words(kind), f"{found.resting_nbytes_by_kind.get(kind, 0):,}", f"{nbytes:,}")
           for kind, nbytes in found.peak_nbytes_by_kind.items()),
         ("all", f"{sum(found.resting_nbytes_by_kind.values()):,}", f"{sum(found.peak_nbytes_by_kind.values()):,}")])
-    yield TextLine("")
+    yield ""
     yield marked_table(f"rank {fullest} sends, bytes", RIGHT + "per step", RIGHT + "in all", rows=[
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
-    yield TextLine("")
+    yield ""
     if len(set(found.peak_nbytes)) > 1:
-        yield TextLine(f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes.")
-    yield TextLine(f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; "
-                  f"skipped: {found.skipped}; loss scale at the end: {found.steps[-1].scale:g}.")
-    yield TextLine(f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…")
+        yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
+    yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
+           f"loss scale at the end: {found.steps[-1].scale:g}.")
+    yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"
     if found.options.sample_tokens:
-        yield from (TextLine(""), TextLine("It writes:", indent=0), TextLine(""))
-        yield TextLine(escape(found.sample))  # brackets that it writes are no markup
+        yield from ("", TextLine("It writes:", indent=0), "")
+        yield escape(found.sample)  # brackets that it writes are no markup
 
 
 def _headline(options: Options) -> str:
@@ -95,9 +95,9 @@ def _headline(options: Options) -> str:
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {COMPANION}"
-    ranks = f"{options.ranks} rank{'s' * (options.ranks > 1)}"
     return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {ranks}, layout {options.layout_name}, {options.formats}, {updated})")
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}, layout {options.layout_name}, "
+            f"{options.formats}, {updated})")
 
 
 def require_learned(found: Trained) -> None:
@@ -122,39 +122,39 @@ def training_as_json(found: Trained) -> dict[str, Any]:
     return data
 
 
-# -- A comparison as one reads it: a column for each run -------------------------------------------------------------
+# -- a comparison: a column for each run ------------------------------------------------------------------------------
+
 
 def comparison_view(found: Comparison, text_name: str) -> View:
     """Losses, memory and traffic of each run, and which of them ended in the same bits."""
     options = found.runs[0].options
     return View(options.model, f" on {' '.join(text_name.splitlines())}, {counted(options.ranks, 'rank')}, "
-                               f"{counted(options.steps, 'step')}, by {found.over}", tuple(_comparison_parts(found)))
+                               f"{counted(options.steps, 'step')}, by {found.over}", parts(_comparison_parts(found)))
 
 
-def _comparison_parts(found: Comparison) -> Iterator[Part]:
+def _comparison_parts(found: Comparison) -> Iterator[Part | str]:
     options = found.runs[0].options
-    yield TextLine("")
+    yield ""
     yield marked_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found))
-    yield TextLine("")
-    yield TextLine("Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per "
-                  "step.")
+    yield ""
+    yield "Losses are in nats per byte. Bytes are those of the rank that holds or sends most, sent ones per step."
     for value, run in zip(found.values, found.runs, strict=True):
         if run.diverged_at is not None:
-            yield TextLine(f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite.")
+            yield f"{found.over} {value} diverged: from step {run.diverged_at} on its loss is not finite."
     if all(run.diverged_at is not None for run in found.runs):
         return
     if found.all_same_bits:
-        yield TextLine(f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit.")
+        yield f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit."
         return
     if len(found.same_bits) == len(found.runs):
-        yield TextLine("No two runs ended in the same weights.")
+        yield "No two runs ended in the same weights."
     else:
         groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
-        yield TextLine(f"These ended in the same weights, bit for bit: {groups}.")
+        yield f"These ended in the same weights, bit for bit: {groups}."
     if found.over == "stage" and options.micro_batches > 1:
-        yield TextLine("Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each.")
+        yield "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each."
     if found.over == "recompute" and "tiled" in found.values:
-        yield TextLine("Tiled attention adds in another order; all other policies recompute the same bits.")
+        yield "Tiled attention adds in another order; all other policies recompute the same bits."
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:

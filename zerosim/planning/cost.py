@@ -17,7 +17,7 @@ nccl-tests, doc/PERFORMANCE.md, and for gather src/gather.cu (the bandwidths).
 
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -122,20 +122,19 @@ def longest_messages(collective: str, algorithm: str, vector: Vector, network: N
         first = next(levels(collective, algorithm, vector))  # all steps have messages of the same lengths
         steps = sent_of(collective, algorithm, vector).steps
         return Counter({((network.inside, int(first.nbytes.max())),): steps})
-    single, repeated = dict[int, dict[Link, int]](), list[tuple[dict[Link, int], int]]()
+    of_step, times = defaultdict[int, dict[Link, int]](dict), dict[int, int]()
     for step, level in in_steps(levels(collective, algorithm, vector), vector.ranks):
         crosses = network.crosses(level.sources, level.destinations)
         for number in {int(step[0])} if (step == step[0]).all() else set(step.tolist()):
-            longest = single.setdefault(number, {}) if level.times == 1 else {}
+            times[number] = level.times  # a level that goes several times has its steps to itself
             for link, here in ((network.inside, ~crosses), (network.between, crosses)):
                 nbytes = level.nbytes[here & (step == number)]
                 if link is not None and len(nbytes):
-                    longest[link] = max(longest.get(link, 0), int(nbytes.max()))
-            if level.times > 1:
-                repeated.append((longest, level.times))
+                    of_step[number][link] = max(of_step[number].get(link, 0), int(nbytes.max()))
     found = Counter[Longest]()
-    for longest, times in [*repeated, *((longest, 1) for longest in single.values())]:
-        found[tuple((link, longest[link]) for link in (network.inside, network.between) if link in longest)] += times
+    for number, longest in of_step.items():
+        found[tuple((link, longest[link]) for link in (network.inside, network.between) if link in longest)] += (
+            times[number])
     return found
 
 

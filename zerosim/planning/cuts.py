@@ -64,22 +64,6 @@ def padded_unit_lengths(unit_lengths: Sequence[int], ranks: int, layout: str = "
     return (*lengths[:-1], lengths[-1] + -sum(lengths) % ranks)
 
 
-def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[Cut]:
-    """For each unit, padding included, the cut of its elements among the ranks; counted from the unit's
-    start.
-
-    >>> unit_cuts((2, 2), 2, "per_unit"), unit_cuts((2, 2), 2, "contiguous")
-    ([(0, 1, 2), (0, 1, 2)], [(0, 2, 2), (0, 0, 2)])
-
-    Raises ValueError as `padded_unit_lengths` does.
-    """
-    padded = padded_unit_lengths(unit_lengths, ranks, layout)
-    if layout == "per_unit":
-        return _ceil_cuts(padded, ranks)
-    whole = ceil_cut(sum(padded), ranks)
-    return [clip(whole, low, high) for low, high in pairwise(accumulate(padded, initial=0))]
-
-
 def region_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[Cut]:
     """The cuts of the stretches that are reduced or gathered in one call when no unit needs one of its own.
 
@@ -87,12 +71,24 @@ def region_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit
     Raises ValueError as `padded_unit_lengths` does.
     """
     padded = padded_unit_lengths(unit_lengths, ranks, layout)
-    return _ceil_cuts(padded if layout == "per_unit" else [sum(padded)], ranks)
-
-
-def _ceil_cuts(lengths: Sequence[int], ranks: int) -> list[Cut]:
+    lengths = padded if layout == "per_unit" else [sum(padded)]
     by_length = {length: ceil_cut(length, ranks) for length in set(lengths)}  # most of a thousand units are equal
     return [by_length[length] for length in lengths]
+
+
+def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> list[Cut]:
+    """For each unit, padding included, the cut of its elements among the ranks; counted from the unit's start.
+
+    >>> unit_cuts((2, 2), 2, "per_unit"), unit_cuts((2, 2), 2, "contiguous")
+    ([(0, 1, 2), (0, 1, 2)], [(0, 2, 2), (0, 0, 2)])
+
+    Raises ValueError as `padded_unit_lengths` does.
+    """
+    regions = region_cuts(unit_lengths, ranks, layout)
+    if layout == "per_unit":
+        return regions
+    starts = accumulate(padded_unit_lengths(unit_lengths, ranks, layout), initial=0)
+    return [clip(regions[0], low, high) for low, high in pairwise(starts)]
 
 
 def checked_count(name: str, value: int, least: int) -> int:
