@@ -93,11 +93,13 @@ def held_nbytes(trainer: tiny.DDP) -> int:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_rank_keeps_chunks_of_what_is_sharded_and_nothing_whole_beside(stage: type[tiny.DDP]) -> None:
-    for one in tiny.train(stage, matrices(), batches(4, (1,)), ml_dtypes.bfloat16, lr=0.01):
+    model = [matrix.astype(np.float64) for matrix in matrices()]  # as NumPy draws them; masters have fp32 all the same
+    for one in tiny.train(stage, model, batches(4, (1,)), ml_dtypes.bfloat16, lr=0.01):
         for p, n in zip(one.parameters, (36, 24, 8), strict=True):
             kinds = {"weights": [p.weights], "gradients": [p.gradients], "optimizer": [p.master, p.m, p.v]}
             for kind, arrays in kinds.items():
                 assert {len(x) for x in arrays} == {n // 4 if kind in stage.sharded else n}
+                assert {x.itemsize for x in arrays} == {4 if kind == "optimizer" else 2}
                 assert all(x.base is None for x in arrays)  # a chunk that keeps the whole vector alive saves nothing
             assert p.data.size == p.gradient.size == 0
         assert all(inbox == [] for inbox in one.rank.inboxes)

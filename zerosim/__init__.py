@@ -4,6 +4,7 @@ A name is loaded when it is first asked for: `import zerosim` alone costs little
 program that plans loads no engine. (Lazy loading as in Scientific Python's SPEC 1.)
 """
 
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -99,17 +100,20 @@ _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_o
           "Policy": "numerics.policy", "round_to": "numerics.rounding", "spacing": "numerics.rounding",
           "plan": "planning.plan", "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 
+_LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail
+
 
 def __getattr__(name: str) -> Any:
     """A public name from its home, or from the floor that offers it; it is kept, as if it had been imported here."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _MODULES:
-        value = import_module(f"zerosim.{_MODULES[name]}")
-    else:
-        homes = [_HOMES[name]] if name in _HOMES else ["ranks", "zero"]
-        value = next(getattr(module, name) for module in (import_module(f"zerosim.{home}") for home in homes)
-                     if hasattr(module, name))
+    with _LOADING:
+        if name in _MODULES:
+            value = import_module(f"zerosim.{_MODULES[name]}")
+        else:
+            homes = [_HOMES[name]] if name in _HOMES else ["ranks", "zero"]
+            value = next(getattr(module, name) for module in (import_module(f"zerosim.{home}") for home in homes)
+                         if hasattr(module, name))
     globals()[name] = value
     return value
 

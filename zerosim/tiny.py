@@ -115,7 +115,7 @@ class Parameter(Tensor):
         self.shape = first.shape
         self.weights = kept("weights", first.astype(dtype))  # these five rest as vectors (n,), or as chunks (n/N,)
         self.gradients = kept("gradients", np.zeros(first.shape, dtype))
-        self.master = kept("optimizer", first)
+        self.master = kept("optimizer", wide(first))
         self.m, self.v = np.zeros_like(self.master), np.zeros_like(self.master)
 
     def load(self, whole: np.ndarray) -> np.ndarray:

@@ -61,6 +61,18 @@ def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:
     assert fresh("import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect"
 
 
+def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
+    assert fresh("""if True:
+        import threading, zerosim
+        from concurrent.futures import ThreadPoolExecutor
+        begin = threading.Barrier(8)
+        def ask(number):
+            begin.wait()
+            return [getattr(zerosim, name) for name in zerosim.__all__[::1 - number % 2 * 2]]
+        with ThreadPoolExecutor(8) as threads:
+            print(*{len(found) == len(zerosim.__all__) for found in threads.map(ask, range(8))})""") == "True"
+
+
 def test_every_package_has_the_names_that_it_offers() -> None:
     packages = [source.path.removesuffix("/__init__.py").replace("/", ".") for source in package_sources()
                 if source.path.endswith("/__init__.py")]

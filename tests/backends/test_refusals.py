@@ -203,6 +203,7 @@ JOB = "tests/backends/job.py"
     (("nothing.py:sums",), "no file 'nothing.py' to take the function 'sums' from"),
     ((JOB,), "write FILE.py:FUNCTION, as in train.py:program"),
     ((f"{JOB}:sums", "--with", "3"), "'3' sets nothing; write NAME=VALUE, as in stage=3"),
+    ((f"{JOB}:sums", "--with", "n=3"), "--with sets 'n', which the program does not take beside its rank"),
     ((f"{JOB}:sums", "--backend", "mpl"), "no backend 'mpl'; choose one of"),
     ((f"{JOB}:sums", "--backend", "cupy"), "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums", "--backend", "nccl"), "pip install 'zerosim[gpu]'"),

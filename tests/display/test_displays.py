@@ -123,11 +123,12 @@ def test_names_that_look_like_markup_are_shown_as_they_are():
     assert "&lt;b&gt;" in notebook.table_html(views.Table("<i>", ("<b>",), (("<u>",),)))
 
 
-def test_html_and_text_load_no_matplotlib():
+def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
     code = ("import sys, zerosim as zs; cluster = zs.Cluster(2); cluster.run(lambda rank: rank.barrier()); "
             "assert 'zerosim.course' not in sys.modules and 'rich' not in sys.modules; "
-            "cluster._repr_html_(); cluster.__rich__(); assert 'matplotlib' not in sys.modules; "
-            "cluster.show_ring(); assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules")
+            "cluster._repr_html_(); cluster.__rich__(); from zerosim.course import figures; "
+            "assert 'matplotlib' not in sys.modules; cluster.show_ring(); figures.ring(figures.ring_data(2, 2)).svg(); "
+            "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules")
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
 
 

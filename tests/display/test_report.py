@@ -235,6 +235,7 @@ BAD = [
     ("good", ["--device", "h100-80"], "a machine is a device and a link, and only h100-80 was named"),
     ("good", ["--link", "nvlink4"], "only nvlink4 was named"),
     ("good", ["--nodes", "2"], "go with --device and --link"),
+    ("good", ["--efficiency", "0.5"], "go with --device and --link"),
     ("good", ["--device", "h999", "--link", "nvlink4"], "h999"),
     ("good", ["--device", "h100-80", "--link", "nvlink4", "--compute", "int3"], "has no rate in int3"),
     ("good", ["--device", "h100-80", "--link", "nvlink4", "--efficiency", "2"], "efficiency must be a share"),
@@ -256,6 +257,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(saved, tmp_path, monkeypat
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), words
         assert re.search(f"^zerosim report: .*{words}", done.stderr), (words, done.stderr)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert "cannot be read: Is a directory" in command("report", ".").stderr
 
 
 def test_the_other_commands_save_what_the_report_reads(tmp_path, monkeypatch):

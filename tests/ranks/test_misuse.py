@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, in_another_thread, works
@@ -180,19 +182,29 @@ def test_ranks_that_reduce_into_one_array_are_refused(ranks: int) -> None:
                 zs.Cluster(ranks).run(lambda rank, a=algorithm: rank.all_reduce(shared, out=shared, algorithm=a))
 
 
-def test_a_result_over_what_another_rank_reads_is_refused() -> None:
-    both = np.zeros(8, np.float32)
-
-    def program(rank):
-        x, out = (both[:4], None) if rank.index == 0 else (np.zeros(4, np.float32), both[2:6])
-        return rank.all_reduce(x, out=out)
-
-    with pytest.raises(ValueError, match="ranks 0 and 1 handed the same memory"):
-        zs.Cluster(3).run(program)
+LENGTH = 4
+PLACES = st.integers(0, 24)
 
 
-def test_ranks_may_read_one_array_and_write_parts_of_one_that_do_not_touch() -> None:
-    data, whole = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
-    found = zs.Cluster(3).run(lambda rank: rank.reduce_scatter(data, out=whole[2 * rank.index:2 * rank.index + 2]))
-    assert whole.tolist() == [0, 3, 6, 9, 12, 15]
-    assert [of_rank.tolist() for of_rank in found] == [[0, 3], [6, 9], [12, 15]]
+@given(st.lists(st.tuples(PLACES, PLACES).filter(lambda place: not 0 < abs(place[0] - place[1]) < LENGTH), min_size=2,
+                max_size=5))
+def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_else(places: list) -> None:
+    """Each rank reads and writes a part of one array; they may read the same, and write what no other touches."""
+    memory = np.arange(30.0)
+
+    def part(first: int) -> np.ndarray:
+        return memory[first:first + LENGTH]
+
+    def program(rank: zs.Rank) -> None:
+        x, out = places[rank.index]
+        rank.all_reduce(part(x), out=part(out))
+
+    conflict = any(abs(mine[1] - place) < LENGTH for rank, mine in enumerate(places)
+                   for other, its in enumerate(places) if rank != other for place in its)
+    wanted = sum(part(x).copy() for x, _ in places)
+    if conflict:
+        with pytest.raises(ValueError, match=r"ranks \d and \d handed the same memory .* an array of its own"):
+            zs.Cluster(len(places)).run(program)
+    else:
+        zs.Cluster(len(places)).run(program)
+        assert all((part(out) == wanted).all() for _, out in places)

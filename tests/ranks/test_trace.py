@@ -178,7 +178,7 @@ def test_arrays_of_one_kind_name_and_length_are_distinguished_and_know_their_spa
             with rank.trace.span("inner"):
                 one, other = (rank.memory.alloc(4, np.float32, "activation", "h") for _ in range(2))
             rank.memory.free(other)
-            third = rank.memory.alloc(4, np.float32, "activation", "h")
+            third = rank.memory.alloc(1, np.uint8, "activation", "h")
             rank.memory.alloc(0, np.float32, "activation", "empty")
         rank.memory.free(one)
         return third

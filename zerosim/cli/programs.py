@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,12 +47,12 @@ def run(
 
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
-    from zerosim.course.running import load, settings
+    from zerosim.course.running import load, settings, with_settings
     from zerosim.display.saving import require_place
 
     if save is not None:
         require_place(save)
-    return partial(load(program), **settings(given))
+    return with_settings(load(program), settings(given))
 
 
 def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
-from inspect import iscoroutine, isfunction, isgenerator
+from inspect import Parameter, iscoroutine, isfunction, isgenerator, signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,6 +98,19 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{text!r} sets nothing; write NAME=VALUE, as in stage=3")
         found[name] = _literal(value)
     return found
+
+
+def with_settings(program: Program, given: Mapping[str, Any]) -> Program:
+    """The program with these keyword arguments; ValueError for one that it does not take."""
+    if not given:
+        return program
+    parameters = list(signature(program).parameters.values())
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    names = [parameter.name for parameter in parameters[1:] if parameter.kind is not Parameter.POSITIONAL_ONLY]
+    if unknown := [name for name in given if not takes_all and name not in names]:
+        raise ValueError(f"--with sets {unknown[0]!r}, which the program does not take beside its rank; it "
+                         f"takes {', '.join(names) or 'nothing'}")
+    return partial(program, **given)
 
 
 def _literal(text: str) -> Any:

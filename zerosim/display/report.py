@@ -23,9 +23,9 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
     """
     known = presets() if hardware is None else read(hardware)
     if device is None and link is None:
-        if nodes != 1 or between is not None or hardware is not None:
-            raise ValueError("nodes, a link between them and hardware of one's own go with --device and --link; name "
-                             "both")
+        if nodes != 1 or between is not None or hardware is not None or compute != "bf16" or efficiency != 1.0:
+            raise ValueError("nodes, a link between them, hardware of one's own, --compute and --efficiency go with "
+                             "--device and --link; name both")
         return MACHINE
     if device is None or link is None:
         raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
@@ -42,11 +42,10 @@ def save_report(recorded: str | Path, out: str | Path | None = None, *, device: 
     ``span`` takes the rows inside one span alone. Raises ValueError for a file that is no recording, for a machine that
     is not known, for a recording too long for a page, and for a path that cannot be written; then nothing is written.
     """
-    recorded = Path(recorded)
+    recorded, recording = Path(recorded), load(recorded)
     out = recorded.with_suffix(".html") if out is None else Path(out)
     if out.resolve() == recorded.resolve():
         raise ValueError(f"the page was to be written over the recording {str(recorded)!r}; name another file by --out")
-    recording = load(recorded)
     if span is not None:
         recording = recording.inside(span)
     machine = machine_of(recording.ranks, device, link, compute=compute, efficiency=efficiency, nodes=nodes,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 import rich.rule
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -29,6 +30,7 @@ from zerosim.display.views import (
 from zerosim.numerics.units import bytes_text
 
 COLUMNS = 40  # of a full bar
+UNBROKEN = 10_000  # columns
 FULL, PADDING = "█", "░"
 
 
@@ -36,6 +38,14 @@ def as_text(view: View) -> Group:
     """The view as something that rich prints."""
     title = [Text.assemble((view.title, "bold"), view.rest)] if view.title else []
     return Group(*title, *(line for part in view.parts for line in _part(part)))
+
+
+def in_lines(view: View) -> str:
+    """The view as plain text, whose lines are never broken."""
+    file = io.StringIO()
+    console = Console(file=file, width=UNBROKEN, color_system=None, highlight=False, emoji=False, force_jupyter=False)
+    console.print(as_text(view))
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
 def _part(part: Part) -> Iterator[RenderableType]:

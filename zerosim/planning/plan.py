@@ -254,6 +254,9 @@ class PlanConfig:
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
+        if self.host_link is not None and not self.offload:
+            raise ValueError(f"host_link={self.host_link.name!r} is of offload, which was not asked for; pass "
+                             "offload=True, or leave the link out")
         if self.offload and self.host_link is None:
             raise ValueError("offload moves gradients and parameters over a link to the host; name one, as pcie4")
 

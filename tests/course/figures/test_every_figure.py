@@ -3,8 +3,6 @@
 import io
 import itertools
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -210,13 +208,6 @@ def test_no_committed_figure_is_an_orphan():
     expected |= {f"{name}{rest}" for name, figure in FIGURES.items() if figure.animate
                  for rest in (".gif", "-dark.gif", ".html")}
     assert {path.name for path in (ROOT / "figures").iterdir()} == expected
-
-
-def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
-    program = ("import sys; from zerosim.course import figures; assert 'matplotlib' not in sys.modules; "
-               "figures.ring(figures.ring_data(2, 2)).svg(); assert 'matplotlib' in sys.modules; "
-               "assert 'matplotlib.pyplot' not in sys.modules")
-    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True)
 
 
 def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, monkeypatch):

@@ -95,6 +95,7 @@ TEXTS = [
     ("yield x", "On N=1 (n=1) rank 0 raised ValueError: the program made a generator and ran nothing"),
     ("return x[3]", "On N=1 (n=1) rank 0 raised IndexError in line 2 of mean: index 3 is"),
     ("raise KeyError", "On N=1 (n=1) rank 0 raised KeyError in line 2 of mean."),
+    ("def inner():\n        return x[3]\n    return inner()", "rank 0 raised IndexError in line 3 of inner: index "),
     ("return nothing", "rank 0 raised NameError in line 2 of mean: name 'nothing' is not"),
     ("raise SystemExit(0)", "On N=1 (n=1) rank 0 raised SystemExit in line 2 of mean"),
     ("raise GeneratorExit", "On N=1 (n=1) rank 0 raised GeneratorExit in line 2 of mean"),
@@ -152,6 +153,21 @@ def test_an_audit_counts_for_each_rank_what_it_made_and_its_ledger_missed():
     in_between = [found[rank].missed_in_between_nbytes for rank in range(3)]
     assert at_rest == pytest.approx([0, 400_000, 800_000], abs=50_000)
     assert in_between == pytest.approx([0, 4_400_000, 800_000], abs=50_000)
+
+
+def test_a_silenced_rank_hears_nothing_from_any_operation():
+    def program(rank):
+        silenced, x = watching.SilencedRank.of(rank), np.ones(rank.size)
+        calls = (silenced.all_reduce, silenced.reduce_scatter, silenced.all_gather, silenced.reduce,
+                 silenced.all_to_all, silenced.broadcast, silenced.gather)
+        heard = [call(x) for call in calls]
+        out = np.zeros(1)
+        silenced.exchange(np.ones(1), 1 - rank.index, out, 1 - rank.index)
+        return [out, silenced.all_reduce(x, async_op=True).wait(), *(one for one in heard if one is not None)]
+
+    for heard in zs.Cluster(2).run(program):
+        assert all(np.isnan(one).all() for one in heard)
+        assert len(heard) > 6
 
 
 # -- what an answer may do --------------------------------------------------------------------------------------------
@@ -287,7 +303,7 @@ def test_a_score_shows_measured_values_beside_targets_in_a_terminal_in_a_noteboo
     assert text.startswith("ring: passed ★★★\n  Right on N = 1, 2, 3, 4, 5, 8 in 12 cases, bit for bit, ")
     assert re.search(r"^  8  n=19 +100 +100 +76 +76 +7 +7$", text, re.M)
     assert html.count("<tr>") == 1 + 12
-    assert "<td>n=19</td><td>100</td><td>100</td>" in html
+    assert '<td>n=19</td><td class="n">100</td><td class="n">100</td>' in html
     measures = {"peak_nbytes": 100, "sent_nbytes": 76, "steps": 7}
     assert (data["verdict"], data["targets_met"]) == ("passed", list(measures))
     assert data["rows"][-1] == {"ranks": 8, "title": "n=19", **measures, "target": measures}
@@ -298,7 +314,7 @@ def test_a_refusal_shows_its_sentence_and_no_table_with_nothing_unescaped():
     score = puzzles.check("mean", lambda rank, x: None)
     assert repr(score) == ("mean: not yet\n  On N=1 (n=1) rank 0 returned what is wrong: the result is None where an "
                            "array of shape (1,) is expected.")
-    assert score._repr_html_().startswith("<p><b>mean: not yet</b><br>On N=1 (n=1) rank 0")
+    assert "<p><strong>mean: not yet</strong></p><p>On N=1 (n=1) rank 0 returned" in score._repr_html_()
     assert "<table>" not in score._repr_html_()
     wild = puzzles.check("mean", written("def mean(rank, x):\n    raise ValueError('<b>&')"))
     assert "&lt;b&gt;&amp;" in wild._repr_html_()

@@ -1,6 +1,5 @@
 """An answer that never ends is refused; Ctrl-C stays Ctrl-C, and an answer that ends is never struck afterwards."""
 
-import _thread
 import signal
 import threading
 
@@ -34,6 +33,10 @@ def calling(rank, x):
         rank.exchange(x, (rank.index + 1) % rank.size, x.copy(), (rank.index - 1) % rank.size)
 
 
+def waiting(rank, x):
+    threading.Event().wait()
+
+
 def catching(rank, x):
     """Catches the interrupt on every rank, and then answers rightly."""
     try:
@@ -48,7 +51,7 @@ def catching(rank, x):
 @pytest.mark.usefixtures("impatient")
 def test_an_answer_that_never_ends_is_refused_also_where_it_catches_the_interrupt():
     for name, answer, case in (("ring", turning, "N=1 (n=5)"), ("ring", calling, "N=1 (n=5)"),
-                               ("mean", catching, "N=1 (n=1)")):
+                               ("ring", waiting, "N=1 (n=5)"), ("mean", catching, "N=1 (n=1)")):
         assert refusal(name, answer) == (f"On {case} it has not ended after 0.2 seconds; "
                                          "look for a loop that never ends.")
     graded = puzzles.adapters.grade_ddp(lambda *given: turning(None, None))
@@ -117,7 +120,7 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
     def never():
         raise AssertionError("the main thread has been interrupted")
 
-    monkeypatch.setattr(_thread, "interrupt_main", never)
+    monkeypatch.setattr(watching, "_interrupt_main", never)
     begun = []
 
     def watched():

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.views import Table, TextLine, View
+from zerosim.shown import Shown
+
 MEASURES = ("peak_nbytes", "sent_nbytes", "steps")
 PASSED, REFUSED, OPEN = "passed", "refused", "open"
 WIDTH = 80  # columns
-HEADS = ("N", "case", "peak bytes", "target", "bytes sent", "target", "steps", "target")
+HEADS = (">N", "case", ">peak bytes", ">target", ">bytes sent", ">target", ">steps", ">target")
 
 
 class Hole(NotImplementedError):
@@ -48,7 +51,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(Shown):
     """The outcome of a check: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
 
     ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
@@ -81,31 +84,20 @@ class Score:
         return {"puzzle": self.puzzle, "verdict": self.verdict, "sentence": self.sentence,
                 "targets_met": list(self.targets_met), "rows": [asdict(row) for row in self.rows]}
 
-    @property
-    def _mark(self) -> str:
-        return {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+    def view(self) -> View:
+        """The verdict, the sentence, and for an answer that passed a table of measures beside their targets."""
+        from rich.markup import escape
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [(str(row.ranks), row.title, *(f"{value:,}" for measure in MEASURES
-                                              for value in (getattr(row, measure), getattr(row.target, measure))))
-                for row in self.rows]
+        mark = {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+        cells = tuple((str(row.ranks), row.title, *(f"{value:,}" for measure in MEASURES for value in (
+            getattr(row, measure), getattr(row.target, measure)))) for row in self.rows)
+        table = (TextLine(""), Table("", HEADS, cells)) if self.passed else ()
+        return View(f"{self.puzzle}: {mark}", "", (TextLine(escape(self.sentence)), *table))
 
     def __repr__(self) -> str:
-        text = f"{self.puzzle}: {self._mark}\n  {self.sentence}"
-        if not self.passed:
-            return text
-        table = [HEADS, *self._cells()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(HEADS))]
-        lines = ["  ".join(cell.ljust(width) if column == 1 else cell.rjust(width)
-                           for column, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in table]
-        return "\n".join([text, "", *("  " + line for line in lines)])
+        from zerosim.display.terminal import in_lines
 
-    def _repr_html_(self) -> str:
-        head = f"<p><b>{escape(self.puzzle)}: {self._mark}</b><br>{escape(self.sentence)}</p>"
-        if not self.passed:
-            return head
-        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
-        return f"{head}<table><tr>{''.join(f'<th>{name}</th>' for name in HEADS)}</tr>{rows}</table>"
+        return in_lines(self.view())
 
 
 def judged(name: str, attempts: Iterable[Measured], praise: Callable[[list[Measured]], str]) -> Score:

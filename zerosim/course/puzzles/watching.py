@@ -1,6 +1,7 @@
 """The checker's instruments: an alarm, words for errors, a rank that hears nothing, and an audit of memory."""
 
 import _thread
+import signal
 import threading
 import traceback
 import tracemalloc
@@ -88,11 +89,19 @@ class _Alarm(threading.Thread):
             with self._lock:
                 if not self._off.is_set():
                     self.has_rung = True
-                    _thread.interrupt_main()
+                    _interrupt_main()
 
     def put_off(self) -> None:
         with self._lock:
             self._off.set()
+
+
+def _interrupt_main() -> None:
+    """As Ctrl-C does; a real signal, where there are some, also ends a wait, as for a lock or in time.sleep()."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def explained(where: str, error: BaseException) -> str:
