@@ -106,7 +106,10 @@ def test_what_a_model_writes_and_the_name_of_its_text_are_printed_as_they_are():
 
 def test_two_numbers_of_ranks_with_the_same_global_batch_see_the_same_data():
     """The first loss has seen no update: it is the mean over the same sequences, whoever computes it."""
-    assert trained(ranks=1, micro_batches=4, steps=1).losses == trained(ranks=4, steps=1).losses
+    alone, many = trained(ranks=1, micro_batches=4, steps=1), trained(ranks=4, steps=1)
+    assert alone.losses == many.losses
+    assert sorted(alone.losses[0]) == sorted(trained(ranks=2, micro_batches=2, steps=1).losses[0])
+    assert set(alone.sent_nbytes) == {"gradients", "parameters"} < set(many.sent_nbytes)  # nothing, and control too
     text = shipped()
     renamed = texts.Corpus("renamed", text.tokens)
     assert np.array_equal(text.batch(0, 1, 2, 3, 8)[0], renamed.batch(0, 1, 2, 3, 8)[0])
