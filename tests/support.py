@@ -60,10 +60,9 @@ def printed(thing: Any, columns: int = 80) -> str:
     from rich.console import Console
 
     from zerosim import display
-    from zerosim.display.terminal import as_text
 
     console = Console(file=StringIO(), width=columns, highlight=False)
-    console.print(as_text(thing) if isinstance(thing, display.View) else thing)
+    console.print(display.text(thing) if isinstance(thing, display.View) else thing)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

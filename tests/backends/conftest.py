@@ -28,45 +28,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = there
 
 
-@pytest.fixture(params=THERE)
-def world(request: pytest.FixtureRequest) -> World:
-    """N ranks somewhere."""
-    found: World = request.param
-    return found
+def worlds(wanted: Callable[[World], Any], doc: str) -> Any:
+    """A fixture: each world that is wanted, in turn."""
+    def fixture(request: pytest.FixtureRequest) -> World:
+        found: World = request.param
+        return found
+
+    fixture.__doc__ = doc
+    return pytest.fixture(params=[there for there in THERE if wanted(there.values[0])])(fixture)
 
 
-@pytest.fixture(params=[there for there in THERE if there.values[0].library is not None])
-def library(request: pytest.FixtureRequest) -> World:
-    """N ranks whose messages a library carries."""
-    found: World = request.param
-    return found
-
-
-@pytest.fixture(params=[there for there in THERE if there.values[0].explains])
-def explaining(request: pytest.FixtureRequest) -> World:
-    """N ranks that find out when they wait for each other for ever."""
-    found: World = request.param
-    return found
-
-
-@pytest.fixture(params=[there for there in THERE if there.values[0] in MPI])
-def mpi(request: pytest.FixtureRequest) -> World:
-    """N processes of MPI."""
-    found: World = request.param
-    return found
-
-
-@pytest.fixture(params=[there for there in THERE if there.values[0].library == "NCCL" and not there.values[0].explains])
-def nccl_processes(request: pytest.FixtureRequest) -> World:
-    """N processes that have a GPU each."""
-    found: World = request.param
-    return found
+world = worlds(lambda world: True, "N ranks somewhere.")
+library = worlds(lambda world: world.library, "N ranks whose messages a library carries.")
+explaining = worlds(lambda world: world.explains, "N ranks that find out when they wait for each other for ever.")
+mpi = worlds(lambda world: world in MPI, "N processes of MPI.")
+nccl_processes = worlds(lambda world: world.library == "NCCL" and not world.explains, "N processes, each with a GPU.")
 
 
 @pytest.fixture
-def stand_in() -> Iterator[CupyKernels]:
+def compiler() -> None:
+    """What runs the kernels' text on the CPU."""
+    if compiled_kernels.COMPILER is None:
+        pytest.skip(compiled_kernels.MISSING)
+
+
+@pytest.fixture
+def stand_in(compiler: None) -> Iterator[CupyKernels]:
     """CuPy's kernels, their arithmetic on the CPU."""
-    compiled_kernels.needed()
     with doubles.in_place({"cupy": fake_cupy}):
         yield CupyKernels()
 
@@ -92,9 +80,8 @@ def kernels(request: pytest.FixtureRequest) -> CupyKernels:
 
 
 @pytest.fixture
-def gpus() -> Iterator[Callable[[int], doubles.Doubles]]:
+def gpus(compiler: None) -> Iterator[Callable[[int], doubles.Doubles]]:
     """Makes doubles of so many GPUs."""
-    compiled_kernels.needed()
     with ExitStack() as stack:
         yield lambda count: stack.enter_context(doubles.installed(count))
 

@@ -175,6 +175,8 @@ class Device:
     def __exit__(self, *_: object) -> None:
         Cuda.current.selected = self._before.pop()
 
+    def synchronize(self) -> None: ...
+
 
 class ndarray(fake_cupy.ndarray):
     """An array that knows its device, and tells the judge of its uses by itself."""

@@ -96,7 +96,10 @@ class ndarray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if not (isinstance(value, int | float) and value == 0 and self[key].flags.c_contiguous):  # zeros are bytes
             _refuse_type(self.dtype)
-        self._a[_raw(key)] = _raw(value)
+        target, source = self._a[_raw(key)], _raw(value)
+        if isinstance(source, np.ndarray) and np.may_share_memory(target, source):
+            assert (target.ctypes.data, target.strides) == (source.ctypes.data, source.strides), "copied in no order"
+        self._a[_raw(key)] = source
 
     def __ge__(self, other: Any) -> ndarray:
         return _new(self._a >= _raw(other))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.backends.fake_nccl import COMBINE, DTYPES, Clique, Communicator, NcclError
+from tests.backends.fake_nccl import DTYPES, Clique, Communicator, NcclError
 
 
 def unique_id() -> bytes:
@@ -102,19 +102,10 @@ class LinkedCommunicator(Communicator):
                 return
 
     def _collective(self, name: str, what: dict[str, Any], own_messages: list[bytes]) -> None:
-        dtype, count, mine = DTYPES[what["kind"]], what["count"], own_messages.pop(0)
-        parts = [np.frombuffer(mine if rank == self.rank else self.clique.lines[rank].recv_bytes(), dtype)
+        mine = own_messages.pop(0)
+        parts = [self.clique.lines[rank].recv_bytes() if rank != self.rank else mine
                  for rank in range(self.clique.size)]
-        if name in ("allReduce", "reduce", "reduceScatter"):
-            total = parts[0].copy()
-            for x in parts[1:]:
-                total = COMBINE[what["op"]](total, x).astype(dtype)
-        else:
-            total = np.concatenate(parts)
-        if name == "reduceScatter":
-            total = total[self.rank * count:(self.rank + 1) * count]
-        if name != "reduce" or self.rank == what["root"]:
-            self.world._write(self, what["out"], total, what["stream"])
+        self.world.deliver(self, name, what, [np.frombuffer(part, DTYPES[what["kind"]]) for part in parts])
 
     def abort(self) -> None:
         super().abort()

@@ -91,16 +91,21 @@ class World:
         readers = [first["root"]] if name == "broadcast" else range(ranks)
         inputs = [self._read(comms[i], whats[i]["x"], own, kind, whats[i]["stream"]).copy() for i in readers]
         self._join(comms, whats)
+        for comm, what in zip(comms, whats, strict=True):
+            self.deliver(comm, name, what, inputs)
+
+    def deliver(self, comm: Communicator, name: str, what: dict[str, Any], inputs: list[np.ndarray]) -> None:
+        """Writes one rank's result of a collective, of what all ranks have brought."""
         if name in ("allReduce", "reduce", "reduceScatter"):
             total = inputs[0].copy()
             for x in inputs[1:]:
-                total = COMBINE[first["op"]](total, x).astype(total.dtype)
+                total = COMBINE[what["op"]](total, x).astype(total.dtype)
         else:
             total = np.concatenate(inputs)
-        for rank, (comm, what) in enumerate(zip(comms, whats, strict=True)):
-            if name != "reduce" or rank == first["root"]:
-                mine = total[rank * count:(rank + 1) * count] if name == "reduceScatter" else total
-                self._write(comm, what["out"], mine, what["stream"])
+        if name == "reduceScatter":
+            total = total[comm.rank * what["count"]:(comm.rank + 1) * what["count"]]
+        if name != "reduce" or comm.rank == what["root"]:
+            self._write(comm, what["out"], total, what["stream"])
 
     def _stream(self, comm: Communicator, pointer: int) -> Any:
         stream = next(s for s in self.cuda.streams if s.ptr == pointer)

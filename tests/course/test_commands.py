@@ -8,11 +8,10 @@ from functools import cache
 import pytest
 from rich.console import Console
 
+import zerosim as zs
 from tests.support import ask, broken_lines, command_line
-from zerosim.course import lost_updates, precision, precision_runs
-from zerosim.course.training import TrainingStep
-from zerosim.course.training_view import progress_bar
-from zerosim.display.drawing import DARK
+from zerosim.course import lost_updates, plan_view, precision, precision_runs, training, training_view
+from zerosim.display import drawing
 from zerosim.planning import ALGORITHMS
 
 TINY = ("--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2")
@@ -168,7 +167,7 @@ def test_a_comparison_as_json_has_each_run_by_its_value_with_all_that_was_asked(
 def test_a_comparison_is_drawn_dark_where_it_is_asked_to(tmp_path):
     done = ask("compare", *ASKED["compare"], "--steps", "1", "--figure", str(tmp_path / "it.svg"), "--dark")
     assert done.exit_code == 0, done.output
-    assert f"fill: {DARK.background.lower()}" in (tmp_path / "it.svg").read_text()
+    assert f"fill: {drawing.DARK.background.lower()}" in (tmp_path / "it.svg").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["it.svg"]
 
 
@@ -176,10 +175,10 @@ def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
     said = []
     for terminal in (True, False):
         console = Console(width=120, force_terminal=terminal, record=True, color_system=None)
-        with console.capture() as seen, progress_bar(console, 3) as bar:
+        with console.capture() as seen, training_view.progress_bar(console, 3) as bar:
             bar.begin("stage 2")
             for number in (1, 2):
-                bar.heard(TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
+                bar.heard(training.TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
         said.append(seen.get())
     assert re.search(r"stage 2 .*2/3 loss 2\.500  [\d,]+ tokens/s  scale 256  1\.5 MB", said[0])
     assert said[1].strip() == ""
@@ -280,6 +279,14 @@ def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out():
             (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
             (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in")]:
         assert note in words_of("plan", "--model", "gpt2", "--stage", "3", *switches)
+
+
+def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
+    found = zs.plan("llama-2-7b", ranks=8)
+    (table,) = (part for part in plan_view.plan_view(found, columns=200).parts if hasattr(part, "rows"))
+    assert ["[red]" in "".join(row) for row in table.rows] == [not row.fits for row in found.rows]
+    assert ["[green]" in "".join(row) for row in table.rows] == [row.fits for row in found.rows]
+    assert {row.fits for row in found.rows} == {True, False}
 
 
 def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.support import assert_refused, broken_lines, printed
 from zerosim.course import lost_updates as lesson
-from zerosim.course.lost_updates import LostUpdatesQuestion as Question
-from zerosim.course.lost_updates import Task, shortest
 
+Question, Task, shortest = lesson.LostUpdatesQuestion, lesson.Task, lesson.shortest
 LOST = {"below_half_gap", "tie_to_even", "update_rounds_to_zero"}
 OVERFLOWS = Question(weight=65504.0, update=100.0, steps=3)
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
-from zerosim.course.measured import gpt_of, measured_row, measured_step
+from zerosim.course import measured
 from zerosim.planning import PlanConfig, Transformer, cost, model_of, model_shape, plan_config, recording, timeline
 from zerosim.planning import step as events
 
+gpt_of, measured_row, measured_step = measured.gpt_of, measured.measured_row, measured.measured_step
 PLAIN, OVERLAPPED = {"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}
 OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1}, OVERLAPPED,
            {"overlap": True, "prefetch": 2}]

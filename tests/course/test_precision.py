@@ -16,9 +16,10 @@ from tests.numerics import oracle
 from tests.support import assert_refused, broken_lines, printed
 from zerosim.course import precision as lesson
 from zerosim.course import precision_runs, precision_view
-from zerosim.course.precision import Binade, Fates, PrecisionQuestion, rounded_fates
-from zerosim.models.text import Corpus, shipped
+from zerosim.models import text as texts
 
+Binade, Fates, PrecisionQuestion = lesson.Binade, lesson.Fates, lesson.PrecisionQuestion
+rounded_fates, shipped = lesson.rounded_fates, texts.shipped
 SMALL = PrecisionQuestion("fp16", "gpt-nano", 30)
 ANY = st.floats(width=32, allow_nan=False)
 TINY = st.floats(-(2.0**-10), 2.0**-10, width=32)
@@ -182,7 +183,7 @@ def test_questions_that_make_no_sense_and_texts_too_short_are_refused():
             ({"format": "fp61"}, "no number format is named 'fp61'"), ({"model": "gpt-5"}, "the presets are gpt-nano"),
             ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")]:
         assert_refused(lambda settings=settings: PrecisionQuestion(**settings), text)
-    tiny = Corpus("tiny", np.arange(20, dtype=np.uint8))
+    tiny = texts.Corpus("tiny", np.arange(20, dtype=np.uint8))
     assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
 
 

@@ -10,10 +10,10 @@ import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
 from zerosim.course import precision_runs as runs
-from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics import loss_scale
 
 ONES = {"1": 1.0, "small": runs.SMALL_UNIT}
-SCALED = zs.Policy("fp16", loss_scale=Dynamic(initial=2.0**20, window=3))
+SCALED = zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=2.0**20, window=3))
 LARGE = runs.large_unit("fp16")
 
 
@@ -50,7 +50,7 @@ def test_every_step_and_rank_has_data_of_its_own_which_come_round_again_in_fp32(
 
 def test_who_overflowed_and_who_was_skipped_is_what_gradients_from_the_same_weights_say():
     """As long as every step is skipped, the weights are the first ones."""
-    run, seen = runs.format_run(zs.Policy("fp16", loss_scale=Dynamic(initial=2.0**20)), 10, ranks=3), set()
+    run, seen = runs.format_run(zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=2.0**20)), 10, ranks=3), set()
     network = runs.format_run_network()
     for step in range(run.skipped.index(False)):
         flat = []

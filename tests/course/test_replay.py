@@ -8,11 +8,11 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused, broken_lines, printed
-from zerosim.course.worked_example import Example, Replays, parse_samples, replay, replays, sample_of
+from zerosim.course import worked_example as lesson
 from zerosim.planning import STAGES as SHARDED_STATES
 from zerosim.planning import Job, sent_nbytes
 
-EXAMPLE = Example()
+EXAMPLE, replay = lesson.Example(), lesson.replay
 OVERFLOWS = replace(EXAMPLE, samples=(((300.0, 0.0), -6e4), ((2.0, 1.0), 7.0)))  # w3's gradient, 60600 · 600
 RESULTS = ("losses", "local_gradients", "reduced_gradients", "m", "v", "master", "compute")
 STAGE_3_WITH_RECOMPUTATION = """
@@ -24,7 +24,7 @@ STAGE_3_WITH_RECOMPUTATION = """
 
 @pytest.fixture(scope="module")
 def found():
-    return replays(EXAMPLE, zs.STAGES)
+    return lesson.replays(EXAMPLE, zs.STAGES)
 
 
 def results_of(example, stage):
@@ -53,6 +53,9 @@ def test_each_stage_does_what_is_published_in_the_published_order(found):
     assert stories[3] == [part.strip() for part in STAGE_3_WITH_RECOMPUTATION.split(",")]
     places = map(stories[2].index, ("reduce_scatter layer2", "free layer2", "backward layer1"))
     assert list(places) == sorted(map(stories[2].index, ("reduce_scatter layer2", "free layer2", "backward layer1")))
+    for stage in found.stages.values():
+        ends = tuple(recorder.snapshots["end"].held_nbytes for recorder in stage.recorders)
+        assert stage.steps[-1].held_nbytes == ends != stage.steps[0].held_nbytes
     sending = [step for step in found.stages[1].steps if any(step.sent_nbytes)]
     assert [(step.op, step.sent_nbytes) for step in sending] == [("reduce_scatter", (4, 4)), ("all_gather", (4, 4))]
 
@@ -109,7 +112,7 @@ def test_the_hops_of_each_collective_carry_the_bytes_that_it_counts():
 
 
 def test_an_overflowing_example_is_skipped_and_says_so():
-    found = replays(OVERFLOWS, [2])
+    found = lesson.replays(OVERFLOWS, [2])
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))["stages"]["2"]
     assert data["skipped"]
     assert data["master"] == list(EXAMPLE.weights)
@@ -119,7 +122,7 @@ def test_an_overflowing_example_is_skipped_and_says_so():
 
 
 def test_the_json_has_the_announced_keys_and_numbers_that_give_back_the_same_fp32():
-    found = replays(replace(EXAMPLE, learning_rate=0.3), zs.STAGES)
+    found = lesson.replays(replace(EXAMPLE, learning_rate=0.3), zs.STAGES)
     whole = found.as_json()
     assert json.loads(json.dumps(whole)) == whole
     assert (whole["ranks"], whole["format"], list(whole["stages"])) == (2, "fp16", ["0", "1", "2", "3"])
@@ -137,13 +140,13 @@ def test_settings_that_cannot_be_replayed_are_refused_with_what_to_do():
             ({"recompute": "all"}, "names no policy"), ({"compute": "fp12"}, "fp12")]:
         assert_refused(lambda change=change: replace(EXAMPLE, **change), text)
     for text in ("1,3", "1:2", "a,b:c", "1,2,3:4", "1,3:5;"):
-        assert_refused(lambda text=text: parse_samples(text), "write for example")
-    assert len({sample_of(rank) for rank in range(16)}) == 16  # of ranks that are given none
+        assert_refused(lambda text=text: lesson.parse_samples(text), "write for example")
+    assert len({lesson.sample_of(rank) for rank in range(16)}) == 16  # of ranks that are given none
 
 
 def test_the_printed_replay_shows_every_number_and_fits_80_columns(found):
     for number, stage in found.stages.items():
-        text = printed(Replays(EXAMPLE, {number: stage}))
+        text = printed(lesson.Replays(EXAMPLE, {number: stage}))
         gathered = {1: "has w1 2.0996094", 3: "has w1 2, w2 -3"}.get(number, "")
         for part in ("10.125", "15.125", "-0.55", "0.030250002", "2.1", "2.099609375", "0.60009765625", "w1 -11",
                      gathered):

@@ -14,10 +14,10 @@ from tests.display import seen
 from tests.support import assert_refused, printed
 from zerosim.course import training, training_view
 from zerosim.course.figures import comparison as figure
-from zerosim.course.training import Options
 from zerosim.display import drawing as style
-from zerosim.models.text import Corpus, shipped
+from zerosim.models import text as texts
 
+Options, shipped = training.Options, texts.shipped
 TINY = Options(model="gpt-nano", ranks=2, steps=3, batch=2, sample_tokens=4)
 
 
@@ -106,9 +106,12 @@ def test_what_a_model_writes_and_the_name_of_its_text_are_printed_as_they_are():
 
 def test_two_numbers_of_ranks_with_the_same_global_batch_see_the_same_data():
     """The first loss has seen no update: it is the mean over the same sequences, whoever computes it."""
-    assert trained(ranks=1, micro_batches=4, steps=1).losses == trained(ranks=4, steps=1).losses
+    alone, many = trained(ranks=1, micro_batches=4, steps=1), trained(ranks=4, steps=1)
+    assert alone.losses == many.losses
+    assert sorted(alone.losses[0]) == sorted(trained(ranks=2, micro_batches=2, steps=1).losses[0])
+    assert set(alone.sent_nbytes) == {"gradients", "parameters"} < set(many.sent_nbytes)  # nothing, and control too
     text = shipped()
-    renamed = Corpus("renamed", text.tokens)
+    renamed = texts.Corpus("renamed", text.tokens)
     assert np.array_equal(text.batch(0, 1, 2, 3, 8)[0], renamed.batch(0, 1, 2, 3, 8)[0])
 
 
@@ -287,7 +290,7 @@ def test_what_only_an_engine_knows_is_refused_without_a_step():
 
 
 def test_what_cannot_be_compared_is_refused_before_the_first_run():
-    short, heard = Corpus("short", shipped().tokens[:20]), []
+    short, heard = texts.Corpus("short", shipped().tokens[:20]), []
     for changes, corpus, over, values, text, error in [
             ({}, shipped(), "compute", ["fp32", "fp61"], "no number format is named 'fp61'", ValueError),
             ({}, shipped(), "stages", None, "asked to compare over 'stages'; choose one of stage, .* did you mean 'sta",

@@ -146,7 +146,8 @@ def test_a_layer_gives_pytorchs_numbers_and_gradients(layer, name, large):
     dy = normal(name, tuple(wanted.shape), 9)
     wanted.backward(torch.tensor(dy))
     found, near = both(context(name), layer, arrays, dy), 1e-12 if name == "fp64" else 2e-5
-    for what, values in {"y": wanted} | {f"d{key}": tensor.grad for key, tensor in theirs.items()}.items():
+    expected = {"y": wanted} | {f"d{key}": tensor.grad for key, tensor in theirs.items()}
+    for what, values in expected.items():
         np.testing.assert_allclose(found[what], values.detach().numpy(), rtol=near, atol=near)
 
 

@@ -87,6 +87,7 @@ def test_torchs_scale_is_an_fp32_number_and_so_comes_to_0_from_which_nothing_gro
     scaler = Dynamic(initial=2.0**16, window=1).start()
     assert scales(scaler, [1] * 166)[-2:] == [2.0**-149, 0.0]
     assert scales(scaler, [0, 0, 1, 0]) == [0.0] * 4
+    scaler.restore(scaler.state())
     assert scales(Dynamic(initial=0.1, factor=3).start(), [1]) == [float(np.float32(float(np.float32(0.1)) / 3))]
 
 
@@ -99,6 +100,7 @@ def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_othe
 
 def test_a_static_scale_never_moves() -> None:
     scaler, other = loss_scale.Static(8).start(), loss_scale.Static(2).start()
+    assert (repr(scaler), scaler == other) == ("StaticScaler(scale=8.0)", False)
     assert scales(scaler, [0, 1, 1, 0]) == [8.0] * 4
     other.restore(scaler.state())
     assert (other.scale, other.state()) == (8, {"scale": 8.0})

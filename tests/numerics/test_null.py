@@ -6,7 +6,7 @@ import operator
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerosim.backends.cupy.kernels import CupyKernels
@@ -61,6 +61,18 @@ def test_null_kernels_compute_nothing_and_say_that_all_is_finite() -> None:
     assert isinstance(kernels.serving(real), NumpyKernels), "what has data is computed"
 
 
+def test_the_module_of_null_arrays_makes_arrays_and_has_numpys_types_alone() -> None:
+    xp, x = NullKernels().xp, NullArray((2, 3), np.float16)
+    made = [xp.empty(5, "f4"), xp.zeros((2, 3)), xp.full(4, 1.5), xp.full(4, 1, np.uint8), xp.empty_like(x),
+            xp.ones_like(x, np.float64)]
+    assert [(array.shape, array.dtype) for array in made] == [
+        ((5,), "f4"), ((2, 3), "f8"), ((4,), "f8"), ((4,), "u1"), ((2, 3), "f2"), ((2, 3), "f8")]
+    assert (xp.float32, xp.pi, xp.ndarray) == (np.float32, np.pi, NullArray)
+    for name in ("exp", "what"):
+        with pytest.raises(AttributeError, match=f"arrays without data have no {name}; they have empty, zeros, ones"):
+            getattr(xp, name)
+
+
 def test_a_trillion_elements_take_no_memory() -> None:
     x = NullArray((10**6, 10**6), np.float32)
     assert (x.size, x.nbytes) == (10**12, 4 * 10**12)
@@ -91,6 +103,8 @@ def taken(array, step: str, argument):
 
 
 @given(shape=SHAPES | st.just((4, 6)), steps=STEPS)
+@example(shape=(4, 6), steps=[("[]", (slice(1, None), slice(1, None, 2))), ("T", None), ("[]", (2,)), ("view", "u1")])
+@example(shape=(4, 6), steps=[("[]", (slice(None, None, -1),)), ("reshape", (24,)), ("reshape", (-1, 3))])
 def test_any_chain_of_views_and_copies_has_the_shape_strides_and_base_that_numpys_has(shape, steps) -> None:
     real, null = np.zeros(shape, np.float32), NullArray(shape, np.float32)
     first, whole = real, null
@@ -101,18 +115,21 @@ def test_any_chain_of_views_and_copies_has_the_shape_strides_and_base_that_numpy
             with pytest.raises(type(error)):
                 taken(null, step, argument)
             return
-        null = taken(null, step, argument)
+        before, null = null, taken(null, step, argument)
         real = np.asarray(real)
         assert (null.shape, null.dtype, null.ndim, null.size) == (real.shape, real.dtype, real.ndim, real.size)
         assert (null.itemsize, null.nbytes) == (real.itemsize, real.nbytes)
         if real.size and np.may_share_memory(real, first):
             assert null.base is whole
+            assert NullKernels().xp.may_share_memory(null, whole)
             assert null.strides == real.strides
             assert null.flags.c_contiguous == real.flags.c_contiguous
             assert null.offset_nbytes == real.__array_interface__["data"][0] - first.__array_interface__["data"][0]
         if step in ("copy", "astype"):
             assert null.base is None
+            assert null is not before
             first, whole = real, null
+    assert not NullKernels().xp.may_share_memory(null, null.copy())
     null[...] = 1.0
     null.fill(2.0)
     assert null.astype(null.dtype, copy=False) is null

@@ -142,6 +142,19 @@ def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_t
     assert zs.Cluster(2).run(program, 3)[0] == ({False}, False)
 
 
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_an_update_inside_a_block_of_weights_which_would_grow_old_is_refused(stage):
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
+        with (engine.weights(engine.model.units[0]),
+              pytest.raises(ValueError, match=r"inside a block `with engine\.weights.*; end the block first")):
+            engine.step([(X, T)])
+        engine.step([(X, T)])
+        return engine.steps_taken
+
+    assert list(zs.Cluster(2).run(program)) == [1, 1]
+
+
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 

@@ -47,8 +47,8 @@ def thrice_used():
 
 
 CASES = {
-    **{f"{ranks} ranks, {compute}, {layout}, ten steps": case("odd", ranks, 1, 10, policy=zs.Policy(compute),
-                                                               layout=layout)
+    **{f"{ranks} ranks, {compute}, {layout}": case("odd", ranks, 1, 10 if ranks == 3 else 3, policy=zs.Policy(compute),
+                                                   layout=layout)
        for ranks, compute, layout in covering((1, 2, 3, 4, 5, 8), FORMATS, LAYOUTS)},
     **{f"more ranks than parameters, {compute}, {layout}": case("fewer_than_ranks", 5, 3, 3, policy=zs.Policy(compute),
                                                                 layout=layout)
@@ -65,7 +65,7 @@ CASES = {
         *covering(zs.STAGES, OPTIONS, turn=turn)], policy=zs.Policy("bf16", reduce="fp16", accumulate="fp32"))
        for turn, layout in enumerate(["per_unit", "contiguous", "whole_matrices"])},
     "recomputation": case("deep", policy=zs.Policy("fp16"), runs=[
-        (stage, {"recompute": recompute}) for stage, recompute in product(zs.STAGES, RECOMPUTE)]),
+        (stage, {"recompute": recompute}) for stage, recompute in product((1, 3), RECOMPUTE)]),
     "debug mode": case("deep", 5, debug=True, seed=8), "another schedule of ranks": case("deep", 5, seed=7),
     "clipping": case("odd", 3, 1, 3, optimizer=SGD, clip_norm=0.5, policy=zs.Policy()),
     # -- groups: the first match decides

@@ -1,6 +1,4 @@
-"""Published numbers measured: what runs of the package hold, send and compute, where something else is printed.
-
-`zerosim.course.measured.settled` lays them beside what is printed and what is estimated.
+"""Published numbers settled: beside what is printed and what is estimated stands what a run holds, sends or computes.
 
 Legend: P parameters, N ranks, k micro-batches; B batch, L tokens, d channels, H heads, n blocks. All runs are on arrays
 without data, so that a laptop has room for them.
@@ -30,6 +28,30 @@ MANY = 1024  # ranks, where a print means the limit of many
 MATRIX = 10**6  # parameters, where their number does not matter
 ALL_REDUCED = Stage(REPLICATED, REPLICATED, SHARDED)  # stage 1 by who all-reduces the gradients, and then takes a slice
 KEPT = ("activation", "checkpointed_input")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A published number, the estimate, and what a run measures, all in the row's unit."""
+
+    row: Published
+    estimated: float
+    measured: float
+
+
+def settled(*subjects: str) -> Iterator[Settled]:
+    """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
+
+    >>> next(one for one in settled("states") if not one.row.closes).row.why
+    '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
+    """
+    for row in published(*subjects):
+        inputs = dict(row.inputs)
+        if "link" in inputs:  # a transfer's seconds are its bytes over the link's rate
+            inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
+        measured = measured_quantity(**inputs)
+        if measured is not None:
+            yield Settled(row, row.computed(), measured)
 
 
 def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of: Any) -> float | None:
@@ -212,29 +234,3 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "transfer milliseconds": transfer_milliseconds,
     "spacing": lambda formats: float(spacing(1.0, formats[0]) / spacing(1.0, formats[1])), "underflow": underflow,
 }
-
-
-# -- Published numbers, beside estimates and runs without data --------------------------------------------------------
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A published number, the estimate, and what a run measures, all in the row's unit."""
-
-    row: Published
-    estimated: float
-    measured: float
-
-
-def settled(*subjects: str) -> Iterator[Settled]:
-    """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
-
-    >>> next(one for one in settled("states") if not one.row.closes).row.why
-    '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
-    """
-    for row in published(*subjects):
-        inputs = dict(row.inputs)
-        if "link" in inputs:  # a transfer's seconds are its bytes over the link's rate
-            inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
-        ledger = measured_quantity(**inputs)
-        if ledger is not None:
-            yield Settled(row, row.computed(), ledger)

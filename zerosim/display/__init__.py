@@ -26,7 +26,10 @@ class HasView(Protocol):
 
 
 def view(thing: Any) -> View:
-    """The view of a thing: its own, as the course's answers have, or that of the nearest of its classes."""
+    """The view of a thing: its own, as the course's answers have, or that of the nearest of its classes; of a view,
+    itself."""
+    if isinstance(thing, View):
+        return thing
     if isinstance(thing, HasView):
         return thing.view()
     from zerosim.display.objects import VIEWS

@@ -215,6 +215,9 @@ class Engine(Shown):
 
         ``losses`` are handed on in the result, and nothing else is done with them.
         """
+        if self._unsharder.open_blocks:  # whole weights that were gathered would stay as they are
+            raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
+                             "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._tokens), tuple(self._places))

@@ -54,6 +54,7 @@ class Unsharder:
         self.is_sharded = param_groups[0].stage.parameters is SHARDED
         self.keep, self.prefetch, self.bucket_nbytes = keep, prefetch, bucket_nbytes
         self._unsharded: dict[str, UnshardedUnit] = {}
+        self.open_blocks = 0
         self._ahead: list[str] = []  # the units that will be asked for, in order
 
     # -- weights in a with block --------------------------------------------------------------------------------------
@@ -70,6 +71,7 @@ class Unsharder:
                              f"engine.model.units: {', '.join(unit.name for unit in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
+        self.open_blocks += 1
         try:
             for name in needed:
                 wholes[name] = self._unshard(name)
@@ -80,6 +82,7 @@ class Unsharder:
                 views |= self._views(name, whole)
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
+            self.open_blocks -= 1
             for name in wholes:
                 self._reshard(name, keep=in_pass and name in self.keep)
 

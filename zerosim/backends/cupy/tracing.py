@@ -17,6 +17,7 @@ from types import FunctionType, MethodType
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
 from zerosim.numerics.checks import FP32
@@ -179,6 +180,7 @@ def narrowed(expression: str, work: np.dtype[Any], dtype: np.dtype[Any]) -> str:
 
 OPERATIONS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "sqrt", "square", "exp", "log", "tanh",
               "absolute", "sign", "negative")  # fmt: skip
+COMPARISONS = {"greater": ">", "greater_equal": ">=", "less": "<", "less_equal": "<="}
 
 
 class TracingTape:
@@ -244,8 +246,8 @@ class Mask:
                          "one kernel before there are numbers; choose by np.copyto(out, x, where=...)")
 
 
-class Symbol:
-    """Stands for a block in a function that is traced; one element of it, in C."""
+class Symbol(NDArrayOperatorsMixin):
+    """Stands for a block in a function that is traced; one element of it, in C. Python's operators are NumPy's."""
 
     size, ndim, shape = 1, 1, (1,)
 
@@ -257,10 +259,15 @@ class Symbol:
         return self.tape.work
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (None,),
-                        **options: Any) -> Symbol:  # fmt: skip
-        if method != "__call__" or options or ufunc.__name__ not in OPERATIONS:
-            _refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
-        return self.tape.operation(ufunc.__name__, inputs, out[0])
+                        **options: Any) -> Symbol | Mask:  # fmt: skip
+        name = ufunc.__name__
+        if method != "__call__" or options or name not in (*OPERATIONS, *COMPARISONS):
+            _refuse(f"np.{name}" + ("" if method == "__call__" else f".{method}"))
+        if name in OPERATIONS:
+            return self.tape.operation(name, inputs, out[0])
+        answer, (left, right) = self.tape.fresh(), map(self.tape.operand, inputs)
+        self.tape.assign(answer, f"{left} {COMPARISONS[name]} {right}")
+        return Mask(f"({answer.name} != 0)")
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...],
                            options: dict[str, Any]) -> Any:  # fmt: skip
@@ -282,55 +289,6 @@ class Symbol:
         if key not in (..., slice(None)):
             _refuse(f"the place [{key!r}] of a block")
         self.tape_copy(self, value)
-
-    def _compare(self, sign: str, other: Any) -> Mask:
-        answer = self.tape.fresh()
-        self.tape.assign(answer, f"{self.name} {sign} {self.tape.operand(other)}")
-        return Mask(f"({answer.name} != 0)")
-
-    def __gt__(self, other: Any) -> Mask:
-        return self._compare(">", other)
-
-    def __lt__(self, other: Any) -> Mask:
-        return self._compare("<", other)
-
-    def __ge__(self, other: Any) -> Mask:
-        return self._compare(">=", other)
-
-    def __le__(self, other: Any) -> Mask:
-        return self._compare("<=", other)
-
-    def __add__(self, other: Any) -> Symbol:
-        return self.tape.operation("add", (self, other), None)
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self.tape.operation("subtract", (self, other), None)
-
-    def __mul__(self, other: Any) -> Symbol:
-        return self.tape.operation("multiply", (self, other), None)
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self.tape.operation("divide", (self, other), None)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: Any) -> Symbol:
-        return self.tape.operation("subtract", (other, self), None)
-
-    def __rtruediv__(self, other: Any) -> Symbol:
-        return self.tape.operation("divide", (other, self), None)
-
-    def __iadd__(self, other: Any) -> Symbol:
-        return self.tape.operation("add", (self, other), self)
-
-    def __isub__(self, other: Any) -> Symbol:
-        return self.tape.operation("subtract", (self, other), self)
-
-    def __imul__(self, other: Any) -> Symbol:
-        return self.tape.operation("multiply", (self, other), self)
-
-    def __itruediv__(self, other: Any) -> Symbol:
-        return self.tape.operation("divide", (self, other), self)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a block that is written into one kernel has no {name}: {_SPEAKS}")
