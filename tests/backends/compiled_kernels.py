@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 MISSING = "there is no C++ compiler (g++ or clang++) that could run the kernels' CUDA text on the CPU"
@@ -71,12 +70,6 @@ C_TYPES = {"f4": ctypes.c_float, "f8": ctypes.c_double} | {
     f"{kind}{n}": getattr(ctypes, f"c_{'u' if kind == 'u' else ''}int{8 * n}") for kind in "iu" for n in (1, 2, 4, 8)
 }
 FUNCTIONS = (np.exp, np.log, np.tanh)
-
-
-def needed() -> None:
-    """Skips a test that needs the compiler where there is none."""
-    if COMPILER is None:
-        pytest.skip(MISSING)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int, ctypes.c_int, ctypes.c_double)

@@ -46,9 +46,15 @@ nccl_processes = worlds(lambda world: world.library == "NCCL" and not world.expl
 
 
 @pytest.fixture
-def stand_in() -> Iterator[CupyKernels]:
+def compiler() -> None:
+    """What runs the kernels' text on the CPU."""
+    if compiled_kernels.COMPILER is None:
+        pytest.skip(compiled_kernels.MISSING)
+
+
+@pytest.fixture
+def stand_in(compiler: None) -> Iterator[CupyKernels]:
     """CuPy's kernels, their arithmetic on the CPU."""
-    compiled_kernels.needed()
     with doubles.in_place({"cupy": fake_cupy}):
         yield CupyKernels()
 
@@ -74,9 +80,8 @@ def kernels(request: pytest.FixtureRequest) -> CupyKernels:
 
 
 @pytest.fixture
-def gpus() -> Iterator[Callable[[int], doubles.Doubles]]:
+def gpus(compiler: None) -> Iterator[Callable[[int], doubles.Doubles]]:
     """Makes doubles of so many GPUs."""
-    compiled_kernels.needed()
     with ExitStack() as stack:
         yield lambda count: stack.enter_context(doubles.installed(count))
 

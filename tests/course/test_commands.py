@@ -8,8 +8,9 @@ from functools import cache
 import pytest
 from rich.console import Console
 
+import zerosim as zs
 from tests.support import ask, broken_lines, command_line
-from zerosim.course import lost_updates, precision, precision_runs, training, training_view
+from zerosim.course import lost_updates, plan_view, precision, precision_runs, training, training_view
 from zerosim.display import drawing
 from zerosim.planning import ALGORITHMS
 
@@ -278,6 +279,14 @@ def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out():
             (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
             (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in")]:
         assert note in words_of("plan", "--model", "gpt2", "--stage", "3", *switches)
+
+
+def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
+    found = zs.plan("llama-2-7b", ranks=8)
+    (table,) = (part for part in plan_view.plan_view(found, columns=200).parts if hasattr(part, "rows"))
+    assert ["[red]" in "".join(row) for row in table.rows] == [not row.fits for row in found.rows]
+    assert ["[green]" in "".join(row) for row in table.rows] == [row.fits for row in found.rows]
+    assert {row.fits for row in found.rows} == {True, False}
 
 
 def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():
