@@ -430,6 +430,8 @@ WRONG_FIELDS = [
     (("shapes", 0, "root"), None, "a number of a recorded all_gather must be a whole number, got None"),
     (("shapes", 0, "itemsize"), 10**400, r"a number of a recorded all_gather must be below 2\^62, got a number of"),
     (("shapes", 0, "algorithm"), [], r"words, paths, purposes and algorithms are texts, found \[\]"),
+    (("shapes", 0, "cut"), lambda cut: [*cut, cut[-1]], "all_gather of ranks 0, 1 is cut at .* needs 3 rising bound"),
+    (("shapes", 0, "cut"), lambda cut: [0, cut[-1] + 1, cut[-1]], "it needs 3 rising boundaries from 0 on"),
     (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
     (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
     (("messages", 0, 3), 7, "words, paths, purposes and algorithms are texts, found 7"),
