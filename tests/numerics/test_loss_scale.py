@@ -100,6 +100,7 @@ def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_othe
 
 def test_a_static_scale_never_moves() -> None:
     scaler, other = loss_scale.Static(8).start(), loss_scale.Static(2).start()
+    assert (repr(scaler), scaler == other) == ("StaticScaler(scale=8.0)", False)
     assert scales(scaler, [0, 1, 1, 0]) == [8.0] * 4
     other.restore(scaler.state())
     assert (other.scale, other.state()) == (8, {"scale": 8.0})

@@ -115,7 +115,7 @@ def test_any_chain_of_views_and_copies_has_the_shape_strides_and_base_that_numpy
             with pytest.raises(type(error)):
                 taken(null, step, argument)
             return
-        null = taken(null, step, argument)
+        before, null = null, taken(null, step, argument)
         real = np.asarray(real)
         assert (null.shape, null.dtype, null.ndim, null.size) == (real.shape, real.dtype, real.ndim, real.size)
         assert (null.itemsize, null.nbytes) == (real.itemsize, real.nbytes)
@@ -127,6 +127,7 @@ def test_any_chain_of_views_and_copies_has_the_shape_strides_and_base_that_numpy
             assert null.offset_nbytes == real.__array_interface__["data"][0] - first.__array_interface__["data"][0]
         if step in ("copy", "astype"):
             assert null.base is None
+            assert null is not before
             first, whole = real, null
     assert not NullKernels().xp.may_share_memory(null, null.copy())
     null[...] = 1.0

@@ -66,11 +66,16 @@ ONE_KIND = Network(FAST)
 PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")
 PLAIN = Block(1, 2, 6, 3)
 LLAMA = shapes.PRESETS["llama-2-7b"]
+# Calls that are made later: ``plan(ranks=0)`` is ``partial(zs.plan, ranks=0)``.
 job = partial(partial, lambda **change: Job(**{"unit_lengths": (2, 2), "ranks": 2, "states": STAGES[1]} | change))
 plan = partial(partial, zs.plan)
 gpt2 = partial(partial, zs.plan, "gpt2")
 machine = partial(partial, lambda **options: Machine(
     **{"device": device(), "network": ONE_KIND, "format": "fp16"} | options))
+
+
+def events_of(walk, states, layout):
+    return list(walk(Job((4, 6), 2, states, layout)))
 
 
 def config(fields):
@@ -99,11 +104,9 @@ REFUSED = {
         (job(unit_lengths=(7.5e9,)),
          "unit_lengths[0] must be a whole number, got 7500000000.0; write unit_lengths[0]=int(...)"),
         (partial(gathers_by_unit, 0), "unit_count must be at least 1, got 0"),
-        *((partial(list, walk(Job((4, 6), 2, states, layout=layout))),
-           "a step's events are of ZeRO's stages and of the layout per_unit")
+        *((partial(events_of, walk, states, layout), "a step's events are of ZeRO's stages and of the layout per_unit")
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
-          for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))
-          if walk is not steps.step_events),
+          for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
     ],
     "collectives": [
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
@@ -427,6 +430,8 @@ WRONG_FIELDS = [
     (("shapes", 0, "root"), None, "a number of a recorded all_gather must be a whole number, got None"),
     (("shapes", 0, "itemsize"), 10**400, r"a number of a recorded all_gather must be below 2\^62, got a number of"),
     (("shapes", 0, "algorithm"), [], r"words, paths, purposes and algorithms are texts, found \[\]"),
+    (("shapes", 0, "cut"), lambda cut: [*cut, cut[-1]], "all_gather of ranks 0, 1 is cut at .* needs 3 rising bound"),
+    (("shapes", 0, "cut"), lambda cut: [0, cut[-1] + 1, cut[-1]], "it needs 3 rising boundaries from 0 on"),
     (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
     (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
     (("messages", 0, 3), 7, "words, paths, purposes and algorithms are texts, found 7"),

@@ -192,7 +192,7 @@ def scale_for(top: float, fmt: Format) -> float:
     if top == 0:
         return 1.0
     _, exponent = math.frexp(fmt.largest / top)
-    return math.ldexp(1.0, min(max(exponent - 1, -126), 126))
+    return math.ldexp(1.0, min(exponent - 1, 126))
 
 
 def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:

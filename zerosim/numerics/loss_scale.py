@@ -106,13 +106,12 @@ class Static:
         return StaticScaler(float(self.scale))
 
 
+@dataclass
 class StaticScaler(ResumableScaler):
     """A scale that never moves."""
 
+    scale: float
     kind = "static"
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
 
     def update(self, overflow: bool) -> None:
         """Changes nothing."""

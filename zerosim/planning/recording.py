@@ -9,6 +9,7 @@ A transfer goes between a device and its host; zerosim's engine, which has no of
 from __future__ import annotations
 
 import json
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
@@ -306,7 +307,12 @@ def _check_waits(recording: Recording, program: Program) -> None:
 
 
 def _check_members(recording: Recording) -> None:
-    """Raises ValueError for a rank that takes part in a call of others."""
+    """Raises ValueError for a rank that takes part in a call of others, and for a cut that is not its members'."""
+    for call in recording.calls:
+        cut = call.shape.cut
+        if len(cut) != len(call.group) + 1 or cut[0] != 0 or any(map(operator.gt, cut, cut[1:])):
+            raise ValueError(f"a recorded {call.shape.operation} of ranks {shown(call.group)} is cut at {cut}; it "
+                             f"needs {len(call.group) + 1} rising boundaries from 0 on")
     members = [frozenset(call.group) for call in recording.calls]
     of_program = [set(p.first[p.where(COLLECTIVE, ISSUE, WAIT)].tolist()) for p in recording.programs]
     for rank, program in enumerate(recording.program_of_rank):

@@ -81,9 +81,10 @@ class TimedHop:
     end_seconds: Seconds
 
 
-def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel]) -> tuple[list[Seconds], list[int]]:
+def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel],
+         hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
     """The times at which members are done, (N,), given when each is ready, (N,); and the places, (N,), at which the
-    longest chain of messages to each begins."""
+    longest chain of messages to each begins. Every message is added to ``hops``, between places, if that is given."""
     now, places = list(ready), list(range(len(ready)))
     for level in priced:
         for _ in range(level.times):
@@ -94,6 +95,8 @@ def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel]) -> tuple[list[
                 for place in (source, destination):
                     if end > now[place]:
                         now[place], places[place] = end, chains[later]
+                if hops is not None:
+                    hops.append(TimedHop(source, destination, before[later], end))
     return now, places
 
 
@@ -134,22 +137,17 @@ class Collectives:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
         return self._meet(call, arrivals)[1][member]
 
-    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> tuple[list[Seconds], list[int]]:
-        last = max(arrivals)
-        return meet([arrival - last for arrival in arrivals], self.priced(call))
-
     def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
-        last, hops = max(arrivals), []
-        now: list[Seconds] = [arrival - last for arrival in arrivals]
-        for level in self.priced(call):
-            for _ in range(level.times):
-                for source, destination, seconds in level.messages:
-                    start = max(now[source], now[destination])
-                    ends = call.group[source], call.group[destination]
-                    hops.append(TimedHop(*ends, last + start, last + (start + seconds)))
-                now, _ = meet(now, [PricedLevel(level.messages, 1)])
-        return hops
+        hops, last = list[TimedHop](), max(arrivals)
+        self._meet(call, arrivals, hops)
+        return [TimedHop(call.group[hop.source], call.group[hop.destination], last + hop.start_seconds,
+                         last + hop.end_seconds) for hop in hops]
+
+    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds],
+              hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
+        last = max(arrivals)
+        return meet([arrival - last for arrival in arrivals], self.priced(call), hops)
 
 
 # -- one rank: its program from point to point, its other streams part by part ----------------------------------------

@@ -36,9 +36,13 @@ class Accumulator:
         self.param_groups, self.rank = param_groups, param_groups[0].rank
         self.reducers = {group: Reducer(group, bucket_nbytes=bucket_nbytes, overlap=overlap, agree=agree)
                          for group in param_groups if not group.frozen}
-        self.micro_batch = 0
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
+
+    @property
+    def micro_batch(self) -> int:
+        """The number of the micro-batch that goes back, from 0 on; between two, how many have."""
+        return next(iter(self.reducers.values())).micro_batch
 
     def grad_buffers(self, unit: Unit) -> dict[str, np.ndarray]:
         """The arrays into which a unit writes its gradients, by name: views of one vector (u,) per param group; for a
@@ -55,7 +59,7 @@ class Accumulator:
 
     def _grad_buffer(self, group: ParamGroup, unit: str) -> np.ndarray:
         if not group.frozen:
-            return self.reducers[group].grad_buffer(unit, self.micro_batch)
+            return self.reducers[group].grad_buffer(unit)
         lies = group.layout.units[unit]
         return self.rank.memory.alloc(lies.stop - lies.start, group.policy.compute_dtype, "unit_gradient", unit)
 
@@ -77,8 +81,7 @@ class Accumulator:
             self._write(gradients[name], view)
         for group, gradient in buffers.items():
             if not group.frozen:
-                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, gradient),
-                                                self.micro_batch)
+                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, gradient))
         for name in unit.tied_weights:
             self._accumulate_tied(name, gradients[name])
 
@@ -123,20 +126,17 @@ class Accumulator:
         return gradient
 
     def end_of_backward(self) -> None:
-        """Closes a micro-batch: what waits in buckets that are not full is reduced; no bucket has two in it."""
+        """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
-            reducer.flush(self.micro_batch)
-            reducer.wait()
-        self.micro_batch += 1
+            reducer.end_of_backward()
 
     def reduce(self, scale: float, token_share: float) -> None:
         """Leaves the sum over ranks in every param group's ``reduced``."""
         for reducer in self.reducers.values():
-            reducer.reduce(self.micro_batch, scale, token_share)
+            reducer.reduce(scale, token_share)
 
     def reset(self) -> None:
         """Drops this step's gradients: the next micro-batch is the first."""
-        self.micro_batch = 0
         self._buffers.clear()
         self._tied.clear()
         under_way = [reducer.reset() for reducer in self.reducers.values()]
@@ -152,16 +152,17 @@ class Reducer:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
         self.bucket_nbytes, self.overlap, self.agree = bucket_nbytes, overlap, agree
+        self.micro_batch = 0  # that goes back; between two, how many have
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: BucketMove | None = None
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
-    def grad_buffer(self, unit: str, micro_batch: int) -> np.ndarray:
+    def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
         lies = self.layout.units[unit]
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        if self.placement is PARTIAL and micro_batch == 0 and same_format:
+        if self.placement is PARTIAL and self.micro_batch == 0 and same_format:
             return self.param_group.gradient[lies]
         gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
         padding = self.layout.padding(lies.start, lies.stop)
@@ -169,22 +170,22 @@ class Reducer:
             gradient[padding.start - lies.start:] = 0
         return gradient
 
-    def accumulate(self, unit: str, gradient: np.ndarray, micro_batch: int) -> None:
+    def accumulate(self, unit: str, gradient: np.ndarray) -> None:
         """Adds a unit's gradient (u,) to what rests, reduced first where that is not PARTIAL.
 
         The first micro-batch of a step, number 0, sets what rests; later ones add to it.
         """
         lies = self.layout.units[unit]
         if self.placement is not PARTIAL:
-            self._collect(lies, gradient, micro_batch)
+            self._collect(lies, gradient)
             return
         resting = self.param_group.gradient[lies]
-        if micro_batch > 0:
+        if self.micro_batch > 0:
             self.rank.kernels.add_rounded(resting, gradient, resting)
         elif not may_share_memory(gradient, resting):
             self.rank.kernels.cast_pack(gradient, resting)
 
-    def _collect(self, lies: slice, gradient: np.ndarray, micro_batch: int) -> None:
+    def _collect(self, lies: slice, gradient: np.ndarray) -> None:
         """Fills the bucket, and reduces it when it is full; without a limit a unit is a bucket.
 
         Backward comes from the end of the vector, and so buckets are filled from there.
@@ -192,7 +193,7 @@ class Reducer:
         limit = limit_of(self.bucket_nbytes, self.policy.reduce_dtype.itemsize)
         if limit is None:
             self._collected.append((lies, gradient))
-            self.flush(micro_batch)
+            self._flush()
             return
         high = lies.stop
         while high > lies.start:
@@ -200,44 +201,50 @@ class Reducer:
             low = max(lies.start, high - room)
             self._collected.append((slice(low, high), gradient[low - lies.start:high - lies.start]))
             if high - low == room:
-                self.flush(micro_batch)
+                self._flush()
             high = low
 
-    def flush(self, micro_batch: int) -> None:
+    def _flush(self) -> None:
         """Reduces the bucket that has been collected, after the one that is under way."""
         if not self._collected:
             return
         collected = sorted(self._collected, key=lambda one: one[0].start)
         self._collected = []
-        self.wait()
+        self._wait()
         bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
         self._under_way = self._move(
             bucket, PARTIAL, self.placement, bucket.in_stretches([addends for _, addends in collected]),
-            self._parts(bucket, self.param_group.gradient, self.placement), self.policy.reduce_dtype, micro_batch,
-            async_op=self.overlap, add=micro_batch > 0)
+            self._parts(bucket, self.param_group.gradient, self.placement), self.policy.reduce_dtype,
+            async_op=self.overlap, add=self.micro_batch > 0)
         if not self.overlap:
-            self.wait()
+            self._wait()
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Waits for the bucket that is under way, and adds it to what rests."""
         move, self._under_way = self._under_way, None
         if move is not None:
             move.wait()
 
+    def end_of_backward(self) -> None:
+        """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
+        self._flush()
+        self._wait()
+        self.micro_batch += 1
+
     def reset(self) -> BucketMove | None:
         """Drops what was collected; returns the bucket that is under way, for the caller to drop."""
-        self._collected = []
+        self._collected, self.micro_batch = [], 0
         move, self._under_way = self._under_way, None
         return move
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
-    def reduce(self, micro_batches: int, scale: float, token_share: float) -> None:
+    def reduce(self, scale: float, token_share: float) -> None:
         """Leaves the sum over ranks, as the optimizer needs it, in ``param_group.reduced``: at rest, or a new array.
 
         It is to be divided by S·N·k, and by the share of places that have a token.
         """
-        divisor = self.policy.divisor(self.rank.size, micro_batches, scale) * token_share
+        divisor = self.policy.divisor(self.rank.size, self.micro_batch, scale) * token_share
         have, want = self.placement, self.param_group.stage.optimizer
         if have is want or (have is not PARTIAL and want is SHARDED):
             # The same, or the optimizer reads its slices of the replicated sum.
@@ -250,7 +257,7 @@ class Reducer:
         for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
             with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
                 self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
-                           self._parts(bucket, gradient, want), dtype, micro_batches).wait()
+                           self._parts(bucket, gradient, want), dtype).wait()
         self.param_group.reduced = ReducedGradient(gradient, want, divisor)
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
@@ -265,6 +272,6 @@ class Reducer:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
 
     def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
-              micro_batch: int, *, async_op: bool = False, add: bool = False) -> BucketMove:
+              *, async_op: bool = False, add: bool = False) -> BucketMove:
         return BucketMove(self.param_group, bucket, have, want, source=source, target=target, dtype=dtype,
-                          purpose="gradients", agreement=self.agree(micro_batch), async_op=async_op, add=add)
+                          purpose="gradients", agreement=self.agree(self.micro_batch), async_op=async_op, add=add)

@@ -26,11 +26,9 @@ from zerosim.course.figures.ring_animation import ring_animation
 from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
-from zerosim.course.observed_step import observed_step
 from zerosim.display.animation import ANIMATION_FORMATS, Animation
 from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import did_you_mean
-from zerosim.planning.activations import Block
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
            "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
@@ -43,8 +41,8 @@ __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "D
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A row of the table of figures: ``data()`` is what the committed figure shows, ``small()`` the quickest there is,
-    for tests, ``draw`` makes the picture; a figure that moves has ``animate`` too.
+    """A row of the table of figures: ``data()`` is what the committed figure shows, ``draw`` makes the picture; a
+    figure that moves has ``animate`` too.
 
     To add a figure, write a file of its name with two functions, ``NAME_data()`` that runs something and returns a
     frozen dataclass, and ``NAME(data, style)`` that returns a Drawing; then add one row to FIGURES. The tests ask every
@@ -53,7 +51,6 @@ class Figure:
 
     data: Callable[[], Any]
     draw: Callable[[Any, Style], Drawing]
-    small: Callable[[], Any]
     animate: Callable[[Any, Style], Animation] | None = None
 
     def __call__(self, style: Style) -> Drawing:
@@ -62,24 +59,20 @@ class Figure:
 
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
-    "activations": Figure(activations_data, activations,
-                          lambda: activations_data(Block(1, 8, 12, 3), 2, 19, ("none", "block"), (8, 16))),
-    "format-losses": Figure(format_losses_data, format_losses,
-                            lambda: format_losses_data(3, names=("fp32", "bf16 without a master"), window=2)),
-    "latency-wall": Figure(latency_wall_data, latency_wall,
-                           lambda: latency_wall_data(ranks=4, sizes=(2**16, 2**26), worlds=(2, 64), most_run=4)),
-    "liveness": Figure(liveness_data, liveness, lambda: liveness_data(widths=(4, 4), rows=1, ranks=2)),
-    "loss-scale": Figure(loss_scale_data, loss_scale, lambda: loss_scale_data((("torch", 1),), 4, ranks=2)),
-    "lost-updates": Figure(lost_updates_data, lost_updates, lambda: lost_updates_data((1e-3,), (4,))),
-    "memory": Figure(memory_data, memory, lambda: memory_data((2,), (4, 4), rows=1)),
-    "memory-scaling": Figure(memory_scaling_data, memory_scaling,
-                             lambda: memory_scaling_data(1e3, 2, worlds=(1, 2), sizes=(1e2, 1e3))),
-    "mixed-precision": Figure(mixed_precision_data, mixed_precision, lambda: observed_step(widths=(4, 4), rows=2)),
-    "published": Figure(published_data, published, lambda: published_data(("flops",))),
-    "ring": Figure(ring_data, ring, lambda: ring_data(2, 2), ring_animation),
-    "spacing": Figure(spacing_data, spacing, lambda: spacing_data(("fp16",), (-2, 2))),
-    "timeline": Figure(timeline_data, timeline, lambda: timeline_data((4, 4), rows=1, ranks=2)),
-    "traffic": Figure(traffic_data, traffic, lambda: traffic_data((1, 2), (4, 4))),
+    "activations": Figure(activations_data, activations),
+    "format-losses": Figure(format_losses_data, format_losses),
+    "latency-wall": Figure(latency_wall_data, latency_wall),
+    "liveness": Figure(liveness_data, liveness),
+    "loss-scale": Figure(loss_scale_data, loss_scale),
+    "lost-updates": Figure(lost_updates_data, lost_updates),
+    "memory": Figure(memory_data, memory),
+    "memory-scaling": Figure(memory_scaling_data, memory_scaling),
+    "mixed-precision": Figure(mixed_precision_data, mixed_precision),
+    "published": Figure(published_data, published),
+    "ring": Figure(ring_data, ring, ring_animation),
+    "spacing": Figure(spacing_data, spacing),
+    "timeline": Figure(timeline_data, timeline),
+    "traffic": Figure(traffic_data, traffic),
 })
 
 
