@@ -19,7 +19,7 @@ import zerosim as zs
 from tests.backends import fake_cupy
 from tests.backends.doubles import differing
 from tests.support import assert_refused
-from tests.zero.training import batches as batches_of
+from tests.zero.training import batches
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
 from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.models import GPT
@@ -42,10 +42,10 @@ def trained(rank: zs.Rank, model: GPT, data: list, options: dict[str, Any]) -> d
             "skipped": [r.skipped for r in results], "states": states}
 
 
-def both_trained(ranks: int, steps: int, batches: int = 1, **options: Any) -> tuple[zs.Cluster, zs.Cluster]:
+def both_trained(ranks: int, steps: int, **options: Any) -> tuple[zs.Cluster, zs.Cluster]:
     """A Cluster and a CuPyCluster after the same run."""
     model = GPT("gpt-nano")
-    data, clusters = batches_of(model, ranks, batches, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
+    data, clusters = batches(model, ranks, 1, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
     for cluster in clusters:
         cluster.run(lambda rank: trained(rank, model, data, dict(options)))
     return clusters
@@ -57,7 +57,7 @@ def both_trained(ranks: int, steps: int, batches: int = 1, **options: Any) -> tu
     {"policy": zs.Policy("bf16", matmul="fp8")},
     {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}], ids=str)  # fmt: skip
 def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(stand_in: Any, options: dict[str, Any]) -> None:
-    one, other = both_trained(3, 1, batches=2, stage=3, **options)
+    one, other = both_trained(3, 1, stage=3, **options)
     for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
         assert {key: mine[key] for key in RESULTS} == {key: right[key] for key in RESULTS}
         assert mine["states"].keys() == right["states"].keys()
@@ -183,7 +183,7 @@ def test_the_ledger_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None
     gc.collect()
     before = pool.used_bytes()
     cluster = zs.CuPyCluster(3)
-    data = batches_of(model, 3, 1, 1)
+    data = batches(model, 3, 1, 1)
 
     def program(rank: zs.Rank) -> zs.Engine:
         engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))
