@@ -9,9 +9,9 @@ import sys
 import time
 from typing import Any
 
+import zerosim as zs
 from zerosim.backends.processes.notes import Drained, Failed
 from zerosim.backends.processes.tcp import TCPChannel, job_of
-from zerosim.ranks.errors import RemoteError
 
 
 def heard(channel: TCPChannel, count: int, seconds: float = 600.0) -> list[Any]:
@@ -49,7 +49,7 @@ def dies(channel: TCPChannel) -> Any:
     assert isinstance(last, Drained)
     try:
         channel.everyone(None)
-    except RemoteError as error:
+    except zs.RemoteError as error:
         return [told, source, note.summary, str(error)]
     return None
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
+import zerosim as zs
 from tests.backends import compiled_kernels
-from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 POOL = {"used": 0}
-WORDS = {name: FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
+WORDS = {name: zs.FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
 
 
 def _refuse_type(dtype: np.dtype) -> None:
-    if dtype.char not in OWN_TYPES and dtype != FORMATS["bf16"].dtype:
+    if dtype.char not in OWN_TYPES and dtype != zs.FORMATS["bf16"].dtype:
         raise ValueError(f"Unsupported dtype {dtype}")
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
-from zerosim.models.small import four_weights
 from zerosim.numerics.arrays import is_array, to_host, words
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
@@ -179,7 +178,7 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
 
 def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     """One step of the worked example: losses, weights, master, moments."""
-    model = four_weights((2.0, -3.0, 1.0, 0.5))
+    model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
     engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.1), stage=stage, policy=zs.Policy(compute), layout="contiguous")
     (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
     batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)

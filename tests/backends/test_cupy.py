@@ -25,7 +25,6 @@ from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.models import GPT
 from zerosim.numerics import arrays
 from zerosim.numerics.arrays import on_device, to_host
-from zerosim.numerics.formats import FORMATS
 from zerosim.optim import SGD, AdamW
 
 RESULTS = ("losses", "norms", "skipped")
@@ -149,7 +148,7 @@ def test_a_rank_runs_out_of_its_capacity_on_the_device_too(stand_in: Any) -> Non
 
 def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
     def program(rank: zs.Rank) -> Any:
-        x = rank.memory.alloc(6, FORMATS["fp8_e5m2"].dtype, "input")
+        x = rank.memory.alloc(6, zs.FORMATS["fp8_e5m2"].dtype, "input")
         out = rank.memory.alloc(12, np.int32, "input")
         return np.isnan(to_host(x).astype(np.float32)).all(), to_host(out).view(np.uint8)[0]
 
@@ -283,8 +282,8 @@ def made(cupy: Any, shape: Any, dtype: Any, offset: int = 0) -> Any:
 
 @pytest.mark.gpu
 def test_arrays_of_every_format_are_told_apart_and_have_a_base(cupy: Any) -> None:
-    for name in FORMATS:
-        x = made(cupy, (4, 6), FORMATS[name].dtype)
+    for name in zs.FORMATS:
+        x = made(cupy, (4, 6), zs.FORMATS[name].dtype)
         for told in (arrays.is_array, arrays.on_device, arrays.is_writable, arrays.has_data):
             assert told(x), (name, told.__name__)
         for view in (x, x[1:].reshape(-1)[2:].T, arrays.words(x)[:, ::2]):

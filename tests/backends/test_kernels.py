@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import zerosim as zs
 from tests.backends.doubles import differing
 from tests.cases import chosen
 from zerosim.numerics import random
 from zerosim.numerics.arrays import to_host
-from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import SGD, AdamW
 
 NUMPY = NumpyKernels()
-DTYPES = {name: fmt.dtype for name, fmt in FORMATS.items()} | {"fp64": np.dtype(np.float64)}
-NARROW = [name for name, fmt in FORMATS.items() if fmt.bits <= 16]
+DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
+NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
 COMPUTE = chosen(["fp32", "bf16", "fp64"], ["fp32", "bf16", "fp16", "fp8_e5m2", "fp64"])
 
@@ -83,7 +83,7 @@ def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
         codes = np.unique(codes[np.isfinite(codes)])
         middle = (codes[1:] + codes[:-1]) / 2  # which go to the even neighbor
         x = np.concatenate([middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)])
-        x = np.concatenate([x, FORMATS[target].overflow_from * np.array([1, -1, 1 - 2.0**-20, 1 + 2.0**-20])])
+        x = np.concatenate([x, zs.FORMATS[target].overflow_from * np.array([1, -1, 1 - 2.0**-20, 1 + 2.0**-20])])
         for dtype in (np.float64, np.float32):
             both(kernels, cast, x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
 
@@ -223,7 +223,7 @@ def test_relu_and_dropout_let_the_same_elements_through(kernels: Any, name: str)
     both(kernels, lambda k, x, y: k.drop(x, draw, round(0.3 * 2**32), 1 / 0.7, y), x, np.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", zs.FORMATS)
 def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> None:
     rows, table, x = np.random.default_rng(6).integers(0, 11, 900), chance(name, 13 * 200), normal((900, 200), name)
     both(kernels, lambda k, t, r, out: k.take_rows(t, r, out), table.reshape(13, 200), rows, zeros((900, 200), name))
@@ -367,7 +367,7 @@ def test_gelu_is_within_a_few_steps_of_numpys(card: Any, name: str) -> None:
         NUMPY.gelu(x, expected, exact=exact)
         size = np.abs(x.astype(np.float64))
         difference = np.abs(to_host(found).astype(np.float64) - expected.astype(np.float64))
-        allowed = (1 + size) * (1e-6 if name == "fp32" else 2.0**-FORMATS[name].mantissa_bits)
+        allowed = (1 + size) * (1e-6 if name == "fp32" else 2.0**-zs.FORMATS[name].mantissa_bits)
         assert (difference <= allowed)[size < 100].all()
 
 
@@ -385,7 +385,7 @@ def test_products_are_within_their_bound(card: Any, name: str, shape: tuple[int,
         operands = [card.uploaded(x.T.copy()).T if turned else card.uploaded(x) for x in (a, b)]
         found = card.uploaded(zeros((m, n), out))
         card.matmul(*operands, bias=card.uploaded(bias), out=found)
-        step = 2.0 ** -(52 if out == "fp64" else FORMATS[out].mantissa_bits)
+        step = 2.0 ** -(52 if out == "fp64" else zs.FORMATS[out].mantissa_bits)
         assert (np.abs(to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+import zerosim as zs
 from tests.backends import channel_worker
 from tests.backends.worlds import Job, free_port
 from tests.support import assert_refused
 from zerosim.backends.processes.tcp import TCPChannel, job_of, unwelcome
-from zerosim.ranks.errors import BackendError
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -96,7 +96,7 @@ def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
     threads.time_is_up()
     said = (rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{threads.port} within 300 seconds: .*refused.*; is rank 0 "
             "started, and are MASTER_ADDR and MASTER_PORT")
-    assert_refused(lambda: lone.result(600), said, BackendError)
+    assert_refused(lambda: lone.result(600), said, zs.BackendError)
 
 
 @pytest.mark.parametrize(("rank", "ranks", "key", "said"), [
@@ -198,5 +198,5 @@ def test_every_variable_that_jobs_differ_in_changes_the_key() -> None:
     ({"MASTER_PORT": "65535"}, r"MASTER_PORT=65535 must be a port whose next one is a port too"),
 ])
 def test_a_job_described_in_part_or_wrongly_is_refused(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(BackendError, match=said):
+    with pytest.raises(zs.BackendError, match=said):
         job_of({**MINE, **changed})

@@ -12,12 +12,16 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
+from zerosim.backends.processes import transport
 from zerosim.backends.processes.notes import Failed
 from zerosim.backends.processes.transport import ProcessCluster
+
+MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken for a rank that does not answer
 
 
 def main(port: str, key: str) -> None:
     """Serves tasks."""
+    transport.DRAIN_SECONDS = transport.FAREWELL_SECONDS = MINUTES
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:
@@ -44,15 +48,18 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
         from tests.backends import doubles
 
         in_place.enter_context(doubles.installed(task.doubled_gpus, linked=True))
+    if task.backend == "mpi":
+        from zerosim.backends.mpi import MPICluster
+
+        return MPICluster(first(task.ranks), **task.options)
+    from zerosim.backends.nccl import cluster as nccl
+
+    nccl.HEARSAY_SECONDS = MINUTES
     if "RANK" in os.environ:
         return zs.connect(task.backend, **task.options)
-    from zerosim.backends.mpi import MPIChannel, MPICluster
+    from zerosim.backends.mpi import MPIChannel
 
-    if task.backend == "mpi":
-        return MPICluster(first(task.ranks), **task.options)
-    from zerosim.backends.nccl.cluster import NCCLProcessCluster
-
-    return NCCLProcessCluster(MPIChannel(first(task.ranks)), local_rank=index, **task.options)
+    return nccl.NCCLProcessCluster(MPIChannel(first(task.ranks)), local_rank=index, **task.options)
 
 
 def world() -> Any:
