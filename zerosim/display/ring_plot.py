@@ -12,7 +12,7 @@ from zerosim.display.colors import ink_on, rank_color
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.ranks.hub import expand
-from zerosim.ranks.trace import Collective, Message, Trace
+from zerosim.ranks.trace import Message, Trace
 
 Link = tuple[int, int]  # from rank, to rank
 
@@ -53,11 +53,11 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
         raise ValueError(f"a ring of {ranks} ranks is drawn from all their traces, found {len(traces)}")
     links, times = Counter[Link](), Counter[tuple[object, tuple[int, ...]]]()
     shapes, seen, messages = {}, set(), 0
-    for trace in traces:
+    for rank, trace in enumerate(traces):
         for row in trace.messages():
             if isinstance(row, Message):
                 if row.destination is not None:
-                    links[_sender(row, traces, trace), row.destination] += row.sent_nbytes
+                    links[rank, row.destination] += row.sent_nbytes
                     messages += 1
             elif (key := (row.call.key, row.call.number)) not in seen:
                 seen.add(key)
@@ -65,20 +65,11 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
                 times[shape] += 1
                 shapes[shape] = row
     for shape, row in shapes.items():
-        _expand_into(links, row, times[shape])
+        group = row.call.group
+        for hop in expand(row.call):
+            links[group[hop.source], group[hop.destination]] += times[shape] * hop.nbytes
     others = {link: nbytes for link, nbytes in links.items() if link[0] != link[1]}
     return RingTraffic(ranks, others, len(seen), messages)
-
-
-def _sender(row: Message, traces: Sequence[Trace], trace: Trace) -> int:
-    assert row.destination is not None
-    return next(rank for rank, other in enumerate(traces) if other is trace)
-
-
-def _expand_into(links: Counter[Link], row: Collective, times: int) -> None:
-    group = row.call.group
-    for hop in expand(row.call):
-        links[group[hop.source], group[hop.destination]] += times * hop.nbytes
 
 
 def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
