@@ -5,22 +5,22 @@ import itertools
 import pytest
 
 from tests.display import seen
-from zerosim.display import colors, drawing
+from zerosim.display import drawing, style
 from zerosim.ranks import memory, trace
 
 PAGES = (drawing.LIGHT, drawing.DARK)
 
 
 def test_every_kind_of_memory_and_every_rank_has_its_own_color():
-    assert set(colors.KIND_COLORS) == set(trace.KINDS)
-    assert len(set(colors.KIND_COLORS.values())) == len(trace.KINDS)
-    assert len(set(colors.RANK_COLORS)) == len(colors.RANK_COLORS) == 8
-    assert [colors.rank_color(rank) for rank in range(10)] == [*colors.RANK_COLORS, *colors.RANK_COLORS[:2]]
+    assert set(style.KIND_COLORS) == set(trace.KINDS)
+    assert len(set(style.KIND_COLORS.values())) == len(trace.KINDS)
+    assert len(set(style.RANK_COLORS)) == len(style.RANK_COLORS) == 8
+    assert [style.rank_color(rank) for rank in range(10)] == [*style.RANK_COLORS, *style.RANK_COLORS[:2]]
 
 
 @pytest.mark.parametrize("vision", seen.VISIONS)
 def test_colors_stay_apart_for_every_kind_of_color_vision(vision):
-    for palette in (tuple(colors.KIND_COLORS.values()), colors.RANK_COLORS):
+    for palette in (tuple(style.KIND_COLORS.values()), style.RANK_COLORS):
         for one, other in itertools.combinations(palette, 2):
             assert seen.difference(one, other, vision) > 15, (one, other)
         for color, page in itertools.product(palette, PAGES):
@@ -34,10 +34,10 @@ def test_the_instrument_sees_that_red_and_green_look_alike_to_some():
 
 def test_words_contrast_with_what_they_stand_on():
     """At least 4.5 to 1. Source: WCAG 2.1, success criterion 1.4.3."""
-    pairs = [(colors.ink_on(color), color) for color in colors.RANK_COLORS]
+    pairs = [(style.ink_on(color), color) for color in style.RANK_COLORS]
     pairs += [(ink, page.background) for page in PAGES for ink in (page.ink, page.muted)]
     for one, other in pairs:
-        low, high = sorted(map(colors.luminance, (one, other)))
+        low, high = sorted(map(style.luminance, (one, other)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, (one, other)
 
 

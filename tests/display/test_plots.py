@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.display import drawing, memory_plots, plan_plot, ring_plot, trace_plot
+from zerosim.display import drawing, memory_plots, plots, trace_plots
 from zerosim.ranks import trace
 
 
@@ -67,7 +67,7 @@ def test_what_was_changed_in_a_figure_afterwards_is_shown_too():
 def test_what_leaves_a_rank_on_the_ring_is_what_its_trace_sent():
     for ranks in (1, 2, 3, 5, 8):
         cluster = run(ranks)
-        data = ring_plot.ring_traffic_data(cluster.trace, ranks)
+        data = trace_plots.ring_traffic_data(cluster.trace, ranks)
         left = [sum(nbytes for (source, _), nbytes in data.links.items() if source == rank) for rank in range(ranks)]
         assert left == cluster.trace.sent_nbytes()
         assert data.collectives == len(cluster.trace[0].collectives())
@@ -86,7 +86,7 @@ def test_messages_groups_and_other_algorithms_are_on_the_ring_between_the_right_
 
     cluster = zs.Cluster(4)
     cluster.run(mixed)
-    data = ring_plot.ring_traffic_data(cluster.trace, 4)
+    data = trace_plots.ring_traffic_data(cluster.trace, 4)
     assert data.messages == 2
     assert data.links[2, 0] == 16 + 20  # half of its group's ring, and the whole vector to the root
     assert data.links[1, 3] == 16
@@ -101,11 +101,11 @@ def test_the_same_collective_many_times_is_counted_as_often_and_a_representative
 
     cluster = zs.Cluster(3)
     cluster.run(loop)
-    links = ring_plot.ring_traffic_data(cluster.trace, 3).links
+    links = trace_plots.ring_traffic_data(cluster.trace, 3).links
     assert links == {(rank, (rank + 1) % 3): 7 * 4 * 8 for rank in range(3)}
     cluster = zs.NullCluster(16, representative=0)
     cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(32, "float32")))
-    links = ring_plot.ring_traffic_data(cluster.trace, 16).links
+    links = trace_plots.ring_traffic_data(cluster.trace, 16).links
     assert len(links) == 16
     assert set(links.values()) == set(cluster.trace.sent_nbytes())
 
@@ -159,7 +159,7 @@ def test_a_capacity_far_above_is_no_line_and_one_near_is():
 
 def test_the_order_of_a_trace_has_every_collective_once_and_sums_to_what_was_sent():
     cluster = run(3, 2)
-    data = trace_plot.trace_order_data(cluster.trace)
+    data = trace_plots.trace_order_data(cluster.trace)
     for place, traced in enumerate(cluster.trace):
         purposes = [row.purpose for row in traced.collectives()]
         assert [what for what in data.whats[place] if what in ("parameters", "gradients", "control")] == purposes
@@ -184,7 +184,7 @@ def test_the_busiest_rank_is_that_which_sends_most_in_all_and_not_at_once():
     cluster = zs.Cluster(3)
     cluster.run(program)
     assert cluster.trace.sent_nbytes() == [32, 0, 48]
-    assert trace_plot.trace_order_data(cluster.trace).busiest == 2
+    assert trace_plots.trace_order_data(cluster.trace).busiest == 2
 
 
 def test_a_trace_alone_is_not_said_to_be_rank_0s():
@@ -195,7 +195,7 @@ def test_a_trace_alone_is_not_said_to_be_rank_0s():
 
 def test_a_plans_bars_are_its_rows_and_add_up():
     plan = zs.plan("llama-2-7b", ranks=8, device="a100-40", link="nvlink4", stage="2,3", recompute="block,none")
-    data = plan_plot.plan_bars_data(plan)
+    data = plots.plan_bars_data(plan)
     assert [sum(held.values()) for held in data.bars.values()] == [row.total_nbytes for row in plan.rows]
     assert list(data.bars) == ["ZeRO-2 block", "ZeRO-2", "ZeRO-3 block", "ZeRO-3"]
     figure = plan.plot()
@@ -203,7 +203,7 @@ def test_a_plans_bars_are_its_rows_and_add_up():
     drawn = [round(sum(bar.get_width() for bar in axes.patches if abs(bar.get_y() + 0.36 - place) < 0.01), 6)
              for place in range(4)]
     assert drawn == [round(row.total_nbytes / 1e9, 6) for row in plan.rows]
-    assert set(data.parts) <= set(plan_plot.PARTS)
+    assert set(data.parts) <= set(plots.PARTS)
     missing = [text.get_text() for text in axes.texts if "misses" in text.get_text()]
     assert len(missing) == sum(not row.fits for row in plan.rows)
 

@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.display.browser import dom_of, needs_browser, screenshot
 from tests.support import assert_refused
 from zerosim import cli
-from zerosim.display import report, report_data, report_page, ring_plot
+from zerosim.display import report, trace_plots
 from zerosim.planning import recording, timeline
 
 WICKED = "</script><script>document.title='struck'</script>\"'&<b>"
@@ -101,7 +101,7 @@ def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
 
     cluster = ran(program, ranks=5)
     found = data_of(cluster.trace)
-    assert found.links == ring_plot.ring_traffic_data(cluster.trace, 5).links
+    assert found.links == trace_plots.ring_traffic_data(cluster.trace, 5).links
     assert found.links[4, 1] == 24
     assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
     assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
@@ -110,8 +110,8 @@ def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
 
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
-    rank = report_data.RankReport(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, {}, 0.0, 0.0, 0.0)
-    tree = ET.fromstring(report_page.curve_html(rank, list(held), 10.0, 100).replace("&nbsp;", " "))
+    rank = report.RankReport(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, {}, 0.0, 0.0, 0.0)
+    tree = ET.fromstring(report.curve_html(rank, list(held), 10.0, 100).replace("&nbsp;", " "))
     paths = {path.findtext("title"): [tuple(map(float, point.split(","))) for point in path.get("d")[1:-1].split()]
              for path in tree.iter("path")}
     assert paths["parameter"] == [(0, 200), (200, 200), (200, 100), (1000, 100), (1000, 200), (0, 200)]
@@ -198,7 +198,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_pa
     before = path.read_bytes()
     monkeypatch.setattr(recording, "to_plain", lambda recording: 1 / 0)
     assert_refused(lambda: cluster.save(path), "", ZeroDivisionError)
-    monkeypatch.setattr(report_data, "MOST_MARKS", 100)
+    monkeypatch.setattr(report, "MOST_MARKS", 100)
     assert_refused(lambda: report.save_report(saved[1], tmp_path / "page.html"),
                    r"rows were recorded, and a page holds 100; take one stretch of the program with --span NAME: ")
     assert path.read_bytes() == before

@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.display import html, objects, slider, step_plot
+from zerosim.display import html, objects, step_plots
 
 
 def reduced(rank):
@@ -30,7 +30,7 @@ def messages(rank):
 
 
 def sheets(program, **options):
-    return [step_plot.step_sheet_data(step) for step in zs.step_through(program, ranks=3, **options)]
+    return [step_plots.step_sheet_data(step) for step in zs.step_through(program, ranks=3, **options)]
 
 
 # -- the drawing --------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_every_step_can_be_drawn_and_its_words_are_apart(program, ranks, dark):
 
 def test_a_drawn_step_shows_the_hops_values_and_whose_chunk_moved():
     for step in zs.step_through(reduced, ranks=3):
-        data = step_plot.step_sheet_data(step)
+        data = step_plots.step_sheet_data(step)
         (source, destination, words), = data.arrows
         assert (source, destination) == (step.hop.source, step.hop.destination)
         assert words == f"c{step.hop.chunks[0]}, 16 B:\n{step.values[0]:g} {step.values[1]:g}"
@@ -66,13 +66,13 @@ def test_what_moves_is_marked_once_where_it_is_written_else_in_what_was_brought(
         for row in (row for sheet in sheets(program) for row in sheet.rows):
             marked = [chunk.number for chunk in (*row.x, *row.out) if chunk.moved]
             assert len(marked) == len(set(marked))
-            written = {chunk.number for chunk in row.out if chunk.text != step_plot.BLANK}
+            written = {chunk.number for chunk in row.out if chunk.text != step_plots.BLANK}
             assert all((chunk.number in written) is (chunk in row.out) for chunk in (*row.x, *row.out) if chunk.moved)
 
 
 def test_what_is_not_written_yet_is_blank_and_a_collective_is_drawn_done_without_an_arrow():
     found = sheets(lambda rank: rank.all_gather(np.array([rank.index + 1.0, 5.0])))
-    blanks = [[sum(chunk.text == step_plot.BLANK for chunk in row.out) for row in sheet.rows] for sheet in found]
+    blanks = [[sum(chunk.text == step_plots.BLANK for chunk in row.out) for row in sheet.rows] for sheet in found]
     assert blanks[0] == [2, 1, 2]  # rank 1 has just got what rank 0 sent
     assert blanks[-1] == [0, 0, 0]
     assert [chunk.text for chunk in found[-1].rows[0].out] == ["1 5", "2 5", "3 5"]
@@ -87,7 +87,7 @@ def test_more_ranks_than_a_page_holds_are_refused_and_arrays_without_data_are_dr
     assert_refused(step.draw, r"a page holds 16 ranks, found 17; look at step\.ranks instead")
     steps = zs.step_through(lambda rank: rank.all_reduce(rank.xp.empty(8, "float32")), cluster=zs.NullCluster(2))
     step = next(steps)
-    assert {chunk.text for row in step_plot.step_sheet_data(step).rows for chunk in row.x} == {"no data"}
+    assert {chunk.text for row in step_plots.step_sheet_data(step).rows for chunk in row.x} == {"no data"}
     assert "8 values without data" in html(step)
     steps.close()
 
@@ -176,7 +176,7 @@ def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(widgets, monkeypat
         if more:
             rank.broadcast(np.ones(1))
 
-    monkeypatch.setattr(slider, "MOST_STEPS", 4)
+    monkeypatch.setattr(step_plots, "MOST_STEPS", 4)
     zs.step_through(program, False, ranks=2).slider()
     cluster = zs.Cluster(2)
     assert_refused(zs.step_through(program, True, cluster=cluster).slider,

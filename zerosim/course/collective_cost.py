@@ -11,8 +11,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from zerosim.display.plain import plain
-from zerosim.display.views import View
+from zerosim.display.views import View, plain
 from zerosim.numerics.checks import did_you_mean
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (

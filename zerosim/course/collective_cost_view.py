@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from zerosim.course.collective_cost import CollectiveCost, Other
-from zerosim.display.numbers import percent
+from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts
 from zerosim.numerics.units import bytes_text, counted, rate_text, seconds_text
 from zerosim.planning.cost import Cost

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zerosim.display.plain import plain as plain_data
 from zerosim.display.views import View
+from zerosim.display.views import plain as plain_data
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, Format, format_of

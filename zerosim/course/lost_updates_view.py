@@ -20,7 +20,7 @@ from zerosim.course.lost_updates import (
     Outcome,
     Why,
 )
-from zerosim.display.numbers import fitted, percent, rough, short, sum_text
+from zerosim.display.style import fitted, percent, rough, short, sum_text
 from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.optim import Adam
 

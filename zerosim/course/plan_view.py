@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from zerosim.course.measured import Compared
-from zerosim.display.numbers import percent
+from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere

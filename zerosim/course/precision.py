@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, LargestValue, Rested, Trial, largest_values, policies, rested, trials
-from zerosim.display.plain import plain
-from zerosim.display.views import View
+from zerosim.display.views import View, plain
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, one_pass

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from zerosim.course.precision import INITIAL, LR, WINDOW, Fates, Precision
 from zerosim.course.precision_runs import HIGHEST, LOWEST, RESTING_LR, Rested, Trial, has_wide_range
-from zerosim.display.numbers import percent, rough, short
+from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.rounding import spacing

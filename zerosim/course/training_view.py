@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from zerosim.course.training import COMPANION, Comparison, Options, Trained, TrainingStep, is_of_matrices
-from zerosim.display.plain import plain
-from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, words
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain, words
 from zerosim.numerics.units import counted
 
 if TYPE_CHECKING:

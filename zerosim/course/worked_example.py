@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.plain import plain
-from zerosim.display.views import View
+from zerosim.display.views import View, plain
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Initializer, Model, Recompute, Unit, Weights

@@ -6,7 +6,7 @@ Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
 from collections.abc import Iterable, Iterator, Sequence
 
 from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, Replays, StoryStep, decimal, exact
-from zerosim.display.numbers import short
+from zerosim.display.style import short
 from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table, parts, words
 from zerosim.ranks.trace import KINDS
 

@@ -1,7 +1,7 @@
 """The display of anything, by its class: HTML in a notebook, text in a terminal, data for JSON, figures.
 
 A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
-note. It is made once and rendered by ``notebook.as_html``, ``terminal.as_text`` or ``plain.as_data``, so that all of
+note. It is made once and rendered by ``notebook.as_html``, ``terminal.as_text`` or ``views.as_data``, so that all of
 them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures,
 ``report`` the page of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
@@ -53,6 +53,6 @@ def text(thing: Any) -> "Group":
 
 def data(thing: Any) -> dict[str, Any]:
     """The thing as data that JSON can hold: what its view shows."""
-    from zerosim.display.plain import as_data
+    from zerosim.display.views import as_data
 
     return as_data(view(thing))

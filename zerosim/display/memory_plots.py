@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.display.colors import KIND_COLORS, PHASE_COLORS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, within_limits
+from zerosim.display.style import KIND_COLORS, PHASE_COLORS
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
 

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 
 from rich.text import Text
 
-from zerosim.display.colors import ink_on, rank_color
+from zerosim.display.style import ink_on, rank_color
 from zerosim.display.views import (
     MOST_ROWS,
     RIGHT,

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.colors import BLUE, GRAY, GREEN, ORANGE, VERMILLION
-from zerosim.display.numbers import short
+from zerosim.display.style import BLUE, GRAY, GREEN, ORANGE, VERMILLION, short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted

@@ -1,13 +1,26 @@
-"""The report of a run: from the file of a recording to the file of its page, all of it or nothing."""
+"""The report of a run: a recording, replayed on a machine as microseconds and bytes, written as one page of HTML.
 
+The page's tables and bars stand in it as they are; its script only walks and zooms, and without it everything is there.
+Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks, H changes of a ledger.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
-from zerosim.display.report_data import report_data
-from zerosim.display.report_page import page
+from zerosim.display.notebook import table_html
+from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
+from zerosim.display.views import Table
 from zerosim.numerics.files import write_whole
+from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
-from zerosim.planning.recording import load
-from zerosim.planning.timeline import Machine
+from zerosim.planning.recording import ISSUE, MESSAGE, Recording, load
+from zerosim.planning.streams import schedule
+from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
 # model's do on a large machine. Made up for the picture, as its source says.
@@ -60,3 +73,397 @@ def _written(text: str, path: Path) -> Path:
     except OSError as error:
         raise ValueError(f"asked to write the page {str(path)!r}, but: {error.strerror}; name a file that can be "
                          "written") from None
+
+
+# -- the report as data ------------------------------------------------------------------------------------------------
+
+MOST_MARKS = 150_000  # bars and corners that a page can hold and a browser can draw
+ARITHMETIC = "arithmetic"  # outside the spans that have a color
+
+
+@dataclass(frozen=True, slots=True)
+class RankBar:
+    """Something on a stream, in microseconds. ``what`` is a phase, a purpose or "waiting"; ``call`` a collective's
+    number in the recording, None for arithmetic and messages."""
+
+    what: str
+    name: str
+    span: str
+    start: float
+    end: float
+    nbytes: int = 0
+    flops: int = 0
+    call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One rank: its two streams, its waits, and what it held, (H + 1,) bytes of each kind from each instant on."""
+
+    rank: int
+    computed: tuple[RankBar, ...]
+    communicated: tuple[RankBar, ...]
+    waits: tuple[RankBar, ...]
+    microseconds: tuple[float, ...]
+    nbytes: Mapping[str, tuple[int, ...]]
+    sent_nbytes: Mapping[str, int]
+    compute_microseconds: float
+    communication_microseconds: float
+    exposed_microseconds: float
+
+    @property
+    def totals(self) -> list[int]:
+        """Bytes of all kinds together, (H + 1,)."""
+        return list(map(sum, zip(*self.nbytes.values(), strict=True))) or [0] * len(self.microseconds)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """At its fullest instant."""
+        return max(self.totals)
+
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """The breakdown of the first fullest instant; kinds of which nothing is held then are left out."""
+        at = self.totals.index(self.peak_nbytes)
+        return {kind: column[at] for kind, column in self.nbytes.items() if column[at]}
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """One collective: ``nbytes`` are those of its whole vector, ``sent_nbytes`` all that its ranks sent."""
+
+    number: int
+    operation: str
+    algorithm: str
+    purpose: str
+    span: str
+    group: tuple[int, ...]
+    nbytes: int
+    sent_nbytes: int
+    start: float
+    end: float
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """A run: what it was replayed on, how long it took, its ranks, its collectives, and bytes from rank to rank."""
+
+    title: str
+    machine: str
+    step_microseconds: float
+    ranks: tuple[RankReport, ...]
+    calls: tuple[CallReport, ...]
+    links: Mapping[tuple[int, int], int]
+    message_count: int
+    row_count: int
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of which any rank held anything, in the order of the stack."""
+        held = {kind for rank in self.ranks for kind, column in rank.nbytes.items() if any(column)}
+        return [*(kind for kind in KIND_COLORS if kind in held), *sorted(held - set(KIND_COLORS))]
+
+    @property
+    def sent_nbytes(self) -> int:
+        """By all ranks together."""
+        return sum(self.links.values())
+
+
+def report_data(recording: Recording, machine: Machine, title: str) -> ReportData:
+    """Replays the recording; ValueError for one that cannot be replayed, and for one too long to be a page."""
+    marks = recording.row_count
+    if marks > MOST_MARKS:
+        raise ValueError(f"{marks:,} rows were recorded, and a page holds {MOST_MARKS:,}; take one stretch of the "
+                         f"program with --span NAME: {_spans(recording)}")
+    timeline = replay(recording, machine)
+    sent = [Counter[str]() for _ in range(recording.ranks)]
+    links = Counter[tuple[int, int]]()
+    calls = tuple(_call(timeline, number, links, sent) for number in sorted(timeline.parts_of_call))
+    messages = _messages(recording, links, sent)
+    return ReportData(title, _words(machine), float(timeline.step_seconds) * 1e6,
+                      tuple(_rank(timeline, lane, sent[lane.rank]) for lane in timeline.lanes), calls, links, messages,
+                      recording.row_count)
+
+
+def _spans(recording: Recording) -> str:
+    names = dict.fromkeys(path[-1] for path in recording.paths if path)
+    return ", ".join([*names][:8]) or "it has none, so record a shorter run"
+
+
+def _words(machine: Machine) -> str:
+    device, link = machine.device, machine.network.inside
+    rate = machine.peak_flops_per_second * machine.efficiency / 1e12
+    return (f"on devices {device.name} ({rate:g} TFLOP/s in {machine.format}, memory at "
+            f"{device.memory_bytes_per_second / 1e9:g} GB/s), links {link.name} "
+            f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
+
+
+def _call(timeline: Timeline, number: int, links: Counter[tuple[int, int]], sent: Sequence[Counter[str]]) -> CallReport:
+    """One call, whose messages are added to the links."""
+    recording, parts = timeline.recording, timeline.parts_of_call[number]
+    call, total = recording.calls[number], 0
+    for level in schedule(call.shape):
+        for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
+                                               level.nbytes.tolist(), strict=True):
+            links[call.group[source], call.group[destination]] += nbytes * level.times
+            sent[call.group[source]][call.purpose] += nbytes * level.times
+            total += nbytes * level.times
+    lane = timeline.lanes[parts[0].rank]
+    event = timeline.part_event(parts[0])
+    start, end = min(float(part.begun) for part in parts), max(float(part.ended) for part in parts)
+    return CallReport(number, call.shape.operation, call.shape.algorithm, call.purpose, "/".join(event.path),
+                      call.group, call.shape.nbytes, total, start * 1e6, end * 1e6,
+                      lane.points[parts[0].point][1] == ISSUE)
+
+
+def _messages(recording: Recording, links: Counter[tuple[int, int]], sent: Sequence[Counter[str]]) -> int:
+    """The program's own messages; returns how many were sent."""
+    count = 0
+    for rank in range(recording.ranks):
+        program = recording.program(rank)
+        for index in program.first[program.where(MESSAGE)].tolist():
+            message = recording.messages[index]
+            if message.destination is not None:
+                links[rank, message.destination] += message.nbytes
+                sent[rank][message.purpose] += message.nbytes
+                count += 1
+    return count
+
+
+def _rank(timeline: Timeline, lane: Lane, sent: Mapping[str, int]) -> RankReport:
+    usage, curve = timeline.usage[lane.rank], memory(timeline, lane.rank)
+    waits = tuple(RankBar("waiting", "waiting for communication", "", float(start) * 1e6, float(end) * 1e6)
+                  for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
+    return RankReport(
+        lane.rank, _computed(timeline, lane.rank), _communicated(timeline, lane), waits,
+        tuple((curve.seconds * 1e6).tolist()),
+        {kind: tuple(column.tolist()) for kind, column in curve.nbytes_by_kind.items()}, dict(sent),
+        *(float(seconds) * 1e6 for seconds in (usage.compute_seconds, usage.communication_seconds,
+                                               usage.exposed_seconds)))
+
+
+def _computed(timeline: Timeline, rank: int) -> tuple[RankBar, ...]:
+    """Arithmetic; rows of one span that follow each other at once are one bar."""
+    bars: list[RankBar] = []
+    for event in timeline.computed(rank):
+        span, last = "/".join(event.path), bars[-1] if bars else None
+        what = next((name for name in event.path if name in PHASE_COLORS), ARITHMETIC)
+        bar = RankBar(what, event.path[-1] if event.path else ARITHMETIC, span, float(event.start_seconds) * 1e6,
+                  float(event.end_seconds) * 1e6, event.nbytes, event.flops)
+        if last is not None and last.span == span and last.end == bar.start:
+            bars[-1] = RankBar(what, bar.name, span, last.start, bar.end, last.nbytes + bar.nbytes,
+                               last.flops + bar.flops)
+        else:
+            bars.append(bar)
+    return tuple(bar for bar in bars if bar.end > bar.start)
+
+
+def _communicated(timeline: Timeline, lane: Lane) -> tuple[RankBar, ...]:
+    """Collectives and messages, each a bar; those that take no time too, since they were made."""
+    found = []
+    for part in lane.parts:
+        event = timeline.part_event(part)
+        assert event.stream == COMMUNICATION
+        found.append(RankBar(event.purpose, event.name, "/".join(event.path), float(event.start_seconds) * 1e6,
+                         float(event.end_seconds) * 1e6, event.nbytes, call=part.call))
+    return tuple(found)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+COLORS = {**PHASE_COLORS, ARITHMETIC: "#009E73", **PURPOSE_COLORS}
+FORBIDS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+TICKS = 10
+WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
+
+
+def page(data: ReportData) -> str:
+    """The whole page."""
+    own = files("zerosim.display")
+    css, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    sections = "".join([_summary(data), _timeline(data), _memory(data), _messages_section(data), _collectives(data)])
+    title = escape(f"zerosim: {data.title}")
+    return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{FORBIDS}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{sections}"
+            f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n")
+
+
+def micro(value: float) -> str:
+    """Microseconds as one reads them: four digits."""
+    return f"{value:,.0f} µs" if value >= 1000 else f"{value:.4g} µs"
+
+
+def _summary(data: ReportData) -> str:
+    peak = max(rank.peak_nbytes for rank in data.ranks)
+    exposed = max(rank.exposed_microseconds for rank in data.ranks)
+    facts = {"Ranks": f"{len(data.ranks):,}", "Time": micro(data.step_microseconds),
+             "Waiting, at most": micro(exposed), "Collectives": f"{len(data.calls):,}",
+             "Messages of the program": f"{data.message_count:,}", "Sent by all": bytes_text(data.sent_nbytes),
+             "Held, at most": bytes_text(peak)}
+    cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
+    purposes = [purpose for purpose in PURPOSE_COLORS if any(rank.sent_nbytes.get(purpose) for rank in data.ranks)]
+    rows = tuple((str(rank.rank), f"{rank.peak_nbytes:,}", *(f"{rank.sent_nbytes.get(p, 0):,}" for p in purposes),
+                  f"{sum(rank.sent_nbytes.values()):,}", f"{rank.compute_microseconds:,.1f}",
+                  f"{rank.communication_microseconds:,.1f}", f"{rank.exposed_microseconds:,.1f}")
+                 for rank in data.ranks)
+    columns = ("rank", ">held, at most", *(f">sent: {p}" for p in purposes), ">sent in all", ">computing",
+               ">communicating", ">waiting")
+    table = Table("Rank by rank: held and sent (bytes), and how the time went (µs)", columns, rows)
+    return (f'<section aria-labelledby="h-sum"><h2 id="h-sum">What it came to</h2><dl>{cards}</dl>'
+            f"<p>Bytes are as recorded. Times are a replay, no clock was read: {escape(data.machine)}.</p>"
+            f"{scrolled(table)}</section>\n")
+
+
+def scrolled(table: Table, attributes: Iterable[str] = ()) -> str:
+    """A table in a box that scrolls by itself where the page is narrow. ``attributes`` stand in its rows."""
+    html = table_html(table, attributes=tuple(attributes), all_rows=True)
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}">{html}</div>'
+
+
+def _timeline(data: ReportData) -> str:
+    lanes = "".join(_lanes(rank, data.step_microseconds) for rank in data.ranks)
+    whats = Counter(bar.what for rank in data.ranks for bar in (*rank.computed, *rank.communicated))
+    keys = "".join(f'<li><span class="key {"tall" if what in PURPOSE_COLORS else "low"}" style="background:{color}">'
+                   f"</span>{'sends: ' if what in PURPOSE_COLORS else 'computes: '}{escape(what)}</li>"
+                   for what, color in COLORS.items() if whats[what])
+    keys += '<li><span class="key wait"></span>waits</li>' if any(rank.waits for rank in data.ranks) else ""
+    return (
+        '<section aria-labelledby="h-time"><h2 id="h-time">Timeline</h2>'
+        '<p>Two lanes for each rank: what it computes, and what it communicates. <span class="script">Tab into the '
+        "lanes, then walk with the arrow keys, zoom with + and −, and see all with 0.</span></p>"
+        f'<ul class="keys">{keys}</ul><div class="tools script" role="group" aria-label="Zoom">'
+        '<button type="button" id="out">−</button><button type="button" id="in">+</button>'
+        '<button type="button" id="all">all</button></div>'
+        f'<div class="scroll" id="zoomed" tabindex="0" role="region" aria-label="Timeline"><div class="track">{lanes}'
+        f"{_axis(data.step_microseconds)}</div></div>"
+        '<p id="said" role="status" aria-live="polite" class="script">Point at a bar, or walk to it.</p></section>\n')
+
+
+def _lanes(rank: RankReport, total: float) -> str:
+    def bars(found: Iterable[RankBar]) -> str:
+        return "".join(_bar(bar, total) for bar in found)
+
+    return (f'<div class="rank" data-rank="{rank.rank}"><h3>rank {rank.rank}</h3>'
+            f'<div class="lane compute" role="list" aria-label="rank {rank.rank} computes">'
+            f"{bars(rank.waits)}{bars(rank.computed)}</div>"
+            f'<div class="lane communication" role="list" aria-label="rank {rank.rank} communicates">'
+            f"{bars(rank.communicated)}</div></div>")
+
+
+def _bar(bar: RankBar, total: float) -> str:
+    """One bar, in percent of the track; its numbers are in its label and its attributes."""
+    scale = 100 / total if total else 0.0
+    left, width = bar.start * scale, (bar.end - bar.start) * scale
+    words = ", ".join(filter(None, [
+        bar.name, bar.what if bar.what not in (bar.name, "waiting") else "", f"in {bar.span}" if bar.span else "",
+        f"{bar.start:,.3f} to {bar.end:,.3f} µs", f"{bar.nbytes:,} bytes" if bar.nbytes else "",
+        f"{bar.flops:,} FLOPs" if bar.flops else "", f"collective {bar.call}" if bar.call is not None else ""]))
+    call = "" if bar.call is None else f' data-call="{bar.call}"'
+    kind = "wait" if bar.what == "waiting" else "bar"
+    color = "" if kind == "wait" else f";background:{COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
+    return (f'<div class="{kind}" role="listitem" tabindex="-1"{call} data-start="{bar.start:.3f}" '
+            f'data-end="{bar.end:.3f}" style="left:{left:.4f}%;width:{width:.4f}%{color}" aria-label="{escape(words)}">'
+            "</div>")
+
+
+def _axis(total: float) -> str:
+    ticks = "".join(f'<span style="left:{100 * at / TICKS:g}%">{micro(total * at / TICKS)}</span>'
+                    for at in range(TICKS)) if total else ""
+    return f'<div class="axis" aria-hidden="true">{ticks}</div>'
+
+
+def _memory(data: ReportData) -> str:
+    top = max(rank.peak_nbytes for rank in data.ranks)
+    keys = "".join(f'<li><span class="key tall" style="background:{KIND_COLORS.get(kind, "#888888")}"></span>'
+                   f"{escape(kind.replace('_', ' '))}</li>" for kind in data.kinds)
+    fullest = max(data.ranks, key=lambda rank: rank.peak_nbytes).rank
+    curves = "".join(
+        f'<details{" open" if rank.rank == fullest else ""}><summary>rank {rank.rank}: at most {rank.peak_nbytes:,} '
+        f"bytes</summary>{curve_html(rank, data.kinds, data.step_microseconds, top)}"
+        f'<div class="under">{_axis(data.step_microseconds)}</div></details>' for rank in data.ranks)
+    rows = tuple((kind.replace("_", " "), *(f"{rank.peak_nbytes_by_kind.get(kind, 0):,}" for rank in data.ranks))
+                 for kind in data.kinds)
+    total = ("all", *(f"{rank.peak_nbytes:,}" for rank in data.ranks))
+    table = Table("Held at each rank's fullest instant (bytes)",
+                  ("kind", *(f">rank {rank.rank}" for rank in data.ranks)), (*rows, total))
+    return (f'<section aria-labelledby="h-mem"><h2 id="h-mem">Memory over time</h2><ul class="keys">{keys}</ul>'
+            f"{curves}<p>Of several changes at one instant the curve shows the last; the numbers know all of them.</p>"
+            f"{scrolled(table)}</section>\n")
+
+
+def curve_html(rank: RankReport, kinds: Sequence[str], total: float, top: int) -> str:
+    """The areas of one rank, and what half and all of the height stand for; ``total`` microseconds are its width."""
+    if not top:
+        return "<p>It held nothing.</p>"
+    peak = rank.totals.index(rank.peak_nbytes)
+    words = (f"Bytes held by rank {rank.rank} over time, stacked by kind: at most {rank.peak_nbytes:,}, first after "
+             f"{rank.microseconds[peak]:,.1f} µs; {rank.totals[-1]:,} at the end.")
+    marks = "".join(f'<span style="bottom:{share * 100:g}%">{bytes_text(top * share)}</span>' for share in (0.5, 1))
+    return (f'<div class="curve"><div class="scale" aria-hidden="true">{marks}</div>'
+            f'<svg role="img" aria-label="{words}" data-rank="{rank.rank}" data-peak="{rank.peak_nbytes}" '
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{_areas(rank, kinds, total, top)}</svg></div>')
+
+
+def _areas(rank: RankReport, kinds: Sequence[str], total: float, top: int) -> str:
+    """From each instant to the next; of several changes at one instant the last is drawn."""
+    seconds = [*rank.microseconds, total]
+    shown = [at for at, (now, after) in enumerate(pairwise(seconds)) if after > now]
+    low = [0] * len(shown)
+    found = []
+    for kind in kinds:
+        column = rank.nbytes.get(kind)
+        if column is None:
+            continue
+        high = [below + column[at] for below, at in zip(low, shown, strict=True)]
+        if any(a != b for a, b in zip(low, high, strict=True)):
+            found.append(f'<path fill="{KIND_COLORS.get(kind, "#888888")}" d="{_path(seconds, shown, low, high, top)}">'
+                         f"<title>{kind.replace('_', ' ')}</title></path>")
+        low = high
+    return "".join(found)
+
+
+def _path(seconds: Sequence[float], shown: Sequence[int], low: Sequence[int], high: Sequence[int], top: int) -> str:
+    """The outline: along the upper edge to the right, along the lower one back."""
+    total = seconds[-1] or 1.0
+    ends = [seconds[at] for at in shown[1:]] + [total]
+    edges = []
+    for edge, back in ((high, False), (low, True)):
+        corners: list[tuple[float, float]] = []
+        for at, end, nbytes in zip(shown, ends, edge, strict=True):
+            y = HEIGHT * (1 - nbytes / top)
+            if corners and corners[-1][1] == y:
+                corners[-1] = (end, y)
+            else:
+                corners += [(seconds[at], y), (end, y)]
+        edges.append(corners[::-1] if back else corners)
+    points = " ".join(f"{WIDTH * x / total:.2f},{y:.2f}" for x, y in (*edges[0], *edges[1]))
+    return f"M{points}Z"
+
+
+def _messages_section(data: ReportData) -> str:
+    everyone = range(len(data.ranks))
+    rows = tuple((f"rank {source}", *(f"{data.links.get((source, to), 0):,}" for to in everyone))
+                 for source in everyone)
+    table = Table("Bytes from rank (row) to rank (column)", ("from", *(f">to {to}" for to in everyone)), rows)
+    return ('<section aria-labelledby="h-links"><h2 id="h-links">Messages</h2><p>Every collective is many messages; '
+            f"here are all of them, and the program's own, from whom to whom: {data.sent_nbytes:,} bytes in all.</p>"
+            f"{scrolled(table)}</section>\n")
+
+
+def _collectives(data: ReportData) -> str:
+    columns = (">number", "operation", "algorithm", "for", "span", "ranks", ">vector (bytes)", ">sent by all (bytes)",
+               ">from (µs)", ">to (µs)")
+    rows, marks = tuple(map(_call_row, data.calls)), (f' data-call="{call.number}"' for call in data.calls)
+    return (f'<section aria-labelledby="h-calls"><h2 id="h-calls">Collectives</h2><p>{counted(len(rows), "collective")}'
+            ", in the order of the recording; those with a star were issued, and waited for later.</p>"
+            f"{scrolled(Table('Every collective', columns, rows), marks)}</section>\n")
+
+
+def _call_row(call: CallReport) -> tuple[str, ...]:
+    group = call.group
+    ranks = ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]} to {group[-1]} ({len(group)})"
+    return (str(call.number), call.operation + " *" * call.asynchronous, call.algorithm, call.purpose, call.span, ranks,
+            f"{call.nbytes:,}", f"{call.sent_nbytes:,}", f"{call.start:,.3f}", f"{call.end:,.3f}")

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from zerosim.display.colors import ink_on, rank_color
+from zerosim.display.style import ink_on, rank_color
 from zerosim.display.views import (
     MOST_ROWS,
     RIGHT,

@@ -1,14 +1,15 @@
-"""A view: all that is shown of a thing, before it is HTML or text.
+"""A view: all that is shown of a thing, before it is HTML or text; and the same as data that JSON can hold.
 
-It has a title and parts: headings, notes, tables, bars of bytes, and the cut of a vector.
-
-Every view is made once and rendered twice, so that a notebook and a terminal say the same.
+It has a title and parts: headings, notes, tables, bars of bytes, and the cut of a vector. Every view is made once and
+rendered twice, so that a notebook and a terminal say the same.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
-from zerosim.display.colors import KIND_COLORS
+from zerosim.display.style import KIND_COLORS
 
 RIGHT = ">"  # stands before the name of a column of numbers
 MOST_ROWS = 24  # of a table, or lines of a strip: what follows is counted, and not shown
@@ -127,3 +128,46 @@ def shortened(rows: tuple[tuple[str, ...], ...], what: str) -> tuple[tuple[str, 
 def words(kind: str) -> str:
     """``optimizer_state`` as one reads it."""
     return kind.replace("_", " ")
+
+
+# -- as data -----------------------------------------------------------------------------------------------------------
+
+def as_data(view: View) -> dict[str, Any]:
+    """The view's title and its parts in order; texts without markup, numbers of tables as they are printed."""
+    return {"title": view.title + view.rest,
+            "parts": [_part(part) for part in view.parts if not isinstance(part, TextLine) or part.text]}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    match part:
+        case Heading() | Rule():
+            return {"heading": _unmarked(part.title)}
+        case TextLine():
+            return {"text": _unmarked(part.text)}
+        case Table():
+            read = _unmarked if part.marked else str
+            return {"table": part.caption, "columns": [name.removeprefix(RIGHT) for name in part.columns],
+                    "rows": [[read(cell) for cell in row] for row in part.rows]}
+        case Bars():
+            return {"bars": part.caption, "nbytes": {label: dict(held) for label, held in part.bars},
+                    "limit_nbytes": part.limit_nbytes}
+        case Strip():
+            return {"strip": part.caption, "lines": [plain(line) for line in part.lines]}
+
+
+def _unmarked(text: str) -> str:
+    from rich.text import Text
+
+    return Text.from_markup(text).plain
+
+
+def plain(value: Any) -> Any:
+    """The same value of dicts, lists and numbers alone: records by their fields, and the texts "inf", "-inf" and "nan"
+    for what is no finite number, since JSON has none of these."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -184,7 +184,7 @@ class Steps(Iterator[Step], Shown):
 
         Steps that were taken before are not in it. Raises ModuleNotFoundError where ipywidgets is not installed.
         """
-        from zerosim.display.slider import slider
+        from zerosim.display.step_plots import slider
 
         return slider(self)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
-from zerosim.display.colors import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, scale_of, within_limits
+from zerosim.display.style import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
 TITLE = "What a transformer keeps for backward, and what recomputing it costs"

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from zerosim.course.training import Comparison
-from zerosim.display.colors import KIND_COLORS, rank_color
 from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, heading, within_limits
+from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.numerics.units import counted
 from zerosim.ranks.memory import RESTING_KINDS
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, POLICIES, SMALL_UNIT, FormatRun, format_run
-from zerosim.display.colors import FORMAT_COLORS
 from zerosim.display.drawing import LIGHT, Drawing, Style, heading, within_limits
+from zerosim.display.style import FORMAT_COLORS
 
 TITLE = "The same training in several formats"
 DASHES = (0, (5, 1.5))

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.display.colors import BLUE, GREEN, ORANGE, VERMILLION
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
+from zerosim.display.style import BLUE, GREEN, ORANGE, VERMILLION
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
 from zerosim.planning.recording import record

@@ -9,9 +9,9 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from zerosim.course.figures.timeline import STEP, Replayed, replayed, step_traces
-from zerosim.display.colors import PHASE_COLORS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, within_limits
 from zerosim.display.report import MACHINE
+from zerosim.display.style import PHASE_COLORS
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import COMPUTATION, replay
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.course.precision_runs import FormatRun, format_run
-from zerosim.display.colors import BLUE, ORANGE, PURPLE, VERMILLION
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, within_limits
+from zerosim.display.style import BLUE, ORANGE, PURPLE, VERMILLION
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
 

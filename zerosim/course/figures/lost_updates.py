@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerosim.course.lost_updates import Task, path_of
-from zerosim.display.colors import FORMAT_COLORS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, within_limits
+from zerosim.display.style import FORMAT_COLORS
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import round_to
 

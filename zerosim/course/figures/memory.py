@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.measured import MeasuredStep, measured_step
-from zerosim.display.colors import KIND_COLORS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
+from zerosim.display.style import KIND_COLORS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.zero.placements import STAGES

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.course.measured import measured_step
-from zerosim.display.colors import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
+from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam, Lion

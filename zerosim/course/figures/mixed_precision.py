@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from zerosim.course.observed_step import ObservedStep, Passed, observed_step
-from zerosim.display.colors import KIND_COLORS, ink_on
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.style import KIND_COLORS, ink_on
 
 Point = tuple[float, float]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.course.published_runs import Settled, settled
-from zerosim.display.colors import BLUE, VERMILLION
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.style import BLUE, VERMILLION
 
 TITLE = "What is published, and what is measured"
 LINE, HEAD, FOOT = 0.345, 1.75, 0.95  # inches: a row, what is above all rows, what is below

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.colors import ink_on, rank_color
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.style import ink_on, rank_color
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster

@@ -9,8 +9,8 @@ from typing import Any
 
 from zerosim.course.figures.ring import Cell, RingData, RingMessage
 from zerosim.display.animation import Animation
-from zerosim.display.colors import ink_on, rank_color
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.style import ink_on, rank_color
 
 SIDE, FRAME_TOP, RADIUS, FRAME_SEGMENT, ROW = 8.4, 1.1, 2.65, 0.22, 0.3
 SECONDS = 1.2  # of a frame

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.colors import FORMAT_COLORS
 from zerosim.display.drawing import LIGHT, Drawing, Style
+from zerosim.display.style import FORMAT_COLORS
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import round_to
 from zerosim.numerics.rounding import spacing as gap_above

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.display.colors import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
 from zerosim.display.report import MACHINE
+from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.course.measured import measured_step
-from zerosim.display.colors import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.drawing import LIGHT, Drawing, Style, heading
+from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.zero.placements import STAGES

@@ -1,8 +1,8 @@
-"""The colors of all figures, tables and pages: for ranks, kinds of memory, purposes, phases and formats.
+"""The one style of all figures, tables and pages: their colors, and numbers as they write them.
 
-Color-blind readers tell them apart. Source of the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are
-named below, with a gray for their black; the five more that kinds of memory need are chosen to stay apart from them for
-every kind of color vision.
+Colors are for ranks, kinds of memory, purposes, phases and formats, and color-blind readers tell them apart. Source of
+the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are named below, with a gray for their black; the
+five more that kinds of memory need are chosen to stay apart from them for every kind of color vision.
 """
 
 from collections.abc import Mapping
@@ -57,3 +57,31 @@ def ink_on(color: str) -> str:
     """Black or white, whichever contrasts more with the color."""
     white, black = 1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / 0.05
     return "#FFFFFF" if white > black else "#000000"
+
+
+# -- numbers as texts --------------------------------------------------------------------------------------------------
+
+def short(value: float) -> str:
+    """The shortest decimal of a number, without a useless ``.0``."""
+    return str(value).removesuffix(".0")
+
+
+def rough(value: float, digits: int = 3) -> str:
+    """The first few digits of a number."""
+    return f"{value:.{digits}g}"
+
+
+def fitted(value: float, columns: int = 10) -> str:
+    """As many digits of a number as these columns hold, and no more than nine, which tell any two fp32 apart."""
+    texts = (rough(value, digits) for digits in range(9, 2, -1))
+    return next((text for text in texts if len(text) <= columns), rough(value))
+
+
+def percent(share: float) -> str:
+    """``100.1 %``; whole percents without a useless ``.0``."""
+    return f"{100 * share + 0.0:.1f}".removesuffix(".0") + " %"
+
+
+def sum_text(a: float, b: float) -> str:
+    """``1 + 1e-05``, or ``1 - 0.0003``."""
+    return f"{short(a)} {'-' if b < 0 else '+'} {short(abs(b))}"

@@ -1,0 +1,257 @@
+"""Figures of traces: all that ranks did, in their order; and who sent how many bytes to whom, around the ring.
+
+Legend: N ranks, E events of a rank. There is no clock in a trace: planning.timeline replays it on a machine. Lengths of
+the ring are inches on paper; its angles run clockwise from the top.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, in_inches, scale_of, within_limits
+from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
+from zerosim.numerics.units import bytes_text, counted
+from zerosim.ranks.hub import expand
+from zerosim.ranks.trace import Collective, Compute, Message, Trace
+
+TITLE = "What the ranks did, in their order"
+MOST_LANES = 16
+ARITHMETIC = "other arithmetic"  # outside the spans that have a color
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrder:
+    """Per rank E events, each a phase of arithmetic or the purpose of what was sent, and the bytes sent in each."""
+
+    whats: tuple[tuple[str, ...], ...]
+    sent_nbytes: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+
+    @property
+    def busiest(self) -> int:
+        """The place of the rank that sent most."""
+        return max(range(len(self.names)), key=lambda place: sum(self.sent_nbytes[place]))
+
+    def by_purpose(self, place: int) -> Mapping[str, list[int]]:
+        """Bytes sent until after each event, (E + 1,) of each purpose for which the rank sent any."""
+        events = list(zip(self.whats[place], self.sent_nbytes[place], strict=True))
+        return {purpose: [0, *accumulate(nbytes * (what == purpose) for what, nbytes in events)]
+                for purpose in PURPOSE_COLORS if any(what == purpose and nbytes for what, nbytes in events)}
+
+
+def trace_order_data(traces: Sequence[Trace]) -> TraceOrder:
+    """Reads the traces of ranks, in rank order; arithmetic of one phase that nothing interrupts is one event.
+
+    A trace does not know whose it is: one alone is of "this rank". Of more than 16 ranks the first are read.
+    Raises ValueError where no rank did anything.
+    """
+    read = [_events(trace) for trace in traces[:MOST_LANES]]
+    if not any(read):
+        raise ValueError("the trace has neither arithmetic nor messages, so there is nothing to draw; run a program "
+                         "first")
+    return TraceOrder(tuple(tuple(what for what, _ in events) for events in read),
+                      tuple(tuple(nbytes for _, nbytes in events) for events in read),
+                      ("this rank",) if len(read) == 1 else tuple(f"rank {place}" for place in range(len(read))))
+
+
+def _events(trace: Trace) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for row in trace.rows:
+        if isinstance(row, Compute):
+            what = next((name for name in row.span if name in PHASE_COLORS), ARITHMETIC)
+            if not found or found[-1] != (what, 0):
+                found.append((what, 0))
+        elif isinstance(row, Collective | Message):
+            found.append((row.purpose, row.sent_nbytes))
+    return found
+
+
+def color_of(what: str) -> str:
+    """Of a phase, or a purpose."""
+    return PHASE_COLORS.get(what) or PURPOSE_COLORS.get(what) or GREEN
+
+
+def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
+    """A lane for each rank; under them, the bytes that the busiest rank has sent by then, stacked by purpose."""
+    lanes = len(data.names)
+    width, height = 11.0, 5.0 + 0.42 * lanes
+    with style.figure(width, height) as figure:
+        grid = figure.add_gridspec(2, 1, height_ratios=(0.42 * lanes, 2.1), left=1.0 / width, right=1 - 0.3 / width,
+                                   top=1 - 1.1 / height, bottom=1.45 / height, hspace=0.35 / (0.2 + 0.21 * lanes))
+        order, sent = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
+        for place, whats in enumerate(data.whats):
+            for sends, half in ((True, 0.4), (False, 0.2)):
+                here = [at for at, what in enumerate(whats) if (what in PURPOSE_COLORS) is sends]
+                order.broken_barh([(at, 1) for at in here], (place - half, 2 * half),
+                                  facecolors=[color_of(whats[at]) for at in here], edgecolor=style.background,
+                                  linewidth=0.4 if len(whats) < 300 else 0)
+        order.set_yticks(range(lanes), data.names)
+        order.set_ylim(lanes - 0.5, -0.5)
+        order.tick_params(axis="y", length=0)
+        order.tick_params(axis="x", labelbottom=False)
+        _sent(sent, data, style)
+        for axes in (order, sent):
+            axes.set_xlim(0, max(1, *map(len, data.whats)))
+        within_limits(sent)
+        order.set_xticks(sent.get_xticks())
+        heading(figure, TITLE, "Tall: a collective or a message; low: a stretch of "
+                "arithmetic. Each is one event, however long it takes.", style)
+        figure.legend(*_legend(data), loc="lower center", ncols=5, columnspacing=1.6)
+    return Drawing("trace-order", TITLE, _order_description(data), style, figure)
+
+
+def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
+    curves = data.by_purpose(data.busiest)
+    unit, name = scale_of(max(1, sum(curve[-1] for curve in curves.values())))
+    low = [0.0] * (len(data.whats[data.busiest]) + 1)
+    for purpose, curve in curves.items():
+        high = [a + nbytes / unit for a, nbytes in zip(low, curve, strict=True)]
+        axes.fill_between(range(len(low)), low, high, step="post", facecolor=PURPOSE_COLORS[purpose], linewidth=0)
+        low = high
+    axes.set_ylim(0, max(low[-1] * 1.05, 1e-9))
+    axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
+    axes.set_xlabel("what a rank did, in its order (events)")
+    axes.grid(axis="y")
+
+
+def _legend(data: TraceOrder) -> tuple[list[Any], list[str]]:
+    from matplotlib.patches import Patch
+
+    seen = {what for whats in data.whats for what in whats}
+    names = [what for what in (*PHASE_COLORS, ARITHMETIC, *PURPOSE_COLORS) if what in seen]
+    return ([Patch(facecolor=color_of(name)) for name in names],
+            [f"sends: {name}" if name in PURPOSE_COLORS else f"computes: {name}" for name in names])
+
+
+def _order_description(data: TraceOrder) -> str:
+    ranks = [f"{name}: {len(whats):,} events, {sum(sent):,} bytes sent"
+             for name, whats, sent in zip(data.names, data.whats, data.sent_nbytes, strict=True)]
+    curves = ", ".join(f"{purpose} {curve[-1]:,}" for purpose, curve in data.by_purpose(data.busiest).items())
+    return (f"A lane of events for each rank. {'; '.join(ranks)}. Below, the bytes that {data.names[data.busiest]} "
+            f"sent by purpose: {curves or 'none'}.")
+
+
+# -- the ring: from whom to whom ---------------------------------------------------------------------------------------
+
+Link = tuple[int, int]  # from rank, to rank
+
+MOST_RANKS = 32
+SIDE, TOP, RADIUS, NODE = 8.6, 1.15, 2.85, 0.34
+THICKEST = 9.0  # points
+
+
+@dataclass(frozen=True, slots=True)
+class RingTraffic:
+    """Bytes by link, of all collectives and messages of a run; ``collectives`` and ``messages`` count them."""
+
+    ranks: int
+    links: Mapping[Link, int]
+    collectives: int
+    messages: int
+
+    @property
+    def around(self) -> dict[Link, int]:
+        """The links of the ring: from each rank to the next."""
+        return {link: nbytes for link, nbytes in self.links.items() if (link[0] + 1) % self.ranks == link[1]}
+
+    @property
+    def nbytes(self) -> int:
+        """Sent by all ranks together."""
+        return sum(self.links.values())
+
+
+def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
+    """Reads the traces; every collective is expanded to its messages, those of the same shape once.
+
+    Raises ValueError for more ranks than a page holds, and for traces of fewer ranks than N unless one stands for all.
+    """
+    if ranks > MOST_RANKS:
+        raise ValueError(f"a page holds a ring of {MOST_RANKS} ranks, found {ranks}; cluster.trace.sent_nbytes() "
+                         "has the bytes of all of them")
+    if len(traces) not in (1, ranks):
+        raise ValueError(f"a ring of {ranks} ranks is drawn from all their traces, found {len(traces)}")
+    links, times = Counter[Link](), Counter[tuple[object, tuple[int, ...]]]()
+    shapes, seen, messages = {}, set(), 0
+    for rank, trace in enumerate(traces):
+        for row in trace.messages():
+            if isinstance(row, Message):
+                if row.destination is not None:
+                    links[rank, row.destination] += row.sent_nbytes
+                    messages += 1
+            elif (key := (row.call.key, row.call.number)) not in seen:
+                seen.add(key)
+                shape = row.call.normalized(), row.call.group
+                times[shape] += 1
+                shapes[shape] = row
+    for shape, row in shapes.items():
+        group = row.call.group
+        for hop in expand(row.call):
+            links[group[hop.source], group[hop.destination]] += times[shape] * hop.nbytes
+    others = {link: nbytes for link, nbytes in links.items() if link[0] != link[1]}
+    return RingTraffic(ranks, others, len(seen), messages)
+
+
+def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
+    """Ranks on a circle, from rank 0 at the top clockwise; the wider an arrow, the more went over it."""
+    from matplotlib.patches import Circle
+
+    height = SIDE + TOP - 0.6
+    with style.figure(SIDE, height) as figure:
+        axes = in_inches(figure)
+        figure.text(0.2 / SIDE, 1 - 0.34 / height, _title(data), va="center", fontsize=17, fontweight="bold")
+        figure.text(0.2 / SIDE, 1 - 0.84 / height, _subtitle(data), va="center", color=style.muted, linespacing=1.4)
+        for link, nbytes in sorted(data.links.items(), key=lambda item: item[0] in data.around):
+            if nbytes:
+                _arrow(axes, data, link, style)
+        for rank in range(data.ranks):
+            x, y = _place(rank, data.ranks, RADIUS)
+            axes.add_patch(Circle((x, y), NODE, facecolor=rank_color(rank), edgecolor=style.ink, linewidth=1.2,
+                                  zorder=5))
+            axes.text(x, y - 0.01, str(rank), ha="center", va="center", fontsize=14, fontweight="bold", zorder=6,
+                      color=ink_on(rank_color(rank)))
+    return Drawing("ring-traffic", _title(data), _description(data), style, figure)
+
+
+def _place(rank: float, ranks: int, radius: float) -> tuple[float, float]:
+    angle = 2 * math.pi * rank / ranks
+    return SIDE / 2 + radius * math.sin(angle), SIDE / 2 - 0.15 + radius * math.cos(angle)
+
+
+def _arrow(axes: Axes, data: RingTraffic, link: Link, style: Style) -> None:
+    """An arc outside the circle for a neighbor, a straight line across for any other; a neighbor's has its bytes."""
+    from matplotlib.patches import FancyArrowPatch
+
+    source, destination = link
+    neighbors = link in data.around
+    width = max(1.2, THICKEST * data.links[link] / max(data.links.values()))
+    bulge = math.tan(math.pi / 2 / data.ranks) if neighbors else 0.08  # of a neighbor's: along the circle
+    axes.add_patch(FancyArrowPatch(
+        _place(source, data.ranks, RADIUS), _place(destination, data.ranks, RADIUS), arrowstyle="-|>",
+        connectionstyle=f"arc3,rad={-bulge}", mutation_scale=12 + 1.5 * width, linewidth=width,
+        color=rank_color(source),
+        shrinkA=NODE * 72, shrinkB=NODE * 72 + 2, alpha=1.0 if neighbors else 0.55, zorder=3 if neighbors else 2))
+    if neighbors and data.ranks <= 16:
+        x, y = _place(source + 0.5, data.ranks, RADIUS + 0.2)
+        side = math.sin(2 * math.pi * (source + 0.5) / data.ranks)
+        axes.text(x, y, bytes_text(data.links[link]), ha="left" if side > 0.1 else "right" if side < -0.1 else "center",
+                  va="center", zorder=7)
+
+
+def _title(data: RingTraffic) -> str:
+    return f"Who sent how much to whom: {counted(data.ranks, 'rank')}"
+
+
+def _subtitle(data: RingTraffic) -> str:
+    across = data.nbytes - sum(data.around.values())
+    more = f", {bytes_text(across)} of them across" if across else ""
+    return (f"{counted(data.collectives, 'collective')} and {counted(data.messages, 'message')} of the program's own: "
+            f"{bytes_text(data.nbytes)} in all{more}.\nAn arrow has its sender's color; the wider, the more bytes.")
+
+
+def _description(data: RingTraffic) -> str:
+    links = "; ".join(f"rank {a} to rank {b}: {nbytes:,} bytes"
+                      for (a, b), nbytes in sorted(data.links.items()) if nbytes)
+    return f"{_subtitle(data)} {links or 'Nothing was sent'}.".replace("\n", " ")
