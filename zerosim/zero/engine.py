@@ -128,6 +128,9 @@ class Engine(Shown):
         A step that raises leaves no gradients behind: the next one begins anew.
         """
         batches = _checked_batches(batches)
+        if self.gradients.micro_batch:
+            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
+                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for x, target in batches:
