@@ -11,7 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -422,7 +422,8 @@ def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
 
 def first_weights(model: Model) -> dict[str, Array]:
     """A model's first values by name, fp32, each in its own shape."""
-    return dict(_first_values(model))
+    return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
+            for unit in model.units for name, shape in unit.shapes.items()}
 
 
 def widened(ctx: Context, x: Array) -> Array:
@@ -432,12 +433,6 @@ def widened(ctx: Context, x: Array) -> Array:
     wide = np.empty(x.shape, np.float32)
     ctx.kernels.cast_pack(x, wide)
     return wide
-
-
-def _first_values(model: Model) -> Iterator[tuple[str, Array]]:
-    for unit in model.units:
-        for name, shape in unit.shapes.items():
-            yield name, unit.initial(name, 0, int(np.prod(shape))).reshape(shape)
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
