@@ -1,5 +1,8 @@
 """The table of formats, and what names and array types find in it."""
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -54,6 +57,7 @@ def test_a_format_is_found_by_name_by_array_type_and_by_itself(row: Row) -> None
     assert format_of(row.dtype) is fmt
     assert format_of(row.dtype.type) is fmt
     assert format_of(fmt) is fmt
+    assert copy.deepcopy(fmt) is pickle.loads(pickle.dumps(fmt)) is fmt
     assert str(fmt) == row.name
 
 

@@ -130,9 +130,9 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
     (lambda r: r.memory.reclassify(np.zeros(1), "gradients"), NO_KIND.format("gradients")),
     (lambda r: r.memory.peak_nbytes_of(["input", "s"]), NO_KIND.format("s")),
     (lambda r: r.memory.peak_nbytes_of("gradients"), NO_KIND.format("gradients")),
-    (lambda r: r.memory.hold([1.0], "input"), "the ledger holds NumPy arrays, found list; wrap it with np.array first"),
-    (lambda r: r.memory.free([1.0]), "the ledger holds NumPy arrays, found list; wrap it"),
-    (lambda r: r.memory.kind_of(None), "the ledger holds NumPy arrays, found NoneType;"),
+    (lambda r: r.memory.hold([1.0], "input"), "a memory holds NumPy arrays, found list; wrap it with np.array first"),
+    (lambda r: r.memory.free([1.0]), "a memory holds NumPy arrays, found list; wrap it"),
+    (lambda r: r.memory.kind_of(None), "a memory holds NumPy arrays, found NoneType;"),
     (lambda r: r.memory.free(np.zeros(3)),
      "rank 0 asked to free an array of 24 bytes that its memory does not hold; only what alloc() or hold() charged "
      "is there, and only until free() or its death"),

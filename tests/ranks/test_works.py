@@ -89,7 +89,7 @@ def test_out_shows_a_signal_until_the_rank_s_own_wait(options: dict, in_place: b
 
 
 CHANGED = (r"^the input of all_reduce\(call 0, \(\d,\), float32.*\), issued at test_works\.py:\d+ in program, was "
-           r"changed before wait\(\); it is only borrowed until then: wait first, or hand over a copy")
+           r"changed before wait\(\); it is still read until then: wait first, or hand over a copy")
 
 
 @pytest.mark.parametrize("executed", [False, True], ids=["before it is executed", "after it was executed"])

@@ -8,6 +8,7 @@ import numpy as np
 
 from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.transport import ProcessCluster, Request
+from zerosim.numerics.arrays import as_bytes
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import NATIVE, Exchange
@@ -87,11 +88,6 @@ class Halves:
             with suppress(self._mpi.Exception):  # what has come may be too long
                 self._receive.Wait()
         leftovers.append(self.sent)
-
-
-def as_bytes(x: np.ndarray) -> np.ndarray:
-    """The array's bytes, (nbytes,) uint8, without a copy."""
-    return x.reshape(-1).view(np.uint8)
 
 
 # -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------

@@ -1,6 +1,6 @@
 """A cluster's last run as a file, in the one form that recordings have.
 
-Recordings belong to planning: clusters are taken here as they come, and nothing of the ledgers' floors is imported.
+Recordings belong to planning: clusters are taken here as they come, and nothing of `ranks` is imported.
 """
 
 from collections.abc import Iterable

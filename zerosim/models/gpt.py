@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.layers import Context, Gradients, require_at_rest, require_integer, require_positive, require_shape
+from zerosim.models.layers import (
+    Context,
+    Gradients,
+    require_at_rest,
+    require_integer,
+    require_positive,
+    require_shape,
+    rows_of,
+)
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import (
     ALL,
@@ -179,7 +187,7 @@ class BlockPart(ABC):
 
     def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> SavedByPart:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
-        h, norm = layers.layernorm_forward(ctx, _rows(x), w[self.full(self.norm)], w[self.full(self.norm, "bias")],
+        h, norm = layers.layernorm_forward(ctx, rows_of(x), w[self.full(self.norm)], w[self.full(self.norm, "bias")],
                                            self.config.epsilon)
         h = layers.linear_forward(ctx, h, w[self.full(self.opening)], w[self.full(self.opening, "bias")])[0]
         h, middle = self.middle_forward(ctx, h, x.shape, keep)
@@ -192,7 +200,7 @@ class BlockPart(ABC):
         norm, middle, closing = self._run(ctx, w, saved, ALL) if ctx.keep == SUB_BLOCK else saved
         del saved
         dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
-        dh = self._linear(ctx, w, self.closing, closing, _rows(dh), grads)
+        dh = self._linear(ctx, w, self.closing, closing, rows_of(dh), grads)
         del closing
         dh = self.middle_backward(ctx, middle, dh, dy.shape)
         del middle
@@ -231,11 +239,11 @@ class Attention(BlockPart):
         """h (M, 3C) -> (M, C)."""
         o, saved = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
                                            keep=PROBABILITIES[keep])
-        return _rows(o), saved
+        return rows_of(o), saved
 
     def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """dy (M, C) -> dh (M, 3C)."""
-        return _rows(layers.attention_backward(ctx, saved, dy.reshape(shape)))
+        return rows_of(layers.attention_backward(ctx, saved, dy.reshape(shape)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,11 +313,6 @@ class BlockUnit(Unit):
         for part in reversed(self.parts):
             dy = part.backward(ctx, w, saved.pop(), dy, grads)
         return dy, grads
-
-
-def _rows(x: np.ndarray) -> np.ndarray:
-    """(B, T, C) as (M, C), the same memory."""
-    return x.reshape(-1, x.shape[-1])
 
 
 def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
@@ -404,7 +407,7 @@ class Head(Unit):
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """logits (B, T, V); saves x and its statistics."""
-        h, saved = layers.layernorm_forward(ctx, x.reshape(-1, x.shape[-1]), w["ln_f.weight"], w["ln_f.bias"],
+        h, saved = layers.layernorm_forward(ctx, rows_of(x), w["ln_f.weight"], w["ln_f.bias"],
                                            self.config.epsilon)
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
@@ -412,7 +415,7 @@ class Head(Unit):
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
         """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
-        d = ctx.cast(dy.reshape(-1, dy.shape[-1]), "activation_gradient", "head.dlogits")
+        d = ctx.cast(rows_of(dy), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
         h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], saved)
         dh = ctx.empty(h.shape, "activation_gradient", name="head.dh")
@@ -489,7 +492,7 @@ def logits_of(ctx: Context, model: GPT, weights: Callable[[Unit], AbstractContex
               tokens: np.ndarray) -> np.ndarray:
     """Forward without dropout, and nothing saved: tokens (B, t) -> logits (B, t, V) in the policy's output format.
 
-    ``weights(unit)`` lends a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
+    ``weights(unit)`` gives a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
     sharded every rank takes part. Raises what the units raise.
     """
     x = tokens

@@ -343,7 +343,7 @@ def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray,
     require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
     require_at_rest(ctx, where, x=x)
     y = out_or_new(ctx, where, out, x.shape, "layernorm.y", saved=x)
-    rows, results = _rows(x), _rows(y)
+    rows, results = rows_of(x), rows_of(y)
     if out is not None and not ctx.xp.may_share_memory(results, out):
         raise ValueError(f"{where} asked for an out whose rows can be numbered, and found strides {out.strides}; give "
                          "it contiguous memory, or leave it out")
@@ -357,7 +357,7 @@ def layernorm_output(ctx: Context, w: np.ndarray, b: np.ndarray, saved: SavedByL
     """The output again, from what was saved: the same bits."""
     x, mean, rstd = saved
     y = ctx.empty(x.shape, "activation", name="layernorm.y")
-    ctx.kernels.scale_rows(_rows(x), w, b, mean, rstd, _rows(y))
+    ctx.kernels.scale_rows(rows_of(x), w, b, mean, rstd, rows_of(y))
     ctx.note(flops=4 * x.size, nbytes=x.nbytes + y.nbytes)
     return y
 
@@ -369,12 +369,12 @@ def layernorm_backward(ctx: Context, w: np.ndarray, saved: SavedByLayerNorm, dy:
     require_shape("layernorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
     require_at_rest(ctx, "layernorm_backward", dy=dy)
     dx = ctx.empty(x.shape, "activation_gradient", name="layernorm.dx")
-    ctx.kernels.normalize_rows_gradient(_rows(x), w, mean, rstd, _rows(dy), _rows(dx), dw, db)
+    ctx.kernels.normalize_rows_gradient(rows_of(x), w, mean, rstd, rows_of(dy), rows_of(dx), dw, db)
     ctx.note(flops=14 * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
     return dx
 
 
-def _rows(x: np.ndarray) -> np.ndarray:
+def rows_of(x: np.ndarray) -> np.ndarray:
     """(..., C) as (M, C)."""
     return x.reshape(-1, x.shape[-1])
 

@@ -1,5 +1,4 @@
-"""Two small models: a multilayer perceptron of any depth, and the four weights of the worked example.
-"""
+"""Two small models: a multilayer perceptron of any depth, and the four weights of the worked example."""
 
 import math
 from collections.abc import Sequence

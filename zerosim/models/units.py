@@ -11,7 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -319,6 +319,9 @@ class Model:
         _refuse_duplicates("unit", (unit.name for unit in units))
         _refuse_duplicates("parameter", (name for unit in units for name in unit.names))
         _refuse_late_owners(units)
+        for unit in units:
+            if hasattr(unit, "borrows"):
+                raise ValueError(f"unit {unit.name!r} says what it borrows, which is called tied_weights now")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -419,7 +422,8 @@ def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
 
 def first_weights(model: Model) -> dict[str, Array]:
     """A model's first values by name, fp32, each in its own shape."""
-    return dict(_first_values(model))
+    return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
+            for unit in model.units for name, shape in unit.shapes.items()}
 
 
 def widened(ctx: Context, x: Array) -> Array:
@@ -429,12 +433,6 @@ def widened(ctx: Context, x: Array) -> Array:
     wide = np.empty(x.shape, np.float32)
     ctx.kernels.cast_pack(x, wide)
     return wide
-
-
-def _first_values(model: Model) -> Iterator[tuple[str, Array]]:
-    for unit in model.units:
-        for name, shape in unit.shapes.items():
-            yield name, unit.initial(name, 0, int(np.prod(shape))).reshape(shape)
 
 
 def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:

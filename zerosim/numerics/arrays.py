@@ -310,7 +310,7 @@ AnyArray = Any  # np.ndarray, NullArray or cupy.ndarray
 
 
 def is_array(x: Any) -> bool:
-    """True for what the ledger can hold and a collective can send."""
+    """True for what a rank's memory can hold and a collective can send."""
     return on_host(x) or isinstance(x, NullArray) or on_device(x)
 
 
@@ -360,7 +360,7 @@ def base_of(array: AnyArray) -> AnyArray:
     if isinstance(array, NullArray) or on_device(array):
         return array if array.base is None else array.base
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"the ledger holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
+        raise ValueError(f"a memory holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -429,7 +429,7 @@ def checksum(x: AnyArray) -> Any:
     if on_device(x):
         word = min(8, x.dtype.itemsize & -x.dtype.itemsize)
         return x.reshape(-1).view(f"u{word}").sum(dtype=np.dtype(np.uint64))
-    return 0 if isinstance(x, NullArray) else zlib.crc32(_as_bytes(x).data)
+    return 0 if isinstance(x, NullArray) else zlib.crc32(as_bytes(x).data)
 
 
 def same_bytes(a: AnyArray, b: AnyArray) -> bool:
@@ -437,12 +437,12 @@ def same_bytes(a: AnyArray, b: AnyArray) -> bool:
     if isinstance(a, NullArray):
         return True
     if on_device(a):
-        return bool((_as_bytes(a) == _as_bytes(b)).all())
-    one, other = _as_bytes(a), _as_bytes(b)
+        return bool((as_bytes(a) == as_bytes(b)).all())
+    one, other = as_bytes(a), as_bytes(b)
     return all(np.array_equal(one[here], other[here]) for here in spans(one.size))
 
 
-def _as_bytes(x: AnyArray) -> AnyArray:
+def as_bytes(x: AnyArray) -> AnyArray:
     """The array's bytes, (nbytes,) uint8, without a copy."""
     return x.reshape(-1).view(np.uint8)
 

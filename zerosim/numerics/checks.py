@@ -29,12 +29,12 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
 # -- Checks of arrays and numbers --------------------------------------------------------------------------------------
 
 FP32, FP64 = np.dtype(np.float32), np.dtype(np.float64)
-_FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
+FLOATING = frozenset(fmt.dtype for fmt in FORMATS.values()) | {FP64}
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """True if the kernels compute in this type: the formats' array types and float64 (np.floating has not bf16)."""
-    return dtype in _FLOATING
+    return dtype in FLOATING
 
 
 def work_type(*arrays: Array) -> np.dtype[Any]:
@@ -65,8 +65,8 @@ def check_shapes(call: str, **arrays: Array) -> None:
 def check_floating(call: str, **arrays: Array) -> None:
     """Raises ValueError, naming the first array of another type, unless all are of floating point."""
     for name, x in arrays.items():
-        if x.dtype not in _FLOATING:
-            known = ", ".join(sorted(dtype.name for dtype in _FLOATING))
+        if x.dtype not in FLOATING:
+            known = ", ".join(sorted(dtype.name for dtype in FLOATING))
             raise ValueError(f"{call} computes in floating point ({known}), got {name} of type {x.dtype.name}")
 
 

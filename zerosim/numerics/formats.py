@@ -61,6 +61,10 @@ class Format:
     def __str__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied or pickled row is the row itself."""
+        return format_of, (self.name,)
+
 
 def _row(name: str, dtype: npt.DTypeLike, exponent: int, mantissa: int, emin: int, emax: int,
          largest: float, has_infinity: bool = True) -> tuple[str, Format]:  # fmt: skip

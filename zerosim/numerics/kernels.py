@@ -441,7 +441,7 @@ class NumpyKernels(BlockKernels):
 
     @quiet
     def quantized(self, x: Array, fmt: str) -> Array:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `fp8`."""
+        """x as an 8-bit matrix unit sees it, with one scale for all of it: see the function `quantized`."""
         return quantized(x, fmt)
 
     @quiet
@@ -527,7 +527,7 @@ class NullKernels:
     BLOCK = sys.maxsize  # what is never computed is one block, however long
     scratch_nbytes = 0
     xp = NullModule()
-    slack_nbytes = staticmethod(slack_nbytes)  # as for real arrays, so that ledgers agree
+    slack_nbytes = staticmethod(slack_nbytes)  # as for real arrays, so that memories agree
 
     def __init__(self) -> None:
         self._numbers = NumpyKernels()

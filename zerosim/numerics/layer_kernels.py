@@ -353,7 +353,7 @@ def attend(k: BlockKernels, qkv: Array, heads: int, p: Array | None, o: Array) -
         query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
         target = by_head(o, heads, 1)[0, *part]
         wide = k.room_for("o", target, query.dtype)
-        for rows in strips(qkv.shape[1], k.STRIP):
+        for rows in spans(qkv.shape[1], k.STRIP):
             s = _probabilities(k, query, key, rows, None if p is None else p[part], qkv.dtype)
             k.xp.matmul(s, value[:, :, : rows.stop], out=wide[:, :, rows])
         k.settle(wide, target)
@@ -367,7 +367,7 @@ def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array
         (g,) = _by_head(k, "do", do, heads, part, 1)
         target = by_head(dqkv, heads, 3)[:, *part]
         dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
-        for rows in reversed(strips(qkv.shape[1], k.STRIP)):  # the last strip has all columns: others add to it
+        for rows in reversed([*spans(qkv.shape[1], k.STRIP)]):  # the last strip has all columns: others add to it
             past, last = slice(0, rows.stop), rows.stop == qkv.shape[1]
             if again:
                 s = _probabilities(k, query, key, rows, p[part], qkv.dtype)
@@ -425,7 +425,7 @@ def attend_tiled(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Ar
         query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
         target = by_head(o, heads, 1)[0, *part]
         wide = k.room_for("o", target, query.dtype)
-        for rows in strips(qkv.shape[1], k.TILE):
+        for rows in spans(qkv.shape[1], k.TILE):
             _attend_row_of_tiles(k, query, key, value, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
         k.settle(wide, target)
 
@@ -435,7 +435,7 @@ def _attend_row_of_tiles(k: BlockKernels, query: Array, key: Array, value: Array
     sums = k.room("tile sums", o.shape, query.dtype)
     total, top = k.xp.zeros(log_sums.shape, query.dtype), cast(Any, None)
     sums[...] = 0
-    for columns in strips(rows.stop, k.TILE):
+    for columns in spans(rows.stop, k.TILE):
         s = _scores(k, query, key, rows, columns)
         higher = k.row_maxima(s)
         if top is not None:
@@ -462,9 +462,9 @@ def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Arr
         target = by_head(dqkv, heads, 3)[:, *part]
         dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
         wide[...] = 0
-        for rows in strips(qkv.shape[1], k.TILE):
+        for rows in spans(qkv.shape[1], k.TILE):
             dots = k.row_products(g[:, :, rows], wide_o[:, :, rows])
-            for columns in strips(rows.stop, k.TILE):
+            for columns in spans(rows.stop, k.TILE):
                 s = _scores(k, query, key, rows, columns)
                 k.apply(_exponential, [s, PerRow(log_sums[part][:, :, rows])], s, grid=qkv.dtype)
                 _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, columns])
@@ -503,18 +503,13 @@ def _by_head(k: BlockKernels, name: str, x: Array, heads: int, part: Part, parts
     return k.wide(name, by_head(x, heads, parts)[:, *part], work_type(x))
 
 
-def strips(count: int, step: int) -> list[slice]:
-    """The slices that cut so many rows."""
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
-
-
 def _groups(qkv: Array, heads: int, rows: int, elements: int) -> Iterator[Part]:
     """The sequences and heads of qkv (B, T, 3C) that are taken together: whole sequences where they fit."""
     batch, tokens, channels = qkv.shape
     per_head = tokens * max(min(rows, tokens), channels // (3 * heads), 1)
     at_once = max(1, elements // max(1, per_head))
-    for sequences in strips(batch, max(1, at_once // heads)):
-        for some in strips(heads, min(heads, at_once)):
+    for sequences in spans(batch, max(1, at_once // heads)):
+        for some in spans(heads, min(heads, at_once)):
             yield sequences, some
 
 

@@ -108,7 +108,7 @@ class Policy:
         return {"wire": self.wire} | rule
 
     def divisor(self, ranks: int, micro_batches: int, scale: float) -> float:
-        """By what the reduced gradient is divided in fp32: S * N * k, without N where the reduction has averaged."""
+        """The divisor of the reduced gradient, in fp32: S * N * k, without N where the reduction has averaged."""
         return scale * micro_batches * (ranks if self.average == AVERAGES[0] else 1)
 
 

@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zerosim.numerics.arrays import SMALL, Array, Scratch, flat, put_back, row_of, spans
-from zerosim.numerics.checks import check_array
+from zerosim.numerics.checks import check_array, is_floating
 from zerosim.numerics.formats import FORMATS, Format, format_of
-
-_FORMAT_DTYPES = frozenset(fmt.dtype for fmt in FORMATS.values())
 
 Mode = Literal["nearest", "toward_zero", "stochastic"]
 MODES: tuple[Mode, ...] = ("nearest", "toward_zero", "stochastic")
@@ -184,7 +182,7 @@ def _container(x: npt.ArrayLike) -> Array:
     values = np.asarray(x)
     if values.dtype in (np.float32, np.float64):
         return values
-    if values.dtype in _FORMAT_DTYPES:
+    if is_floating(values.dtype):
         return values.astype(np.float32)
     raise ValueError(
         f"round_to was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "

@@ -237,7 +237,8 @@ def require_cut_and_needs(optimizer: Optimizer) -> None:
     needs: Any = getattr(optimizer, "needs", None)
     if cut not in get_args(Cut):
         raise ValueError(f"{name} does not say where its state may be cut, found cut={cut!r}; write one of "
-                         f"{', '.join(map(repr, get_args(Cut)))} into its class, as check_shardable finds it")
+                         f"{', '.join(map(repr, get_args(Cut)))} into its class, 'anywhere' where each element is "
+                         "updated by itself; check_shardable tries what it says")
     if not isinstance(needs, frozenset | set) or not needs <= NEEDS:
         raise ValueError(f"{name} says needs={needs!r}; write a frozenset of {', '.join(sorted(NEEDS))} into its class")
 

@@ -37,7 +37,7 @@ TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and updat
 
 @dataclass(frozen=True, slots=True)
 class ShardedStates:
-    """Which of the three model states are cut among the ranks; what is not lies whole on every rank."""
+    """The three model states, each True where it is cut among the ranks; what is not lies whole on every rank."""
 
     parameters_sharded: bool
     gradients_sharded: bool

@@ -196,18 +196,18 @@ CONVENTIONS: Mapping[str, Convention] = {row.name: row for row in (
     Convention("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman "
                "2024, Machine Learning Engineering: gradients add up in fp32"),
     Convention("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
-            "parameters, fp32 gradients (2024)", (0, 1)),
+               "parameters, fp32 gradients (2024)", (0, 1)),
     Convention("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
-            "parameters, fp16 gradients (2024)", (0, 1)),
+               "parameters, fp16 gradients (2024)", (0, 1)),
     Convention("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)",
                (2,)),
     Convention("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
-            whole_layer=4),
+               whole_layer=4),
     Convention("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
     Convention("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 "
                "parameters, fp32 gradients (2024)", (0, 1), master_is_parameter=True),
     Convention("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
-            "moments", (3,)),
+               "moments", (3,)),
 )}
 
 
@@ -224,9 +224,9 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
         return convention
     if isinstance(convention, Policy):
         return Convention("zerosim", convention.compute_dtype.itemsize, convention.accumulate_dtype.itemsize, 0,
-                       convention.master_dtype.itemsize, "the bytes that the engine holds",
-                       master_is_parameter=convention.compute_dtype == convention.master_dtype,
-                       state_itemsize=convention.state_dtype.itemsize)
+                          convention.master_dtype.itemsize, "the bytes that the engine holds",
+                          master_is_parameter=convention.compute_dtype == convention.master_dtype,
+                          state_itemsize=convention.state_dtype.itemsize)
     if str(convention) not in CONVENTIONS:
         raise ValueError(f"no accounting convention is called {convention!r}; there are {', '.join(CONVENTIONS)}, "
                          "and zerosim, the engine's own, which is that of a Policy"

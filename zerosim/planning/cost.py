@@ -226,7 +226,7 @@ def break_even(one: Curve, other: Curve) -> tuple[BreakEven, ...]:
 
 
 def faster_at(one: Curve, other: Curve, nbytes: int | Fraction) -> int | None:
-    """Which of two curves is the lower one at n bytes: 0 for the first, 1 for the second, None for neither."""
+    """The lower of two curves at n bytes: 0 for the first, 1 for the second, None for neither."""
     seconds = [of.at(nbytes).seconds(Fraction(nbytes)) for of in (one, other)]
     return None if seconds[0] == seconds[1] else seconds.index(min(seconds))
 

@@ -231,7 +231,7 @@ class Hardware:
 def presets() -> Hardware:
     """The devices and links that come along, each number with its source."""
     text = files("zerosim.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return parse(text, "presets.toml")
+    return parse(text, "hardware.toml")
 
 
 def read(path: str | Path) -> Hardware:
@@ -332,11 +332,6 @@ class Overhead:
     least_nbytes: int
     most_nbytes: int
     source: str
-
-    @property
-    def middle_nbytes(self) -> int:
-        """Half-way between the two."""
-        return (self.least_nbytes + self.most_nbytes) // 2
 
 
 # Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are

@@ -42,7 +42,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which messages a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
+    """The messages that a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
 
     ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
     """

@@ -117,7 +117,7 @@ class Transformer:
         return self.key_value_heads * self.head_channels
 
     def block(self, batch: int, tokens: int, itemsize: int = 2) -> Block:
-        """One block and the batch that it sees, for `planning.activations` and `planning.model_flops`.
+        """One block and the batch that it sees, for `planning.activations` and `planning.flops`.
 
         Raises ValueError for counts below one, and for a model of encoder and decoder, whose blocks differ.
         """

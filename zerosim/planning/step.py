@@ -342,8 +342,7 @@ class TransientSnapshot(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TransientMemory:
     """The most bytes at one moment: of gathered parameters, of gradients on their way, of collectives' buffers, of the
-    latter two together. ``snapshots`` are
-    those that can be the fullest of all."""
+    latter two together. ``snapshots`` are those that can be the fullest of all."""
 
     gathered_nbytes: int
     gradients_nbytes: int

@@ -1,16 +1,16 @@
-"""Ranks, the collectives between them, and the ledgers of what they hold and send."""
+"""Ranks, the collectives between them, and the record of what they hold and send."""
 
 from zerosim.ranks.cluster import Cluster, NullCluster, Results, Run
 from zerosim.ranks.errors import (
-           AsymmetryError,
-           BackendError,
-           DeadlockError,
-           MismatchError,
-           OutOfMemoryError,
-           PendingWorkError,
-           RankStopped,
-           RankUseError,
-           RemoteError,
+    AsymmetryError,
+    BackendError,
+    DeadlockError,
+    MismatchError,
+    OutOfMemoryError,
+    PendingWorkError,
+    RankStopped,
+    RankUseError,
+    RemoteError,
 )
 from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory

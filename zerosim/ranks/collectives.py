@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import did_you_mean
-from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.numerics.checks import FLOATING, did_you_mean
+from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import AVERAGES, OPS, Array, Call, PendingCall, ceil_cut, chunk_lengths
 
 
@@ -539,9 +539,6 @@ def row_of(call: Call) -> Algorithm:
 
 # -- Checks of a call's options: what was asked, what was found, what to do ------------------------------------------
 
-FLOATS = frozenset(f.dtype for f in FORMATS.values()) | {np.dtype(np.float64)}
-
-
 def checked_options(call: Call, row: Algorithm, *, library: str | None, wire: str | None,
                     accumulate: str | None) -> Call:
     """The call with its options in full: the default rule of a mean, the dtypes of ``wire=`` and ``accumulate=``.
@@ -569,15 +566,15 @@ def _check_reduction(call: Call) -> None:
         raise ValueError(f"no reduction op={call.op!r}; choose one of {', '.join(OPS)}")
     if call.average is not None and call.op != "mean":
         raise ValueError(f"average={call.average!r} says how to take a mean, but op={call.op!r}; pass op='mean'")
-    if call.dtype.kind not in "iu" and call.dtype not in FLOATS:
+    if call.dtype.kind not in "iu" and call.dtype not in FLOATING:
         raise ValueError(f"{call.dtype} cannot be reduced; cast to an integer or a float first")
-    if call.op == "mean" and call.dtype not in FLOATS:
+    if call.op == "mean" and call.dtype not in FLOATING:
         raise ValueError(f"op='mean' of {call.dtype} would need rounding rules that integers do not have; "
                          "sum, or cast to a float")
 
 
 def _check_rounding(call: Call, row: Algorithm, wire: str | None, accumulate: str | None) -> None:
-    if call.dtype not in FLOATS or call.op not in ("sum", "mean"):
+    if call.dtype not in FLOATING or call.op not in ("sum", "mean"):
         raise ValueError(f"wire= and accumulate= are about rounding sums of floats; found op={call.op!r} of "
                          f"{call.dtype}")
     if wire and not row.wire:

@@ -499,7 +499,7 @@ class Hub(Backend):
         self.waiting = [None] * len(self.waiting)
 
     def release(self, error: BaseException) -> None:
-        """After a failure: names the ranks in notes, and clears what the error's frames would keep in the ledgers."""
+        """After a failure: names the ranks in notes, and clears what the error's frames would keep in memory."""
         if self.failure is not None and self.failure[1] is error:
             error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:

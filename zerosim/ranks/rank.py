@@ -177,8 +177,8 @@ class Work:
 
 def _check_same(title: str, where: str, before: Any, after: Any) -> None:
     if int(before) != int(after):
-        raise PendingWorkError(f"the input of {title}, issued at {where}, was changed before wait(); it is only "
-                               "borrowed until then: wait first, or hand over a copy")
+        raise PendingWorkError(f"the input of {title}, issued at {where}, was changed before wait(); it is "
+                               "still read until then: wait first, or hand over a copy")
 
 
 class Rank:

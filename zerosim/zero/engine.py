@@ -22,7 +22,7 @@ import numpy as np
 from zerosim.models.layers import Context, draw_for
 from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
-from zerosim.numerics.checks import did_you_mean, is_count, is_number
+from zerosim.numerics.checks import FP32, did_you_mean, is_count, is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
@@ -35,7 +35,6 @@ from zerosim.zero.placements import Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import FactorObserver, Factors, Schedule, StepResult, Update
 
-FP32 = np.dtype(np.float32)
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -128,6 +127,9 @@ class Engine(Shown):
         A step that raises leaves no gradients behind: the next one begins anew.
         """
         batches = _checked_batches(batches)
+        if self.gradients.micro_batch:
+            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
+                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for x, target in batches:

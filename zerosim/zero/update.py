@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import spans
-from zerosim.numerics.checks import is_number
+from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.optim.base import UpdateContext
 from zerosim.ranks.rank import Rank
@@ -30,7 +30,6 @@ from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
 
-FP32 = np.dtype(np.float32)
 Schedule = Callable[[int], float]
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
 

@@ -76,7 +76,7 @@ class CuPyCluster(Cluster):
     CuPy. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of matrices and sums along
     rows are the library's, within the bounds that `backends.cupy.kernels` states. All ranks' bytes lie in CuPy's pool;
     ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some bytes that travel on the host are in
-    the ledgers too, as on a Cluster, and at rest there are none.
+    the memories too, as on a Cluster, and at rest there are none.
     """
 
     def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,

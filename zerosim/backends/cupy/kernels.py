@@ -578,7 +578,7 @@ class CupyKernels(NumpyKernels):
                          Rest=x.dtype, To=out.dtype, Work=work)
 
     def quantized(self, x: Any, fmt: str) -> Any:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `fp8`."""
+        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `kernels.quantized`."""
         values = self.empty(x.shape, np.float32)
         self.apply(_finite_magnitude, [x], values, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.

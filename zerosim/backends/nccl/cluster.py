@@ -26,7 +26,6 @@ from zerosim.backends.nccl.collectives import (
 )
 from zerosim.backends.processes.notes import Channel
 from zerosim.backends.processes.transport import ProcessBackend, ProcessCluster, Request
-from zerosim.numerics.arrays import words
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster
@@ -256,7 +255,7 @@ class NCCLPointToPoint:
 
     def _uploaded(self, x: np.ndarray) -> Any:
         with self._streams.communicating():
-            return self._streams.kernels.xp.asarray(words(x)).view(x.dtype)
+            return self._streams.kernels.uploaded(x)
 
     def _like(self, x: np.ndarray) -> Any:
         with self._streams.communicating():

@@ -332,7 +332,7 @@ def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> 
 
 
 def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
-    """Why a process that knows the key is refused where ``here`` ranks are expected; None where it is not."""
+    """The reason to refuse a process that knows the key, where ``here`` ranks are expected; None for none."""
     if ranks != here:
         return f"rank {index} was started as one of {ranks} ranks, and rank 0 as one of {here}"
     if not 0 < index < ranks:

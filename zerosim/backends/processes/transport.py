@@ -61,7 +61,7 @@ class PointToPoint(Protocol):
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def idle(self) -> bool:
-        """When all ranks' programs have returned: True when all that they asked for is done; raises what went wrong."""
+        """True when all that the ranks asked for is done, once their programs have returned; raises what went wrong."""
 
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of this rank's is under way."""
@@ -108,7 +108,7 @@ class ProcessBackend(Backend):
 
     @property
     def library(self) -> str | None:
-        """Whose own collectives ``native`` asks for."""
+        """The library whose own collectives ``native`` asks for."""
         return self.point_to_point.library
 
     # -- called by the program's rank -----------------------------------------------------------------------------
@@ -344,8 +344,6 @@ class ProcessBackend(Backend):
 # Legend: N ranks.
 
 
-
-
 class OwnResult(Results):
     """The result of this process' rank, at that rank's index; the others' are in other processes."""
 
@@ -423,7 +421,7 @@ class ProcessCluster(Cluster):
             raise ValueError("stepping through a run shows all ranks between two hops, but the others of this one are "
                              "in other processes; step through the same program on zs.Cluster(ranks)")
         return ProcessBackend(self._channel, self._point_to_point(), options.interrupts, debug=self.debug,
-                                timeout_seconds=self.timeout_seconds)
+                              timeout_seconds=self.timeout_seconds)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return OwnResult(self.index, self._channel.size, values[0])
