@@ -23,7 +23,7 @@ SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4,
 
 def setting(shape: tuple[int, int, int, int], dtype: str = "fp32",
             layers: int = 3) -> tuple[Run, activations.Block, np.ndarray]:
-    """A model of so many blocks, the block in pencil, and the input of the first block (B, T, C)."""
+    """A model of so many blocks, the block as the estimate has it, and the input of the first block (B, T, C)."""
     batch, tokens, channels, heads = shape
     run = run_of(GPT(GPTConfig(layers, channels, heads, tokens, vocabulary=5)), dtype, scatter=0.2)
     x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
@@ -195,16 +195,16 @@ def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype,
 @pytest.mark.parametrize(("row", "shape", "dropout"), covering(
     product(POLICIES, [("sub_block", 1), ("block", 2), (2, 4)]), [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)],
     [0.0, 0.1]), ids=str)
-def test_the_moments_of_a_step_are_those_in_pencil(row, shape, dropout):
+def test_the_moments_of_a_step_are_those_of_the_estimate(row, shape, dropout):
     policy, (units, parts) = row
     batch, tokens, channels, heads = shape
     config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
     run = run_of(GPT(config, units=units), "bf16")
     run.gradients(*batch_of(run.model, batch), policy)
     block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
-    pencil = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
+    moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
-               moment.nbytes.get("activation_gradient", 0)) for moment in pencil]
+               moment.nbytes.get("activation_gradient", 0)) for moment in moments]
     seen = iter(run.counting.moments)
     assert all(moment in seen for moment in wanted)  # one after the other: `in` goes on where it has stopped
     assert max(map(sum, wanted)) == max(map(sum, run.counting.moments))
@@ -215,9 +215,9 @@ def test_logits_in_fp32_are_moments_of_their_own_size():
     run = run_of(GPT("gpt-nano"), "bf16")
     run.ctx = replace(run.ctx, policy=policy.Policy("bf16", output="fp32"))
     run.gradients(*batch_of(run.model))
-    pencil = activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
-    assert max(moment.total_nbytes for moment in pencil) == max(map(sum, run.counting.moments))
-    (back,) = (moment for moment in pencil if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
+    moments = activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
+    assert max(moment.total_nbytes for moment in moments) == max(map(sum, run.counting.moments))
+    (back,) = (moment for moment in moments if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)
 
 

@@ -157,10 +157,10 @@ def test_each_block_more_keeps_what_the_closed_form_says_between_forward_and_bac
 
 
 @pytest.mark.parametrize(("policy", "stage"), covering(POLICIES, zs.STAGES))
-def test_the_peak_of_activations_and_their_gradients_is_pencils_under_every_stage(policy, stage):
-    pencil = activations.snapshots(BLOCK, LAYERS, VOCABULARY, policy)
+def test_the_peak_of_activations_and_their_gradients_is_the_estimates_under_every_stage(policy, stage):
+    moments = activations.snapshots(BLOCK, LAYERS, VOCABULARY, policy)
     for memory in stepped(gpt(), stage=stage, recompute=policy).memory:
-        assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in pencil)
+        assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in moments)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

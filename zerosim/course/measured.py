@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from zerosim.display.views import words
 from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
@@ -203,7 +204,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
                               optimizer=config.optimizer)
-    lines = [Compared(f"{kind.replace('_', ' ')} at rest", predicted.get(kind, 0), resting.get(kind, 0))
+    lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (

@@ -7,7 +7,7 @@ pyplot's state, and no setting of the reader's changes a picture. Matplotlib is 
 import html
 import io
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +162,17 @@ def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
     """The color of a kind of memory, and hatching where it lives only during a step."""
     hatch = "" if kind in RESTING_KINDS else "////"
     return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": linewidth, "hatch": hatch}
+
+
+def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]],
+          looks: Callable[[str], dict[str, Any]]) -> list[float]:
+    """Areas by kind, one on the other, each value from its x to the next; returns the upper edge."""
+    low = [0.0] * len(x)
+    for kind, column in columns.items():
+        high = [a + b for a, b in zip(low, column, strict=True)]
+        axes.fill_between(x, low, high, step="post", **looks(kind))
+        low = high
+    return low
 
 
 def scale_of(nbytes: int) -> tuple[float, str]:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, stack, within_limits
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS
+from zerosim.display.views import words
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.trace import Held, Row, SpanBegin, SpanEnd
 
@@ -91,21 +92,19 @@ def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
     with _page(style, title, f"At most {peak:,} bytes, {final:,} at the end. Hatched: kinds that live only during a "
                "step.", list(data.nbytes)) as (figure, axes):
         unit, name = scale_of(max(peak, 1))
-        low, changes = [0.0] * len(data.totals), range(len(data.totals))
-        for kind, column in data.nbytes.items():
-            high = [a + nbytes / unit for a, nbytes in zip(low, column, strict=True)]
-            axes.fill_between(changes, low, high, step="post", **look(kind, style))
-            low = high
+        changes = len(data.totals) - 1
+        stack(axes, range(changes + 1), {kind: [nbytes / unit for nbytes in column]
+                                         for kind, column in data.nbytes.items()}, lambda kind: look(kind, style))
         _capacity(axes, data.capacity_nbytes, peak, unit, style)
-        axes.set_xlim(0, max(1, len(low) - 1))
+        axes.set_xlim(0, max(1, changes))
         axes.set_ylim(0, None)
         _strip(axes, data.phases, style)
         within_limits(axes)
         axes.set_xlabel("changes of the ledger, in the program's order (changes)")
         axes.set_ylabel(f"held ({name})")
         axes.grid(axis="y")
-    kinds = "; ".join(f"{kind.replace('_', ' ')} at most {max(column):,}" for kind, column in data.nbytes.items())
-    return Drawing("ledger", title, f"Stacked areas of bytes by kind over {len(low) - 1:,} changes of the ledger: at "
+    kinds = "; ".join(f"{words(kind)} at most {max(column):,}" for kind, column in data.nbytes.items())
+    return Drawing("ledger", title, f"Stacked areas of bytes by kind over {changes:,} changes of the ledger: at "
                    f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
 
 
@@ -159,7 +158,7 @@ def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iter
         axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
                                 1 - (2.05 + 0.27 * rows) / height))
         heading(figure, title, subtitle, style, below=0.76)
-        figure.legend([Patch(**look(kind, style)) for kind in kinds], [kind.replace("_", " ") for kind in kinds],
+        figure.legend([Patch(**look(kind, style)) for kind in kinds], [words(kind) for kind in kinds],
                       loc="lower center", ncols=4, columnspacing=1.6)
         yield figure, axes
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zerosim.display.notebook import table_html
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
-from zerosim.display.views import Table
+from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
@@ -378,13 +378,13 @@ def _axis(total: float) -> str:
 def _memory(data: ReportData) -> str:
     top = max(rank.peak_nbytes for rank in data.ranks)
     keys = "".join(f'<li><span class="key tall" style="background:{KIND_COLORS.get(kind, "#888888")}"></span>'
-                   f"{escape(kind.replace('_', ' '))}</li>" for kind in data.kinds)
+                   f"{escape(words(kind))}</li>" for kind in data.kinds)
     fullest = max(data.ranks, key=lambda rank: rank.peak_nbytes).rank
     curves = "".join(
         f'<details{" open" if rank.rank == fullest else ""}><summary>rank {rank.rank}: at most {rank.peak_nbytes:,} '
         f"bytes</summary>{curve_html(rank, data.kinds, data.step_microseconds, top)}"
         f'<div class="under">{_axis(data.step_microseconds)}</div></details>' for rank in data.ranks)
-    rows = tuple((kind.replace("_", " "), *(f"{rank.peak_nbytes_by_kind.get(kind, 0):,}" for rank in data.ranks))
+    rows = tuple((words(kind), *(f"{rank.peak_nbytes_by_kind.get(kind, 0):,}" for rank in data.ranks))
                  for kind in data.kinds)
     total = ("all", *(f"{rank.peak_nbytes:,}" for rank in data.ranks))
     table = Table("Held at each rank's fullest instant (bytes)",
@@ -420,7 +420,7 @@ def _areas(rank: RankReport, kinds: Sequence[str], total: float, top: int) -> st
         high = [below + column[at] for below, at in zip(low, shown, strict=True)]
         if any(a != b for a, b in zip(low, high, strict=True)):
             found.append(f'<path fill="{KIND_COLORS.get(kind, "#888888")}" d="{_path(seconds, shown, low, high, top)}">'
-                         f"<title>{kind.replace('_', ' ')}</title></path>")
+                         f"<title>{words(kind)}</title></path>")
         low = high
     return "".join(found)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, in_inches, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, in_inches, scale_of, stack, within_limits
 from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.ranks.hub import expand
@@ -106,12 +106,10 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
 def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
     curves = data.by_purpose(data.busiest)
     unit, name = scale_of(max(1, sum(curve[-1] for curve in curves.values())))
-    low = [0.0] * (len(data.whats[data.busiest]) + 1)
-    for purpose, curve in curves.items():
-        high = [a + nbytes / unit for a, nbytes in zip(low, curve, strict=True)]
-        axes.fill_between(range(len(low)), low, high, step="post", facecolor=PURPOSE_COLORS[purpose], linewidth=0)
-        low = high
-    axes.set_ylim(0, max(low[-1] * 1.05, 1e-9))
+    top = stack(axes, range(len(data.whats[data.busiest]) + 1), {
+        purpose: [nbytes / unit for nbytes in curve] for purpose, curve in curves.items()},
+        lambda purpose: {"facecolor": PURPOSE_COLORS[purpose], "linewidth": 0})
+    axes.set_ylim(0, max(top[-1] * 1.05, 1e-9))
     axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
     axes.set_xlabel("what a rank did, in its order (events)")
     axes.grid(axis="y")

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from zerosim.course.training import Comparison
 from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, heading, within_limits
 from zerosim.display.style import KIND_COLORS, rank_color
+from zerosim.display.views import words
 from zerosim.numerics.units import counted
 from zerosim.ranks.memory import RESTING_KINDS
 
@@ -126,7 +127,7 @@ def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], .
         for kind in present:
             hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
             axes.bar(place, stack.get(kind, 0) / MEGA, 0.62, bottom=low, facecolor=colors[kind], hatch=hatch,
-                     edgecolor=style.background, linewidth=0.6, label=kind.replace("_", " ") if not place else None)
+                     edgecolor=style.background, linewidth=0.6, label=words(kind) if not place else None)
             low += stack.get(kind, 0) / MEGA
         axes.annotate(f"{low:.3g}", (place, low), (0, 4), textcoords="offset points", ha="center")
     long = max(map(len, data.labels)) * len(data.labels) > LETTERS

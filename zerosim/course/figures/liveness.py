@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from zerosim.course.figures.timeline import STEP, Replayed, replayed, step_traces
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, stack, within_limits
 from zerosim.display.report import MACHINE
 from zerosim.display.style import PHASE_COLORS
 from zerosim.planning.recording import record
@@ -94,12 +94,9 @@ def _panel(axes: Axes, life: Life, top: float, style: Style) -> None:
     ends = (*life.microseconds[1:], life.step_microseconds)
     shown = [at for at, (now, end) in enumerate(zip(life.microseconds, ends, strict=True)) if end > now]
     times = [life.microseconds[at] for at in shown] + [life.step_microseconds]
-    low = [0.0] * len(times)
-    for kind, column in life.held.items():
-        held = [column[at] for at in shown]
-        high = [a + b for a, b in zip(low, [*held, held[-1]], strict=True)]
-        axes.fill_between(times, low, high, step="post", **look(kind, style))
-        low = high
+    at_ends = [*shown, shown[-1]]
+    stack(axes, times, {kind: [column[at] for at in at_ends] for kind, column in life.held.items()},
+          lambda kind: look(kind, style))
     for phase, start, end in life.phases:
         axes.broken_barh([(start, end - start)], (top * 0.93, top * 0.05), facecolor=PHASE_COLORS[phase])
         axes.text((start + end) / 2, top * 0.915, phase, ha="center", va="top", fontsize=11)

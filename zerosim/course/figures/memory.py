@@ -11,7 +11,9 @@ from typing import Any
 from zerosim.course.measured import MeasuredStep, measured_step
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
 from zerosim.display.style import KIND_COLORS
+from zerosim.display.views import words
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import counted
 from zerosim.optim.elementwise import Adam
 from zerosim.zero.placements import STAGES
 
@@ -104,7 +106,7 @@ def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
         axes.plot(place - BAR_OFFSET - 0.26, stage.formula_value, color=style.ink, **MARKER)
         axes.text(place, -0.085, f"stage {stage.stage}\n{stage.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
-    axes.set_title(f"N = {_ranks(ranks)}", fontweight="bold")
+    axes.set_title(f"N = {counted(ranks, 'rank')}", fontweight="bold")
     axes.set_ylim(0, 1.08 * max(sum(held.values()) for b in data.bars for held in (b.resting, b.peak)))
     axes.set_xlim(-0.62, len(bars) - 0.4)
     axes.grid(axis="y")
@@ -130,7 +132,7 @@ def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
 
     marker = Line2D([], [], color=style.ink, **MARKER)
     return ([Patch(**look(kind, style, 0.6)) for kind in data.kinds] + [marker],
-            [kind.replace("_", " ") for kind in data.kinds] + ["formula for what rests"])
+            [words(kind) for kind in data.kinds] + ["formula for what rests"])
 
 
 def _description(data: MemoryData) -> str:
@@ -139,13 +141,8 @@ def _description(data: MemoryData) -> str:
     for ranks in data.worlds:
         bars = [f"stage {b.stage} rests at {sum(b.resting.values()):.3g} (by formula {b.formula}) and "
                 f"peaks at {sum(b.peak.values()):.3g}" for b in data.of_world(ranks)]
-        sentences.append(f"On {_ranks(ranks)}: {'; '.join(bars)}.")
+        sentences.append(f"On {counted(ranks, 'rank')}: {'; '.join(bars)}.")
     last = data.bars[-1]
-    parts = ", ".join(f"{kind.replace('_', ' ')} {last.peak[kind]:.3g}" for kind in data.kinds if last.peak.get(kind))
-    sentences.append(f"At its peak on {_ranks(last.ranks)} stage {last.stage} holds {parts}.")
+    parts = ", ".join(f"{words(kind)} {last.peak[kind]:.3g}" for kind in data.kinds if last.peak.get(kind))
+    sentences.append(f"At its peak on {counted(last.ranks, 'rank')} stage {last.stage} holds {parts}.")
     return " ".join(sentences)
-
-
-def _ranks(count: int) -> str:
-    """1 rank, 4 ranks."""
-    return f"{count} rank" + "s" * (count != 1)

@@ -12,6 +12,7 @@ from typing import Any
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
 from zerosim.display.report import MACHINE
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
+from zerosim.display.views import words
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
@@ -231,7 +232,7 @@ def _legend(data: TimelineData, style: Style) -> tuple[list[Any], list[str]]:
     patches = [Patch(facecolor=_color(what)) for what in whats] + [Patch(**_waiting(style))]
     return (patches + [Patch(**look(kind, style)) for kind in data.kinds],
             [WORDS.get(what, what) for what in whats] + ["waiting"]
-            + [f"held: {kind.replace('_', ' ')}" for kind in data.kinds])
+            + [f"held: {words(kind)}" for kind in data.kinds])
 
 
 def _description(data: TimelineData) -> str:
