@@ -8,7 +8,7 @@ import pytest
 from tests.course.puzzles.answers import refusal
 from zerosim.course.puzzles import PUZZLES, solutions
 
-LENT_NOTHING = ("broadcast", "zero2", "overlap")  # no array that may not be changed
+WRITES_ALL = ("broadcast", "zero2", "overlap")  # no array that may not be changed
 
 
 def copied(value):
@@ -18,13 +18,13 @@ def copied(value):
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def changes_what_it_is_lent(name, rank, *given):
+def changes_what_it_reads(name, rank, *given):
     found = solutions.SOLUTIONS[name](rank, *given)
-    if name not in LENT_NOTHING:
-        lent = next(array for parameter, value in zip(PUZZLES[name].parameters, given, strict=True)
+    if name not in WRITES_ALL:
+        given_array = next(array for parameter, value in zip(PUZZLES[name].parameters, given, strict=True)
                     for array in [value[0] if isinstance(value, list) else value]
                     if parameter not in PUZZLES[name].changes and isinstance(array, np.ndarray))
-        lent += 1
+        given_array += 1
     return copied(found)
 
 
@@ -68,7 +68,7 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
     waits_on_rank_0: r"On N=2 \(.*(no rank can go on: rank 0: in recv\(\(1,\), float64\) from rank 1 at "
                      r"test_wrong_everywhere\.py:|float32\) to rank 0, which expects \(\(1,\), float64\); both sides)",
     leaves_early_on_rank_0: r"On N=3 \(.* no rank can go on: ",
-    changes_what_it_is_lent: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
+    changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
                              r"rank\.memory\.alloc\(\)\.$",
     returns_what_no_ledger_knows: UNKNOWN,
     fails_on_rank_2: r"^On N=3 \(.*rank 2 raised OSError in line \d+ of fails_on_rank_2: the disk is full\.$",
@@ -79,7 +79,7 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
 def test_what_is_wrong_anywhere_is_refused_in_every_puzzle(name):
     first = re.escape(f"On N=1 ({PUZZLES[name].cases()[0].title}) rank 0")
     for answer, words in EVERYWHERE.items():
-        if answer is changes_what_it_is_lent and name in LENT_NOTHING:
+        if answer is changes_what_it_reads and name in WRITES_ALL:
             words = UNKNOWN
         if answer is returns_what_no_ledger_knows and not PUZZLES[name].audit_length:
             continue  # one number is too small to stand out
