@@ -523,5 +523,5 @@ def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
 def test_one_block_of_probabilities_is_left_where_blocks_run_again():
     sizes = {"batch": 2, "tokens": 8, "channels": 12, "heads": 3}
     for policy, alive in (("none", 5), ("block", 1), ("segment(2)", 2), ("selective", 1), ("tiled", 0)):
-        found = published_runs.run_of_blocks(5, policy, **sizes)
+        found = published_runs.blocks(5, policy, **sizes)
         assert found.probabilities_nbytes == alive * 2 * 2 * 3 * 8 * 8, policy
