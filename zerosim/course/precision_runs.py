@@ -41,7 +41,7 @@ class SmallTask:
 
 
 @dataclass(slots=True)
-class Course:
+class History:
     """The course of a training on one rank, by step: its loss, S, whether the step was skipped, and whether the rank's
     own gradients were finite.
 
@@ -58,31 +58,31 @@ class Course:
     moved_share: float = 0.0
 
 
-def trained(task: SmallTask, policy: Policy, steps: int, ranks: int) -> list[Course]:
+def trained(task: SmallTask, policy: Policy, steps: int, ranks: int) -> list[History]:
     """Trains through the engine; the course of each rank."""
     return list(Cluster(ranks).run(_program, task, policy, steps))
 
 
-def _program(rank: Rank, task: SmallTask, policy: Policy, steps: int) -> Course:
-    engine, course = Engine(rank, task.network(), task.optimizer, stage=1, policy=policy), Course()
+def _program(rank: Rank, task: SmallTask, policy: Policy, steps: int) -> History:
+    engine, history = Engine(rank, task.network(), task.optimizer, stage=1, policy=policy), History()
     for step in range(steps):
         tape = engine.forward(*task.batch(step, rank.index))
         engine.backward(tape)
-        course.finite.append(rank.kernels.all_finite(engine.param_group.gradient))
+        history.finite.append(rank.kernels.all_finite(engine.param_group.gradient))
         engine.reduce()
         before = _bits(engine.param_group.master)
         try:
             result = engine.update([tape.loss])
         except LossScaleExhausted:
-            course.gave_up = step + 1
+            history.gave_up = step + 1
             break
         engine.all_gather_parameters()
-        course.losses.append(tape.loss)
-        course.scales.append(result.scale)
-        course.skipped.append(result.skipped)
-        course.moved_share = float(np.mean(_bits(engine.param_group.master) != before))
-    course.scale = engine.loss_scale.scale
-    return course
+        history.losses.append(tape.loss)
+        history.scales.append(result.scale)
+        history.skipped.append(result.skipped)
+        history.moved_share = float(np.mean(_bits(engine.param_group.master) != before))
+    history.scale = engine.loss_scale.scale
+    return history
 
 
 def _bits(weights: Array) -> np.ndarray:
@@ -160,9 +160,9 @@ def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
 def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
     """Trains on two ranks, with one of SCALINGS; the losses are rank 0's."""
     task = SmallTask(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit))
-    course = trained(task, Policy(fmt, loss_scale=SCALINGS[scaling]), steps, RANKS)[0]
-    return Trial(unit, fmt, scaling, steps, sum(course.skipped), course.losses[0] / unit**2,
-                 course.losses[-1] / unit**2, course.scale, course.gave_up)
+    history = trained(task, Policy(fmt, loss_scale=SCALINGS[scaling]), steps, RANKS)[0]
+    return Trial(unit, fmt, scaling, steps, sum(history.skipped), history.losses[0] / unit**2,
+                 history.losses[-1] / unit**2, history.scale, history.gave_up)
 
 
 def largest_values(fmt: str) -> Iterator[LargestValue]:
@@ -227,8 +227,8 @@ def format_run(policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0,
     """Trains with Adam, on data of its own on every rank."""
     adam = Adam(lr, epsilon=EPSILON * unit**2)
     found = trained(SmallTask(format_run_network, adam, partial(samples, unit=unit)), policy, steps, ranks)
-    losses = tuple(sum(losses) / ranks / unit**2 for losses in zip(*(course.losses for course in found), strict=True))
-    overflowed = tuple(tuple(rank for rank, course in enumerate(found) if not course.finite[step])
+    losses = tuple(sum(losses) / ranks / unit**2 for losses in zip(*(history.losses for history in found), strict=True))
+    overflowed = tuple(tuple(rank for rank, history in enumerate(found) if not history.finite[step])
                        for step in range(steps))
     return FormatRun(policy, ranks, unit, losses, tuple(found[0].scales), tuple(found[0].skipped), overflowed)
 
@@ -289,9 +289,9 @@ def rested(policy: Policy, steps: int) -> Rested:
     """Trains with Adam, at least one round of the data."""
     if steps < BATCHES:
         raise ValueError(f"asked for {steps} steps; one round of the data takes {BATCHES}, so ask for that or more")
-    (course,) = trained(SmallTask(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples), policy, steps, 1)
+    (history,) = trained(SmallTask(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples), policy, steps, 1)
     starts = (0, (steps - BATCHES) // 2, steps - BATCHES)
     with np.errstate(all="ignore"):  # a mean of infinities is one
-        first, middle, last = (float(np.mean(course.losses[start:start + BATCHES])) for start in starts)
-    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(course.skipped), first, middle,
-                  last, course.moved_share)
+        first, middle, last = (float(np.mean(history.losses[start:start + BATCHES])) for start in starts)
+    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(history.skipped), first,
+                  middle, last, history.moved_share)

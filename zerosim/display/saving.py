@@ -1,6 +1,7 @@
 """A cluster's last run as a file, in the one form that recordings have.
 
-Recordings belong to planning: clusters are taken here as they come, and nothing of `ranks` is imported.
+Recordings belong to planning, which knows no clusters, and a cluster may ask `display` alone, inside a method: so what
+saves a cluster's run stands here.
 """
 
 from collections.abc import Iterable
