@@ -263,22 +263,9 @@ def test_drawings_are_the_same_bytes_again_replace_each_other_whole_or_leave_wha
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_options_that_cannot_be_are_refused_before_anything_runs():
-    for settings, text in [
-            ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"ranks": 0}, "ranks=0 must be"),
-            ({"sample_tokens": -1}, "sample_tokens=-1 must be a whole number, 0 or more"),
-            ({"batch": 1.5}, "batch=1.5 must be a whole number, 1 or more"),
-            ({"model": "gpt-nano", "ranks": 7000}, "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one "
-                                                   "for each rank; take fewer ranks, or a larger model"),
-            ({"ranks": 1025}, "ranks=1,025: all of them train in this process, one after the other; take at most 1,0"),
-            ({"model": "gpt-mikro"}, "did you mean 'gpt-micro'"), ({"stage": 4}, "ZeRO has the stages 0, 1, 2, 3, fou"),
-            ({"optimizer": "adamm"}, "no optimizer is called 'adamm'; choose one of .*adamw.*; did you mean 'adam'"),
-            ({"lr": 0.0}, "lr=0.0 must be a positive number"), ({"lr": float("nan")}, "lr=nan must be"),
-            ({"compute": "fp61"}, "no number format is named 'fp61'"), ({"recompute": "some"}, "recompute='some' name"),
-            ({"layout": "units"}, "no layout is called 'units'"),
-            ({"loss_scale": "big"}, "loss_scale='big' is neither a positive number nor 'dynamic'"),
-            ({"loss_scale": "-1"}, "loss_scale='-1' is neither")]:
-        assert_refused(lambda settings=settings: Options(**settings), text)
+def test_a_number_of_rows_that_is_no_whole_number_is_refused():
+    """What the command line can ask is refused there: `test_commands`."""
+    assert_refused(lambda: Options(batch=1.5), "batch=1.5 must be a whole number, 1 or more")
 
 
 def test_what_only_an_engine_knows_is_refused_without_a_step():

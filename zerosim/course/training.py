@@ -328,7 +328,7 @@ def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
 
 
 def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: Heard | None) -> _OfRank:
-    """One rank: its steps, then what the run came to."""
+    """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
@@ -481,7 +481,7 @@ def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None =
 
 def compare(options: Options, corpus: Corpus, over: str = "stage", values: Sequence[Any] | None = None,
             begun: Callable[[str], None] | None = None, heard: Heard | None = None) -> Comparison:
-    """Trains once for each value of one option; ``begun`` hears which, ``heard`` every step.
+    """Trains once for each value of one option; ``begun`` is called with each run's name, ``heard`` with each step.
 
     Raises what `wanted` and `train` raise; all that can be checked, before the first run.
     """

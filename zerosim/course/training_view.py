@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TrainingBar:
-    """A bar that hears of every step: loss, tokens per second, loss scale, and the most that rank 0 has held in it."""
+    """A progress bar, with loss, tokens per second, loss scale and rank 0's peak bytes of the latest step."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -46,7 +46,7 @@ class TrainingBar:
 
 @contextmanager
 def progress_bar(console: Console, total: int) -> Iterator[TrainingBar]:
-    """A bar of so many steps on a terminal, which leaves nothing behind; nothing at all in a pipe."""
+    """A progress bar of ``total`` steps on a terminal, removed at the end; nothing in a pipe."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),

@@ -1,4 +1,4 @@
-"""The worked example: four weights, one training step, run on the real engine while somebody takes notes.
+"""The worked example: four weights, one training step, run on the real engine and recorded.
 
 h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. Rank r trains on its own (x1, x2) and t.
 Legend: N ranks, P = 4 weights.
@@ -179,7 +179,7 @@ class StepRecorder:
     divisor: float = 1.0
 
     def look(self, engine: Engine, moment: str) -> None:
-        """Takes a snapshot, on paper of its own: nothing of it is charged to the rank."""
+        """Takes a snapshot; its copies are not charged to the rank."""
         group, stage = engine.param_group, engine.stage
         arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
                   "gradient": Resting(stage.gradients, group.gradient.copy()),
@@ -292,7 +292,7 @@ class HopValues:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One step of the example under one stage: the story, what each rank saw, and what it came to."""
+    """One step of the example under one stage: the events in order, each rank's records, and the results."""
 
     example: Example
     stage: Stage

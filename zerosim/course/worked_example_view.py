@@ -1,4 +1,4 @@
-"""A replay as a view: where each state rests, what happened in order, and what every number came to.
+"""A replay as a view: where each state rests, what happened in order, and the results.
 
 Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
 """
@@ -47,7 +47,7 @@ def _comparison(found: Replays) -> Iterator[Part]:
 
 
 def _stage(number: int, found: Replay, *, hops: bool) -> Iterator[Part | str]:
-    """One stage, from where its states rest to what they came to."""
+    """One stage, from where its states rest to the results."""
     stage = found.stage
     yield Rule(f"[bold]stage {number}[/]: parameters {stage.parameters.value}, gradients {stage.gradients.value}, "
                f"optimizer {stage.optimizer.value}")

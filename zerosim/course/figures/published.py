@@ -93,7 +93,7 @@ def published(data: PublishedData, style: Style = LIGHT) -> Drawing:
 
 
 def _axis(axes: Axes, count: int, style: Style) -> None:
-    """Ratios from left to right, the one that is right in the middle of attention; lines from top to bottom."""
+    """A logarithmic axis of ratios with a line at 1; rows from top to bottom."""
     axes.set_xscale("log")
     axes.set_xlim(8e-3, 6e3)
     axes.set_xticks([0.01, 0.1, 1, 10, 100, 1000], ["1/100", "1/10", "1", "10", "100", "1000"])

@@ -30,7 +30,7 @@ def hole(what: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that an answer may measure, and what it must have done who measures more.
+    """The largest accepted value of a measure, and the reason that an answer above it is given.
 
     ``measure`` is one of MEASURES; ``why`` follows a colon.
     """
