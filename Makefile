@@ -27,7 +27,7 @@ help:  ## show this list
 demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to 3
 	@$(BIN)/zerosim replay
 
-test: $(DEV)  ## run the tests (about 13 minutes of one core)
+test: $(DEV)  ## run the tests (about 5 minutes of one core)
 	$(ONE_THREAD) $(PYTEST)
 
 test-all: $(DEV)  ## run all tests, the slow ones too, with many more examples
