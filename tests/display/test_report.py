@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import zerosim as zs
 from tests.display.browser import dom_of, needs_browser, screenshot
-from tests.support import assert_refused
-from zerosim import cli
+from tests.support import ask, assert_refused
 from zerosim.display import report, trace_plots
 from zerosim.planning import recording, timeline
 
@@ -206,7 +204,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_pa
 
 
 def command(*arguments):
-    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+    return ask(*map(str, arguments))
 
 
 def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_to(saved, tmp_path):

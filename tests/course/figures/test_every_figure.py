@@ -11,14 +11,12 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from tests.architecture.source import ROOT
 from tests.cases import chosen
 from tests.display import seen
 from tests.display.browser import dom_of, needs_browser
-from tests.support import assert_refused
-from zerosim import cli
+from tests.support import ask, assert_refused
 from zerosim.course import figures, observed_step
 from zerosim.planning import activations, hardware
 
@@ -218,7 +216,7 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
     assert (tmp_path / "ring.png").read_bytes().startswith(b"\x89PNG")
     assert figures.draw(out=tmp_path) == [tmp_path / f"{name}.svg" for name in few]
     assert (tmp_path / "ring.svg").read_text(encoding="utf-8") == OTHERS["a short ring"](LIGHT).svg()
-    done = CliRunner().invoke(cli.app, ["figures", "ring", "--out", str(tmp_path), "--dark"])
+    done = ask("figures", "ring", "--out", str(tmp_path), "--dark", columns=200)
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'ring-dark.svg'}\n")
     assert (tmp_path / "ring-dark.svg").read_text(encoding="utf-8") == OTHERS["a short ring"](DARK).svg()
 
@@ -317,7 +315,7 @@ def test_what_cannot_be_drawn_is_refused_in_words_of_the_picture_and_nothing_is_
     (tmp_path / "file").write_text("")
     for call, words in REFUSALS:
         assert_refused(call, words)
-    refused = CliRunner().invoke(cli.app, ["figures", "memry", "--out", "never"])
+    refused = ask("figures", "memry", "--out", "never")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert refused.stderr.startswith("zerosim figures: no figure is called 'memry'")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -4,12 +4,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from tests.architecture.source import ROOT
 from tests.course.puzzles.answers import function
-from tests.support import assert_refused
-from zerosim import cli
+from tests.support import ask, assert_refused
 from zerosim.course import puzzles
 from zerosim.course.puzzles import adapters, expected, solutions
 from zerosim.optim import base
@@ -174,10 +172,6 @@ def test_the_page_about_grading_runs_as_it_stands():
     assert space["refused"].sentence in " ".join(page.split())
 
 
-def ask(*arguments):
-    return CliRunner().invoke(cli.app, ["puzzles", *arguments], env={"COLUMNS": "80", "NO_COLOR": "1"})
-
-
 @pytest.mark.parametrize(("text", "code", "said"), [
     ("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n\n"
      "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module\n", 1,
@@ -193,16 +187,16 @@ def ask(*arguments):
 def test_a_file_is_graded_from_the_command_line(text, code, said, tmp_path):
     file = tmp_path / "homework.py"
     file.write_text(text)
-    done = ask("--grade", str(file))
+    done = ask("puzzles", "--grade", str(file))
     assert done.exit_code == code, done.output
     assert all(words in done.output for words in said), done.output
     if code < 2:
-        assert '"grades": [' in ask("--grade", str(file), "--json").stdout
+        assert '"grades": [' in ask("puzzles", "--grade", str(file), "--json").stdout
 
 
 def test_what_cannot_be_graded_is_one_line_and_exit_code_2():
     for arguments, said in ((["--grade", "nowhere.py"], "no file 'nowhere.py' to grade"),
                             (["ring", "--grade", "x.py"], "--grade takes a file and nothing else")):
-        done = ask(*arguments)
+        done = ask("puzzles", *arguments)
         assert (done.exit_code, done.output.count("\n")) == (2, 1)
         assert said in done.output
