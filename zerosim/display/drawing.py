@@ -4,9 +4,7 @@ Matplotlib's settings are in force only while something is drawn, and always on 
 pyplot's state, and no setting of the reader's changes a picture. Matplotlib is imported when something is drawn.
 """
 
-import html
 import io
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from zerosim.ranks.memory import RESTING_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
-    from matplotlib.figure import Figure
+
+    from zerosim.display.picture import Picture
 else:
     Axes = Any
 
@@ -61,12 +60,12 @@ class Style:
             yield
 
     @contextmanager
-    def figure(self, width_inches: float, height_inches: float) -> "Iterator[Figure]":
+    def figure(self, width_inches: float, height_inches: float) -> "Iterator[Picture]":
         """An empty figure, to be drawn inside the ``with`` block, while the style is in force."""
-        from matplotlib.figure import Figure
+        from zerosim.display.picture import Picture
 
         with self.in_force():
-            yield Figure(figsize=(width_inches, height_inches))
+            yield Picture(figsize=(width_inches, height_inches))
 
 
 LIGHT = Style("light", background="#FFFFFF", ink="#1A1A1A", muted="#595959", faint="#D4D4D4")
@@ -85,12 +84,11 @@ class Drawing:
     title: str
     description: str
     style: Style
-    figure: "Figure"
+    figure: "Picture"
 
-    def shown(self) -> "Figure":
+    def shown(self) -> "Picture":
         """The Matplotlib figure, which now has this drawing, and in a notebook shows itself, whatever the backend."""
-        figure: Any = self.figure
-        figure.drawing, figure._repr_html_ = self, self._image
+        self.figure.drawing = self
         return self.figure
 
     def svg(self) -> str:
@@ -125,12 +123,6 @@ class Drawing:
             self.figure.savefig(file, format=format, dpi=dots_per_inch, metadata=metadata)
         return file.getvalue()
 
-    def _image(self) -> str:
-        """The picture as it is now, in an ``<img>`` of its own, whose ids meet no others, with its words."""
-        image = b64encode(self.svg().encode()).decode()
-        words = html.escape(f"{self.title}. {self.description}", quote=True)
-        return f'<img style="max-width:100%" alt="{words}" src="data:image/svg+xml;base64,{image}">'
-
     def _repr_svg_(self) -> str:
         """The picture as Jupyter shows it."""
         return self.svg()
@@ -139,7 +131,7 @@ class Drawing:
         return f"{self.title}. {self.description}"
 
 
-def heading(figure: "Figure", title: str, words: str, style: Style, *, below: float = 0.74) -> None:
+def heading(figure: "Picture", title: str, words: str, style: Style, *, below: float = 0.74) -> None:
     """The title, and words of second rank, whose middle lies ``below`` so many inches under the upper edge."""
     width, height = figure.get_size_inches()
     figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
@@ -148,7 +140,7 @@ def heading(figure: "Figure", title: str, words: str, style: Style, *, below: fl
     figure.text(0.2 / width, 1 - below / height, words, va="center", color=style.muted, **air)
 
 
-def in_inches(figure: "Figure") -> Axes:
+def in_inches(figure: "Picture") -> Axes:
     """Axes over the whole page, in inches from its lower left corner, without a frame."""
     width, height = figure.get_size_inches()
     axes: Axes = figure.add_axes((0, 0, 1, 1))
