@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from tests.planning.own_machine import OWN_DEVICE, OWN_LINK
 from zerosim.planning import Device, Link, Network, hardware
 
 # What vendors and drivers say: GB, MiB reported, PCIe generation, and the sparse rate where the data sheet has it.
@@ -51,21 +52,7 @@ def test_the_promised_links_come_along_at_their_rate_one_way_and_say_where_rate_
 
 def test_a_users_file_adds_devices_and_links(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text("""
-[link.mine]
-bytes_per_second = 400e9
-latency_seconds = 2.1e-6
-source = "measured"
-date = 2025-06-01
-
-[device.mine]
-capacity_nbytes = 96e9
-reported_nbytes = 95_000_000_000
-memory_bytes_per_second = 4e12
-flops_per_second = { bf16 = 1e15 }
-source = "a data sheet"
-date = "2025-06"
-""")
+    path.write_text(OWN_LINK + OWN_DEVICE)
     own = hardware.read(path)
     assert own.link("mine") == Link("mine", 400e9, 2.1e-6, "measured", "2025-06-01")
     assert own.device("mine").capacity_nbytes == 96 * 10**9

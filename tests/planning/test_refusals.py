@@ -12,6 +12,7 @@ import pytest
 
 import zerosim as zs
 from tests.planning.configurations import GPT2, LLAMA2, OPT, T5
+from tests.planning.own_machine import OWN_DEVICE, OWN_LINK
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
@@ -320,22 +321,6 @@ def test_what_cannot_be_is_refused_with_what_was_asked_and_what_to_do(subject):
 
 # -- a user's own files -----------------------------------------------------------------------------------------------
 
-OWN_LINK = """
-[link.mine]
-bytes_per_second = 400e9
-latency_seconds = 2.1e-6
-source = "measured"
-date = 2025-06-01
-"""
-OWN_DEVICE = """
-[device.mine]
-capacity_nbytes = 96e9
-reported_nbytes = 95_000_000_000
-memory_bytes_per_second = 4e12
-flops_per_second = { bf16 = 1e15 }
-source = "a data sheet"
-date = "2025-06"
-"""
 WRONG_FILES = [
     ("[links.x]\n", "no table 'links' is known; write [device.NAME] or [link.NAME]"),
     ("link = 3\n", "link must hold tables; write [link.NAME], and its fields under it"),
