@@ -28,12 +28,12 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero.gradients import Accumulator
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import FactorObserver, Factors, Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
