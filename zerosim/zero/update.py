@@ -81,12 +81,18 @@ class Update:
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
         self.steps_taken = 0
-        self.under_way: int | None = None  # the step whose update has begun, and stays so if it fails
+        self._under_way: int | None = None  # the step whose update has begun, and stays so if it fails
 
     @property
     def is_ready(self) -> bool:
         """True between reduce() and update()."""
         return any(group.reduced is not None for group in self.trained)
+
+    def refuse_if_broken_off(self) -> None:
+        """Raises ValueError after an update that failed on this rank."""
+        if self._under_way is not None:
+            raise ValueError(f"the update of step {self._under_way} was broken off, and some weights are of that step, "
+                             "others of the one before; make a new engine")
 
     def forget(self) -> None:
         """Drops the reduced gradients."""
@@ -109,14 +115,14 @@ class Update:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
             context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            self.under_way = step
+            self._under_way = step
             for group in self.trained:
                 tensor_norms = _tensor_norms(group, context)
                 for index, region in enumerate(group.layout.regions):
                     _update_region(group, region, context, tensor_norms)
                     _cast_to_compute(group, index)
                     self.all_gathers[group].shard_updated(region)
-            self.steps_taken, self.under_way = step, None
+            self.steps_taken, self._under_way = step, None
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.course.measured import run
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, stack
 from zerosim.display.replayed import MACHINE, RankBar, ReplayedRank, replayed_rank
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
@@ -19,9 +20,7 @@ from zerosim.optim.elementwise import Adam
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, Machine, replay
 from zerosim.ranks.cluster import NullCluster
-from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
-from zerosim.zero.engine import Engine
 
 TITLE = "One training step, waiting and overlapped"
 STEP = "step"  # the span around what is drawn
@@ -73,16 +72,9 @@ def timeline_data(widths: Sequence[int] = (256,) * 5, rows: int = 128, ranks: in
 def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, compute: str,
                 options: Mapping[str, Any]) -> Traces:
     """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
-
-    def program(rank: Rank) -> Engine:
-        engine = Engine(rank, MLP(widths, bias=False), Adam(), stage=stage, policy=Policy(compute), **options)
-        batch = rank.xp.zeros((rows, widths[0]), "float32"), rank.xp.zeros((rows, widths[-1]), "float32")
-        with rank.trace.span(STEP):
-            engine.step([batch])
-        return engine
-
     cluster = NullCluster(ranks)
-    cluster.run(program)
+    run(cluster, MLP(widths, bias=False), Adam(), (rows, widths[0]), (rows, widths[-1]), stage=stage,
+        policy=Policy(compute), **options)
     return cluster.trace
 
 
