@@ -17,9 +17,9 @@ from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
 from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
+from zerosim.planning.collectives import levels
 from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
 from zerosim.planning.recording import ISSUE, MESSAGE, Recording, load
-from zerosim.planning.streams import schedule
 from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
@@ -203,7 +203,7 @@ def _call(timeline: Timeline, number: int, links: Counter[tuple[int, int]], sent
     """One call, whose messages are added to the links."""
     recording, parts = timeline.recording, timeline.parts_of_call[number]
     call, total = recording.calls[number], 0
-    for level in schedule(call.shape):
+    for level in levels(call.shape):
         for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
                                                level.nbytes.tolist(), strict=True):
             links[call.group[source], call.group[destination]] += nbytes * level.times
