@@ -41,7 +41,8 @@ def installed(gpus: int, *, linked: bool = False) -> Iterator[Doubles]:
     cuda.nccl = fake_nccl.fake_module(world, *links)
     with ExitStack() as stack:
         stack.enter_context(patch.object(fake_cupy, "cuda", cuda, create=True))
-        stack.enter_context(patch.dict(sys.modules, {"cupy": fake_cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": cuda.nccl}))
+        names = {"cupy": fake_cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": cuda.nccl}
+        stack.enter_context(patch.dict(sys.modules, names))
         stack.enter_context(patch.object(CupyKernels, "row_products", row_products))
         stack.enter_context(np.errstate(all="ignore"))  # NumPy computes here, and warns
         compiled.cache_clear()

@@ -1,9 +1,9 @@
 """A stand-in for CuPy on the CPU, strict where CuPy is: the part of its interface that the package uses, on NumPy.
 
 Kernels are not imitated: their CUDA text is compiled by a C++ compiler, without fused multiply-adds, and run thread by
-thread, so that every expression in it is computed. What a library computes (sums, matmul, linalg) is NumPy's here. So a
-test with it speaks of the kernels' arithmetic on the CPU, and of how arrays are handled; of no GPU. Every use of an array
-is told to the judge of `fake_cuda`.
+thread, so that every expression in it is computed. What a library computes (sums, matmul, linalg) is NumPy's here.
+Every use of an array is told to the judge in `fake_cuda`. So a test with it speaks of the kernels' arithmetic on the
+CPU, and of how arrays are handled; of no GPU.
 """
 
 from __future__ import annotations
