@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
 from tests.zero.units import Borrower, Lender, tied
@@ -248,7 +249,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
     assert bool(refused) == (stage in (1, 2))
 
 
-def test_an_engine_whose_update_was_broken_off_goes_no_further():
+def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():
     class FailsOnce(Plain):
         fails = False
 
@@ -257,13 +258,15 @@ def test_an_engine_whose_update_was_broken_off_goes_no_further():
                 raise Broken
             super().update(ctx, w, g, state, step)
 
-    kept = Kept(0, {}, FailsOnce())
-    FailsOnce.fails = True
-    with pytest.raises(Broken):
-        kept.step(1)
-    FailsOnce.fails = False
-    with pytest.raises(ValueError, match=r"update of step 2 was broken off, and some weights .* make a new engine"):
-        kept.step(1)
+    for stage in zs.STAGES:
+        kept = Kept(stage, {}, FailsOnce())
+        FailsOnce.fails = True
+        with pytest.raises(Broken):
+            kept.step(1)
+        FailsOnce.fails = False
+        for further in (lambda kept=kept: kept.step(1), lambda kept=kept: kept.cluster.run(
+                lambda rank: kept.engines[rank.index].all_gather_parameters())):
+            assert_refused(further, "update of step 2 was broken off, and some weights .* make a new engine")
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)

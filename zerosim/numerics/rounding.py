@@ -49,7 +49,7 @@ def round_to(
     wrong shape or type, and `bits` missing or given in vain.
     """
     fmt = format_of(fmt)
-    values = _container(x)
+    values = _container(x, "round_to")
     if mode not in MODES:
         raise ValueError(f"rounding mode {mode!r} is none of {', '.join(MODES)}")
     _check_bits(bits, mode, values)
@@ -171,14 +171,14 @@ def _rounder(fmt: Format, container: np.dtype[Any]) -> _Rounder:
     )
 
 
-def _container(x: npt.ArrayLike) -> Array:
+def _container(x: npt.ArrayLike, asked: str) -> Array:
     values = np.asarray(x)
     if values.dtype in (np.float32, np.float64):
         return values
     if is_floating(values.dtype):
         return values.astype(np.float32)
     raise ValueError(
-        f"round_to was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "
+        f"{asked} was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "
         "array types: convert first, with astype"
     )
 
@@ -224,7 +224,7 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
     True
     """
     fmt = format_of(fmt)
-    y = round_to(x, fmt)
+    y = round_to(_container(x, "spacing"), fmt)
     magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
     _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
     gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)
