@@ -163,9 +163,7 @@ REFUSED = {
         (partial(activations.peak_nbytes, activations.EXAMPLE, 0), "blocks must be at least 1, got 0"),
     ],
     "published activations": [
-        (partial(published_activations.block_nbytes, activations.EXAMPLE, "x"),
-         "no published count 'x'; there are recomputed-outputs, korthi"),
-        (partial(published_activations.block_nbytes, Block(1, 1, 2, 1, itemsize=4), "korthikanti-2022"),
+        (partial(published_activations.tensors_nbytes, Block(1, 1, 2, 1, itemsize=4)),
          "is in bytes of 16-bit training, and the block has elements of 4 bytes"),
         (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2),
          "tensor parallelism of 2 ranks was asked for 3 heads; take ranks that divide them"),
@@ -176,7 +174,7 @@ REFUSED = {
          "peak_nbytes"),
         (partial(published_activations.peak_nbytes, LLAMA.block(1, 8), 2), "the count sbh(34 + 5as/h) is of blocks "
          "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
-         "gated network of 11008; take the count 'recomputed-outputs'"),
+         "gated network of 11008; take planning.activations, which counts any block"),
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations, "
          "shapes, flops, collectives"),
     ],

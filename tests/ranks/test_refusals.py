@@ -138,6 +138,8 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
      "is there, and only until free() or its death"),
     (lambda r: r.memory.reclassify(np.zeros(1), "input"),
      "rank 0 asked to reclassify an array of 8 bytes that its memory does not hold;"),
+    (lambda r: r.memory.alloc(3, object, "workspace"),
+     "rank 0 asked for an array of type object, whose elements lie where no memory counts their bytes; take a type of"),
     (lambda r: r.memory.alloc(-1, "f4", "input"),
      "rank 0 asked for an array of shape -1, but no length can be negative"),
     (lambda r: r.memory.alloc((3, -2), "f4", "input"),
