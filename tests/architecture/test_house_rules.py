@@ -157,8 +157,8 @@ def test_a_circle_is_found_and_one_through_a_function_is_none(texts: tuple[str, 
 
 
 # Each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class of figures.
-THOUGHTS = ("zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/trace_plots.py",
-            "zerosim/ranks/fast_ring.py", "zerosim/zero/gradients.py")
+THOUGHTS = ("zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/report.py",
+            "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py", "zerosim/zero/gradients.py")
 
 
 def test_no_module_is_the_second_half_of_another() -> None:

@@ -17,8 +17,9 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from zerosim.numerics.arrays import NullArray, copy_elements, poison, start
+from zerosim.numerics.arrays import copy_elements, poison, start
 from zerosim.numerics.kernels import NullKernels
+from zerosim.numerics.null_arrays import NullArray
 from zerosim.ranks import fast_ring
 from zerosim.ranks.call import Array, Backend, Call, Group, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Steps, row_of
