@@ -109,7 +109,7 @@ def test_additions_without_a_cure_and_by_kahan_are_those_of_half_precision_one_b
         remainder = np.float16(y + np.float16(w - t))
         w = t
     task = Task(1.0, (6e-4,), 200)
-    (uncured,), (cured,) = lesson.plain(task, "fp16"), lesson.kahan(task, "fp16", "fp16")
+    (uncured,), (cured,) = lesson.uncured(task, "fp16"), lesson.kahan(task, "fp16", "fp16")
     assert (uncured.result, uncured.moves) == (shortest(alone), 200)
     assert (cured.result, cured.remainder) == (shortest(w), shortest(remainder))
 
