@@ -208,8 +208,8 @@ figures.timeline(figures.timeline_of("six layers of 64 by hand, 64 samples per r
 
 # %%
 options = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
-for way in figures.timeline_data(stage=3, options=options).replays:
-    print(f"{way.title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
+for title, way in figures.timeline_data(stage=3, options=options).replays.items():
+    print(f"{title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
           f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
 
 # %% [markdown]

@@ -1,8 +1,8 @@
 """zerosim.testing, as users have it: its doc page runs, its reference is right, and its checks can fail."""
 
+import math
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.twin import Twin
+from tests.architecture.source import ROOT
+from tests.support import assert_refused
+from tests.zero.training import assert_runs_equal_the_twin
 from zerosim.numerics import kernels
 from zerosim.testing import (
     SingleDevice,
@@ -24,7 +26,8 @@ from zerosim.testing import (
     worlds,
 )
 
-PAGE = Path(__file__).parent.parent / "docs" / "check_your_own_update.md"
+PAGE = ROOT / "docs/check_your_own_update.md"
+SGD = zs.optim.SGD(lr=1.0)
 
 
 @contextmanager
@@ -53,15 +56,9 @@ def test_the_check_on_the_doc_page_passes():
     page_code()()
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        (" / np.float32(rank.size)", ""),
-        ("enumerate(steps, 1)", "enumerate(steps, 2)"),
-        ("of_all_ranks[rank.index]", "of_all_ranks[0]"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("broken", [
+    (" / np.float32(rank.size)", ""), ("enumerate(steps, 1)", "enumerate(steps, 2)"),
+    ("of_all_ranks[rank.index]", "of_all_ranks[0]")], ids=str)
 def test_the_check_on_the_doc_page_finds_broken_programs(broken):
     with only_generated(), pytest.raises((AssertionError, ExceptionGroup)) as caught:  # a group where it found several
         page_code(broken)()
@@ -73,57 +70,59 @@ def test_the_ten_lines_are_ten():
     assert len(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0].splitlines()) == 10
 
 
-@given(worlds(), st.integers(0, 20), st.data())
-def test_the_single_device_reference_adds_in_ring_order(ranks, length, data):
+@given(worlds(), st.lists(st.integers(0, 6), min_size=1, max_size=2), st.data())
+def test_the_reference_adds_in_the_rings_order_whatever_the_weights_shape(ranks, shape, data):
+    """The cut counts the elements of a matrix, too, and not its rows."""
+    length = math.prod(shape)
     cut = data.draw(splits(length, ranks))
     drawn = data.draw(gradients(ranks, length, "bf16"))
-    reference = SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(length, np.float32), ranks, cut)
+    reference = SingleDevice(SGD, np.zeros(shape), ranks, cut)
     expected = zs.Cluster(ranks).run(lambda rank: rank.all_reduce(drawn[rank.index], splits=cut))[0]
-    assert_same_bits(reference.step(drawn), 0 - expected.astype(np.float32) / np.float32(ranks))
+    assert_same_bits(reference.step([g.reshape(shape) for g in drawn]),
+                     (0 - expected.astype(np.float32) / np.float32(ranks)).reshape(shape))
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.Adan(lr=0.1), zs.optim.LAMB(lr=0.1), zs.optim.LARS(), zs.optim.Muon(),
+                                       zs.optim.Adafactor()], ids=lambda optimizer: type(optimizer).__name__)
+def test_the_reference_steps_every_optimizer_also_with_norms_and_matrices_and_state_in_16_bit(optimizer):
+    """The state rests in its own formats between the steps, and a tensor's norms are those of the whole tensor."""
+    for shape in ((5,), (2, 3)):
+        data = [np.random.default_rng(step).standard_normal(shape).astype(np.float32) for step in range(3)]
+        reference, slots = SingleDevice(optimizer, np.ones(shape), 1), optimizer.slots(shape)
+        for g in data:
+            found = reference.step([g])
+        assert np.abs(found - 1).max() > 1e-4
+        assert {name: slot.dtype for name, slot in reference.state.items()} == {
+            name: zs.format_of(slot.format).dtype for name, slot in slots.items()}
+        flat = optimizer.cut_of(shape) == "anywhere"
+        w, state = np.ones(shape, np.float32), {name: np.zeros(slot.shape, np.float32) for name, slot in slots.items()}
+        handed = {name: slot.reshape(-1) if flat else slot for name, slot in state.items()}
+        for step, g in enumerate(data, 1):
+            own, g = (x.reshape(-1) if flat else x for x in (w, g))
+            ctx = zs.optim.with_norms(optimizer, zs.optim.UpdateContext(kernels.NumpyKernels()), own, g, handed, step)
+            optimizer.update(ctx, own, g, handed, step)
+            for name, slot in slots.items():
+                state[name][...] = zs.round_to(state[name], slot.format)
+        assert_same_bits(found, w)
+
+
+def test_the_reference_hands_out_copies():
+    device = SingleDevice(SGD, np.zeros(2), 2)
+    assert [device.step([np.ones(2, np.float32)] * 2).tolist() for _ in range(2)] == [[-1, -1], [-2, -2]]
 
 
 @given(models(), worlds(5), policies(), st.sampled_from([0, 1, 2, 3]), st.sampled_from(["per_unit", "contiguous"]),
        st.integers(1, 3), st.data())
 def test_any_model_policy_stage_and_layout_equals_the_twin(model, ranks, policy, stage, layout, micro_batches, data):
     drawn = [data.draw(batches(model, ranks, micro_batches)) for _ in range(2)]
-    twin = Twin(model, zs.optim.AdamW(lr=0.01), ranks, policy, layout, "local_first" if stage < 2 else "reduce_first")
-    for step in drawn:
-        twin.step(step)
-
-    def program(rank):
-        engine = zs.Engine(rank, model, zs.optim.AdamW(lr=0.01), stage=stage, policy=policy, layout=layout)
-        for step in drawn:
-            engine.step(step[rank.index])
-        return np.concatenate([engine.state(name)["master"].reshape(-1) for name in model.shapes])
-
-    for master in zs.Cluster(ranks).run(program):
-        assert_same_bits(master, twin.master, f"master of {model.shapes} on {ranks} ranks")
+    assert_runs_equal_the_twin(model, drawn, runs=[(stage, {})], policy=policy, layout=layout)
 
 
-@given(st.integers(0, 50), st.sampled_from(["fp32", "fp16", "bf16", "fp8_e4m3"]), st.data())
-def test_vectors_have_the_length_and_format_asked_for(length, format, data):
+@given(worlds(), st.integers(0, 50), st.sampled_from(["fp32", "fp16", "bf16", "fp8_e4m3"]), st.data())
+def test_vectors_have_the_length_and_format_asked_for_and_gradients_differ_on_every_rank(ranks, length, format, data):
     drawn = data.draw(vectors(length, format))
     assert (drawn.shape, drawn.dtype) == ((length,), zs.format_of(format).dtype)
-
-
-@given(worlds(), st.integers(1, 20), st.data())
-def test_gradients_differ_on_every_rank(ranks, length, data):
-    drawn = [g.tobytes() for g in data.draw(gradients(ranks, length + 8))]
-    assert len(set(drawn)) == ranks
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "text"),
-    [
-        (np.float32([0.0, 1.0]), np.float32([-0.0, 1.0]), "1 of 2 elements differ; first at 0"),
-        (np.float32([1.0]), np.float64([1.0]), "found float32 of shape"),
-        (np.float32([1.0]), np.float32([1.0, 2.0]), "shape"),
-        (np.float32([1.0, 2.0]), np.float32([1.0, np.nextafter(np.float32(2), np.float32(3))]), "first at 1"),
-    ],
-)
-def test_a_difference_of_one_bit_is_named(found, expected, text):
-    with pytest.raises(AssertionError, match=text):
-        assert_same_bits(found, expected)
+    assert len({g.tobytes() for g in data.draw(gradients(ranks, length + 9))}) == ranks
 
 
 def test_equal_bits_pass_with_nan_and_in_low_precision():
@@ -132,37 +131,17 @@ def test_equal_bits_pass_with_nan_and_in_low_precision():
         assert_same_bits(values, values.copy())
 
 
-def test_a_missing_gradient_is_refused():
-    with pytest.raises(ValueError, match=r"one gradient from each of 3 ranks, of shape \(2,\) and one dtype, found 2"):
-        SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 3).step([np.zeros(2, np.float32)] * 2)
+ONES, TWO = np.ones(2, np.float32), np.float32([1.0, 2.0])
 
 
-def test_the_reference_hands_out_copies_and_refuses_gradients_that_do_not_fit():
-    device = SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 2)
-    ones = [np.ones(2, np.float32)] * 2
-    assert [device.step(ones).tolist() for _ in range(2)] == [[-1, -1], [-2, -2]]
-    for wrong in ([np.ones(3, np.float32)] * 2, [np.ones(2, np.float32), np.ones(2, np.float64)]):
-        with pytest.raises(ValueError, match="one dtype, found 2"):
-            device.step(wrong)
-    with pytest.raises(ValueError, match="at least one rank, found ranks=0"):
-        SingleDevice(zs.optim.SGD(lr=1.0), np.zeros(2), 0)
-
-
-@pytest.mark.parametrize("optimizer", [zs.optim.Adan(lr=0.1), zs.optim.LAMB(lr=0.1), zs.optim.LARS(), zs.optim.Muon()],
-                         ids=lambda optimizer: type(optimizer).__name__)
-def test_the_reference_steps_every_optimizer_also_with_norms_and_state_in_16_bit(optimizer):
-    """The state rests in its own formats between the steps, and a tensor's norms are those of the whole vector."""
-    data = [np.random.default_rng(step).standard_normal(5).astype(np.float32) for step in range(3)]
-    reference = SingleDevice(optimizer, np.ones(5), 1)
-    for g in data:
-        found = reference.step([g])
-    assert np.abs(found - 1).max() > 1e-4
-    assert {name: slot.dtype for name, slot in reference.state.items()} == {
-        name: zs.format_of(slot.format).dtype for name, slot in optimizer.slots((5,)).items()}
-    w, state = np.ones(5, np.float32), {name: np.zeros(5, np.float32) for name in optimizer.slots((5,))}
-    for step, g in enumerate(data, 1):
-        ctx = zs.optim.with_norms(optimizer, zs.optim.UpdateContext(kernels.NumpyKernels()), w, g, state, step)
-        optimizer.update(ctx, w, g, state, step)
-        for name, slot in optimizer.slots((5,)).items():
-            state[name][...] = zs.round_to(state[name], slot.format)
-    assert_same_bits(found, w)
+@pytest.mark.parametrize(("call", "error", "text"), [
+    *((lambda a=a, b=b: assert_same_bits(a, b), AssertionError, text) for a, b, text in [
+        (np.float32([0.0, 1.0]), np.float32([-0.0, 1.0]), "1 of 2 elements differ; first at 0"),
+        (ONES, ONES.astype(np.float64), "found float32 of shape"), (ONES[:1], ONES, "shape"),
+        (TWO, np.nextafter(TWO, np.float32([1, 3])), "first at 1")]),
+    *((lambda wrong=wrong: SingleDevice(SGD, np.zeros(2), 3).step(wrong), ValueError, rf"one gradient from each of 3 "
+       rf"ranks, of shape \(2,\) and one dtype, found {len(wrong)}") for wrong in (
+           [ONES] * 2, [np.ones(3, np.float32)] * 3, [ONES, ONES, np.ones(2)])),
+    (lambda: SingleDevice(SGD, np.zeros(2), 0), ValueError, "at least one rank, found ranks=0")])
+def test_a_difference_of_one_bit_is_named_and_what_does_not_fit_is_refused(call, error, text):
+    assert_refused(call, text, error)

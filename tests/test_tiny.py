@@ -198,10 +198,10 @@ def test_the_file_imports_numpy_ml_dtypes_and_the_standard_library_alone() -> No
     assert {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) == {"numpy", "ml_dtypes"}
 
 
-def printed(*command: str, folder: Path) -> str:
+def printed(*command: str, folder: Path, encoding: str = "utf-8") -> str:
     """The output of a fresh interpreter; warnings are errors."""
     done = subprocess.run([sys.executable, "-W", "error", *command], cwd=folder, capture_output=True, text=True,
-                          encoding="utf-8", env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+                          encoding=encoding, env={**os.environ, "PYTHONIOENCODING": encoding})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -219,9 +219,10 @@ def losses_masked(text: str) -> str:
     return re.sub(r"loss \d\.\d{9} -> \d\.\d{9} on", "loss ... -> ... on", text)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_printed_closed_forms_are_what_every_rank_holds_and_sends(ranks: int, tmp_path: Path) -> None:
-    text = printed(str(FILE), str(ranks), folder=tmp_path)
+@pytest.mark.parametrize(("ranks", "encoding"), [(1, "utf-8"), (3, "ascii")])
+def test_the_printed_closed_forms_are_what_every_rank_holds_and_sends_on_any_terminal(
+        ranks: int, encoding: str, tmp_path: Path) -> None:
+    text = printed(str(FILE), str(ranks), folder=tmp_path, encoding=encoding)
     rows = re.findall(r"^  bytes .* = +([\d,]+), measured on each rank:((?: \d+)+)$", text, re.M)
     assert len(rows) == 8
     for closed_form, measured in rows:

@@ -137,8 +137,9 @@ def assert_same_bits(found: np.ndarray, expected: np.ndarray, what: str = "array
 class SingleDevice:
     """The optimizer on one device, fed with the mean of N ranks' gradients added in the order of a ring.
 
-    An element that rank c owns under ``splits`` (None: the ceil cut) is the sum g[c+1] + g[c+2] + ... + g[c], each
-    addition rounded to the gradients' format, then cast to fp32 and divided by N. Keep its ``splits`` equal to yours.
+    ``weights`` may have any shape; ``splits`` (None: the ceil cut) counts their elements in C order, as a flat vector
+    has them. An element that rank c owns is the sum g[c+1] + g[c+2] + ... + g[c], each addition rounded to the
+    gradients' format, then cast to fp32 and divided by N. Keep its ``splits`` equal to yours.
     """
 
     optimizer: Optimizer
@@ -156,7 +157,7 @@ class SingleDevice:
                       for name, slot in self.optimizer.slots(self.weights.shape).items()}
 
     def step(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
-        """One step on the gradients (n,) of N ranks; returns the new weights, (n,) fp32.
+        """One step on the gradients of N ranks, of the weights' shape; returns the new weights, fp32.
 
         Raises ValueError for another number of gradients than ranks.
         """
@@ -166,15 +167,19 @@ class SingleDevice:
                 f"asked for one gradient from each of {self.ranks} ranks, of shape {self.weights.shape} and "
                 f"one dtype, found {len(found)}: {', '.join(f'{shape} {dtype}' for shape, dtype in found)}"
             )
-        kernels, mean = NumpyKernels(), np.empty_like(self.weights)
-        kernels.gradient_block(self._ring_sum(kernels, gradients), self.ranks, 1.0, mean)
+        kernels, w, g, at_rest = NumpyKernels(), self.weights, np.empty_like(self.weights), self.state
+        total = self._ring_sum(kernels, [np.ravel(one) for one in gradients])
+        kernels.gradient_block(total, self.ranks, 1.0, g.reshape(-1))
+        if self.optimizer.cut_of(w.shape) == "anywhere":  # such optimizers take flat arrays
+            w, g, at_rest = w.reshape(-1), g.reshape(-1), {name: slot.reshape(-1) for name, slot in at_rest.items()}
         self.steps_taken += 1
-        with upcast(kernels, lambda _, shape: kernels.empty(shape, np.float32), self.state) as state:
-            ctx = with_norms(self.optimizer, UpdateContext(kernels), self.weights, mean, state, self.steps_taken)
-            self.optimizer.update(ctx, self.weights, mean, state, self.steps_taken)
+        with upcast(kernels, lambda _, shape: kernels.empty(shape, np.float32), at_rest) as state:
+            ctx = with_norms(self.optimizer, UpdateContext(kernels), w, g, state, self.steps_taken)
+            self.optimizer.update(ctx, w, g, state, self.steps_taken)
         return self.weights.copy()
 
     def _ring_sum(self, kernels: NumpyKernels, gradients: Sequence[np.ndarray]) -> np.ndarray:
+        """The sum (n,) of flat gradients (n,)."""
         total = np.empty_like(gradients[0])
         cut = checked_cut(self.splits, len(total), self.ranks)
         for c in range(self.ranks):

@@ -1,11 +1,10 @@
 """ZeRO in one file: data-parallel training (DDP) and ZeRO's stages 1, 2 and 3, on ranks that pass messages in a ring.
 
-From top to bottom: ranks and collectives, automatic differentiation, Adam, and the four stages, each a class that
-changes two lines of the one before. `python -m zerosim.tiny` trains a small model under each, on 4 ranks or as many as
-you name after it, and prints what every rank holds and sends. It imports NumPy and ml_dtypes alone: copy the file and
-change it. A rank communicates where its program says `await`. Numbers are rounded as on a GPU: what computes and what
-travels has 16 bits, matrix products are added up in fp32 and rounded once, Adam updates master weights in fp32. What
-this leaves out, zerosim's engine has: checks for overflow, clipping, buckets, overlap, recomputation, other models.
+Ranks and collectives, automatic differentiation, Adam, and four stages, each a class that changes two lines of the one
+before. `python -m zerosim.tiny 8` trains a small model under each, on 8 ranks. It imports NumPy and ml_dtypes alone:
+copy the file and change it. A rank communicates where its program says `await`. Numbers are rounded as on a GPU: what
+computes and what travels has 16 bits, matrix products are added up in fp32 and rounded once, Adam updates master
+weights in fp32. Left to zerosim's engine: overflow checks, clipping, buckets, overlap, recomputation, other models.
 
 Legend: N ranks; n elements of a matrix, padded to a multiple of N; B rows of a batch, I inputs, O outputs.
 Source: Rajbhandari, Rasley, Ruwase & He 2020, ZeRO (https://arxiv.org/abs/1910.02054), sections 5 and 7.
@@ -257,4 +256,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that has no Ψ gets a question mark
     main()

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.worlds import POOL, ROOT, SECONDS, Said, launch, mpi_missing, one_thread
+import zerosim as zs
+from tests.backends.worlds import POOL, ROOT, SECONDS, Job, Said, Task, launch, mpi_missing, one_thread
 from tests.cases import chosen
 from tests.support import printed
 from zerosim.course.figures.timeline import MACHINE
@@ -69,6 +71,24 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
     assert recordings[0].calls == recordings[1].calls
     links = [report_data(recording, MACHINE, "").links for recording in recordings]
     assert links[0] == links[1]
+
+
+def begun_for_ever(rank: zs.Rank, pipe: str) -> None:
+    """Says that it runs, and goes on until its process ends."""
+    with open(pipe, "w", encoding="utf-8"):
+        pass
+    threading.Event().wait()
+
+
+def test_a_process_of_the_pool_ends_with_the_tests_also_in_the_midst_of_a_program(tmp_path: Path) -> None:
+    job, pipe = Job(1, "mpiexec"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    job.begin()
+    job.lines[0].send(Task(begun_for_ever, (str(pipe),), {}, 1))
+    pipe.read_text(encoding="utf-8")
+    (process,) = job.processes
+    job.end()
+    assert process.returncode > 0, "it was not killed"
 
 
 def test_a_table_shows_every_rank_once() -> None:

@@ -4,10 +4,12 @@ Started as ``mpiexec -n N python -m mpi4py -m tests.backends.worker PORT KEY``, 
 """
 
 import os
+import select
 import sys
 from contextlib import ExitStack
 from functools import cache
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
+from threading import Event, Thread
 from typing import Any
 
 import zerosim as zs
@@ -26,6 +28,8 @@ def main(port: str, key: str) -> None:
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:
         line.send(index)
+        busy = Event()
+        Thread(target=end_with_the_tests, args=(line, busy), daemon=True).start()
         while True:
             try:
                 task = line.recv()
@@ -37,9 +41,21 @@ def main(port: str, key: str) -> None:
             kind = task.backend, task.ranks, *sorted(task.options.items())
             if kind not in clusters:
                 clusters[kind] = connected(task, index, in_place)
-            line.send(outcome(clusters[kind], task))
+            busy.set()
+            found = outcome(clusters[kind], task)
+            busy.clear()
+            line.send(found)
         for cluster in clusters.values():
             cluster.close()
+
+
+def end_with_the_tests(line: Connection, busy: Event) -> None:
+    """Ends this process when the tests are gone in the midst of a program, whose ranks may wait for ever."""
+    gone = select.poll()
+    gone.register(line.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
+    gone.poll()
+    if busy.is_set():
+        os._exit(1)
 
 
 def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:

@@ -124,7 +124,7 @@ class Here(World):
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         options.pop("timeout_seconds", None)  # the hub knows at once
         with doubles.installed(self.doubled_gpus) if self.doubled_gpus else ExitStack():
-            cluster = self.cluster(self.ranks, **self.options, **options)
+            cluster = self.cluster(self.ranks, **self.options | options)
             try:
                 results = cluster.run(program, *args)
             except Exception as error:
@@ -139,17 +139,17 @@ class Job:
 
     def __init__(self, ranks: int, launcher: str) -> None:
         self.ranks, self.launcher = ranks, launcher
-        self._lines: list[Connection] = []
-        self._processes: list[subprocess.Popen[str]] = []
+        self.lines: list[Connection] = []
+        self.processes: list[subprocess.Popen[str]] = []
 
     def ask(self, what: Task | Command, ranks: int) -> list[Any]:
         """What the first processes answer. Raises RuntimeError, with what was said, where one of them has ended."""
-        if not self._lines:
-            self._begin()
-        for line in self._lines[:ranks]:
+        if not self.lines:
+            self.begin()
+        for line in self.lines[:ranks]:
             line.send(what)
         try:
-            return [self._answer(line) for line in self._lines[:ranks]]
+            return [self._answer(line) for line in self.lines[:ranks]]
         except EOFError:
             raise RuntimeError(f"a process ended in the midst of a test:\n{self.end()}") from None
 
@@ -164,18 +164,19 @@ class Job:
             raise TimeoutError(f"no answer within {SECONDS:g} seconds:\n{self.end()}")
         return line.recv()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Starts the processes, and waits for their lines."""
         key, found = secrets.token_bytes(16), {}
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed at the end
         with socket.create_server(("127.0.0.1", 0), backlog=self.ranks) as server:
             server.settimeout(1.0)  # how often the processes are looked at, of which one may have ended
-            self._processes = self.start(["tests.backends.worker", str(server.getsockname()[1]), key.hex()],
+            self.processes = self.start(["tests.backends.worker", str(server.getsockname()[1]), key.hex()],
                                          stderr=self._stderr)
             while len(found) < self.ranks:
                 try:
                     accepted, _ = server.accept()
                 except TimeoutError:
-                    if any(process.poll() is not None for process in self._processes):
+                    if any(process.poll() is not None for process in self.processes):
                         raise RuntimeError(f"a process has ended at once:\n{self.end()}") from None
                     continue
                 accepted.setblocking(True)
@@ -183,7 +184,7 @@ class Job:
                 deliver_challenge(line, key)
                 answer_challenge(line, key)
                 found[line.recv()] = line
-        self._lines = [found[rank] for rank in range(self.ranks)]
+        self.lines = [found[rank] for rank in range(self.ranks)]
 
     def start(self, words: list[str], **more: Any) -> list[subprocess.Popen[str]]:
         """The processes, or the launcher that has them, with ``python -m`` before the words."""
@@ -198,17 +199,17 @@ class Job:
 
     def end(self) -> str:
         """Hangs up, and waits for the processes to end; what they have said on stderr."""
-        if not self._processes:
+        if not self.processes:
             return ""
-        for line in self._lines:
+        for line in self.lines:
             line.close()
-        for process in self._processes:
+        for process in self.processes:
             try:
                 process.wait(SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._lines, self._processes = [], []
+        self.lines, self.processes = [], []
         with self._stderr:
             self._stderr.seek(0)
             return self._stderr.read()

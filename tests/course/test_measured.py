@@ -24,17 +24,8 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
 
 def null_step(asked, stage, **cluster_options):
     """A step of the engine on a null rank that stands for all, with the plan's options: the cluster that ran it."""
-    gpt, (policy,) = gpt_of(asked.model), asked.recompute
-
-    def program(rank):
-        engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=asked.policy, recompute=policy,
-                           overlap=asked.overlap, prefetch=asked.prefetch)
-        tokens = rank.xp.empty((asked.batch, asked.sequence), "int64")
-        with rank.trace.span("step"):
-            engine.step([(tokens, tokens)] * asked.micro_batches)
-
     cluster = zs.NullCluster(asked.ranks, representative=0, **cluster_options)
-    cluster.run(program)
+    measured.run_planned(cluster, asked, stage, *asked.recompute)
     return cluster
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from zerosim.display import html, notebook, objects, terminal, view, views
+from zerosim.display import html, objects, render_html, render_text, view, views
 from zerosim.ranks import trace
 from zerosim.zero import layout
 
@@ -120,7 +120,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are():
     assert "<script>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in text
     assert "<script>alert(1)</script>[bold]" in printed(cluster.trace)
-    assert "&lt;b&gt;" in notebook.table_html(views.Table("<i>", ("<b>",), (("<u>",),)))
+    assert "&lt;b&gt;" in render_html.table_html(views.Table("<i>", ("<b>",), (("<u>",),)))
 
 
 def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never():
@@ -199,7 +199,7 @@ def test_bars_are_as_long_as_their_bytes_and_padding_is_shown_from_its_first_ele
     half = views.Bars("half", (("three", {"parameter": 2, "gradient": 1}), ("one", {"gradient": 1})), colors, 4)
     strip = views.Strip("cut", (views.Line("all", (0, 2, 4), 3),))
     shown = views.View("", "", (half, strip))
-    text, lines = notebook.as_html(shown), printed(terminal.as_text(shown)).splitlines()
+    text, lines = render_html.as_html(shown), printed(render_text.as_text(shown)).splitlines()
     assert {rect.findtext("title"): float(rect.get("width")) for rect in bars_of(text, " bytes")} == {
         "three: parameter 2 bytes": 250, "three: gradient 1 bytes": 125, "one: gradient 1 bytes": 125}
     assert [float(line.get("x1")) for line in page(text).iter("line") if line.get("stroke-dasharray")] == [620]
@@ -209,14 +209,14 @@ def test_bars_are_as_long_as_their_bytes_and_padding_is_shown_from_its_first_ele
     assert "  The capacity is 4 bytes." in lines
     (cut,) = [line for line in lines if line.strip().startswith("all")]
     assert cut.split()[-1] == "0" * 20 + "1" * 10 + "░" * 10
-    assert page(notebook.as_html(views.View("Nothing", " at all"))).findtext("div/p/strong") == "Nothing"
+    assert page(render_html.as_html(views.View("Nothing", " at all"))).findtext("div/p/strong") == "Nothing"
 
 
 def test_what_is_long_is_counted_and_not_shown_and_a_layout_of_very_many_ranks_stays_small():
     many = views.Table("many", (">n",), tuple((str(n),) for n in range(100)))
-    shown = rows(notebook.table_html(many), "many")
+    shown = rows(render_html.table_html(many), "many")
     assert (len(shown), shown[-1]) == (views.MOST_ROWS, ["and 77 more rows"])
-    assert len(rows(notebook.table_html(many, all_rows=True), "many")) == 100
+    assert len(rows(render_html.table_html(many, all_rows=True), "many")) == 100
     shapes = {f"layer{i}": {f"layer{i}.weight": (512, 7), f"layer{i}.bias": (7,)} for i in range(60)}
     text = html(layout.lay_out("per_unit", shapes, 1024))
     assert len(text) < 1_500_000

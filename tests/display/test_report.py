@@ -12,7 +12,7 @@ from PIL import Image
 import zerosim as zs
 from tests.display.browser import dom_of, needs_browser, screenshot
 from tests.support import ask, assert_refused
-from zerosim.display import report, trace_plots
+from zerosim.display import replayed, report, trace_plots
 from zerosim.planning import recording, timeline
 
 WICKED = "</script><script>document.title='struck'</script>\"'&<b>"
@@ -40,7 +40,7 @@ def ran(program, *given, ranks=3):
 
 
 def data_of(traces, title="run"):
-    return report.report_data(recording.record(traces), report.MACHINE, title)
+    return report.report_data(recording.record(traces), replayed.MACHINE, title)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,12 @@ def saved(tmp_path_factory):
 def test_a_reports_bytes_are_those_of_the_traces_and_the_ledgers(ranks, stage):
     cluster = ran(step, stage, ranks=ranks)
     found = data_of(cluster.trace)
-    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
-    for rank in found.ranks:
-        for purpose, nbytes in rank.sent_nbytes.items():
-            assert nbytes == cluster.trace[rank.rank].sent_nbytes(purpose)
+    for rank, traced in enumerate(cluster.trace):
+        sent = found.sent_nbytes(rank)
+        assert sum(sent.values()) == traced.sent_nbytes()
+        assert sent == {purpose: traced.sent_nbytes(purpose) for purpose in sent}
     assert [rank.peak_nbytes for rank in found.ranks] == cluster.memory.peak_nbytes
     assert [rank.peak_nbytes_by_kind for rank in found.ranks] == cluster.memory.peak_nbytes_by_kind
-    assert found.sent_nbytes == sum(cluster.trace.sent_nbytes())
     assert [call.sent_nbytes for call in found.calls] == [
         sum(hop.nbytes for hop in row.hops()) for row in cluster.trace[0].collectives()]
     assert found.message_count == 1
@@ -71,7 +70,7 @@ def test_a_reports_bytes_are_those_of_the_traces_and_the_ledgers(ranks, stage):
 
 def test_a_reports_times_are_those_of_the_replay(saved):
     loaded = recording.load(saved[1])
-    replay, found = timeline.replay(loaded, report.MACHINE), report.report_data(loaded, report.MACHINE, "run")
+    replay, found = timeline.replay(loaded, replayed.MACHINE), report.report_data(loaded, replayed.MACHINE, "run")
     assert found.step_microseconds == pytest.approx(replay.step_seconds * 1e6, rel=1e-12)
     for rank, lane, usage in zip(found.ranks, replay.lanes, replay.usage, strict=True):
         assert len(rank.communicated) == len(lane.parts)
@@ -82,7 +81,7 @@ def test_a_reports_times_are_those_of_the_replay(saved):
 
 
 def test_one_span_can_be_taken_alone(saved, tmp_path):
-    whole, one = (report.report_data(found, report.MACHINE, "") for found in (
+    whole, one = (report.report_data(found, replayed.MACHINE, "") for found in (
         recording.load(saved[1]), recording.load(saved[1]).inside("step 2")))
     assert 0 < len(one.calls) < len(whole.calls)
     out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
@@ -101,15 +100,14 @@ def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
     found = data_of(cluster.trace)
     assert found.links == trace_plots.ring_traffic_data(cluster.trace, 5).links
     assert found.links[4, 1] == 24
-    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes()
     assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
             ] == cluster.trace.sent_nbytes()
 
 
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
-    rank = report.RankReport(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, {}, 0.0, 0.0, 0.0)
-    tree = ET.fromstring(report.curve_html(rank, list(held), 10.0, 100).replace("&nbsp;", " "))
+    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
+    tree = ET.fromstring(report.curve_html(rank, list(held), 100).replace("&nbsp;", " "))
     paths = {path.findtext("title"): [tuple(map(float, point.split(","))) for point in path.get("d")[1:-1].split()]
              for path in tree.iter("path")}
     assert paths["parameter"] == [(0, 200), (200, 200), (200, 100), (1000, 100), (1000, 200), (0, 200)]
@@ -142,7 +140,7 @@ def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_me
         return [work.wait() for work in works]
 
     found = data_of(ran(program).trace)
-    assert {call.operation: call.asynchronous for call in found.calls} == {
+    assert {call.recorded.shape.operation: call.asynchronous for call in found.calls} == {
         "all_reduce": False, "all_gather": True, "reduce_scatter": True, "broadcast": False}
     shown = re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter|broadcast)[ *]*)</td>", report.page(found))
     assert sorted(shown) == ["all_gather *", "all_reduce", "broadcast", "reduce_scatter *"]
@@ -181,8 +179,8 @@ def test_a_saved_cluster_is_the_recording_of_its_last_run_and_one_rank_that_stan
     cluster = zs.NullCluster(8, representative=3)
     cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(64, "float32")))
     loaded = recording.load(cluster.save(tmp_path / "run.json"))
-    found = report.report_data(loaded, report.MACHINE, "")
-    assert [sum(rank.sent_nbytes.values()) for rank in found.ranks] == cluster.trace.sent_nbytes() * 8
+    found = report.report_data(loaded, replayed.MACHINE, "")
+    assert [sum(found.sent_nbytes(rank).values()) for rank in range(8)] == cluster.trace.sent_nbytes() * 8
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_path, monkeypatch):
@@ -212,13 +210,13 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
     run_json.write_bytes(saved[1].read_bytes())
     done = command("report", run_json)
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'mine.html'}\n")
-    loaded = report.report_data(recording.load(run_json), report.MACHINE, "mine")
+    loaded = report.report_data(recording.load(run_json), replayed.MACHINE, "mine")
     assert (tmp_path / "mine.html").read_text() == report.page(loaded)
     done = command("report", run_json, "--out", tmp_path / "other.html", "--device", "h100-80", "--link", "nvlink4",
                    "--compute", "bf16")
     assert done.exit_code == 0
     assert "h100-80" in (tmp_path / "other.html").read_text(encoding="utf-8")
-    found = report.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
+    found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
 
@@ -270,10 +268,10 @@ def test_the_other_commands_save_what_the_report_reads(tmp_path, monkeypatch):
         assert refused.exit_code == 2
         assert "its folder is not there" in refused.stderr
     assert command("report", "run.json").exit_code == 0
-    found = report.report_data(recording.load("run.json"), report.MACHINE, "").ranks[0]
+    found = report.report_data(recording.load("run.json"), replayed.MACHINE, "")
     last = json.loads(command(*train, "--json").stdout)["steps"][-1]
-    assert found.peak_nbytes_by_kind == last["peak_nbytes_by_kind"]
-    assert {purpose: nbytes for purpose, nbytes in last["sent_nbytes"].items() if nbytes} == found.sent_nbytes
+    assert found.ranks[0].peak_nbytes_by_kind == last["peak_nbytes_by_kind"]
+    assert {purpose: nbytes for purpose, nbytes in last["sent_nbytes"].items() if nbytes} == found.sent_nbytes(0)
 
 
 # -- the page in a browser ----------------------------------------------------------------------------------------
@@ -291,9 +289,9 @@ def test_in_a_browser_every_lane_and_collective_is_there_and_the_tables_have_the
     assert root["data-errors"] == ""
     assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
     assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == ["0", "1", "2"]
-    for call in report.report_data(recording.load(path), report.MACHINE, "run").calls:
+    for call in report.report_data(recording.load(path), replayed.MACHINE, "run").calls:
         bars = [given for given, _ in dom.all("div", class_="bar", data_call=str(call.number))]
-        assert len(bars) == len(call.group)
+        assert len(bars) == len(call.recorded.group)
         assert min(float(bar["data-start"]) for bar in bars) == pytest.approx(call.start, abs=1e-3)
         assert max(float(bar["data-end"]) for bar in bars) == pytest.approx(call.end, abs=1e-3)
     assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes

@@ -83,6 +83,7 @@ ROUNDING: list[Refusal] = [
     (lambda: zs.round_to(1.0, "fp16", "up"), "rounding mode 'up' is none of nearest, toward_zero, stochastic"),
     (lambda: zs.round_to(Z(2, I8), "fp16"), "round_to was given elements of type int64; it rounds float64, float32 and "
      "the formats' own array types: convert first, with astype"),
+    (lambda: zs.spacing(1, "fp16"), "spacing was given elements of type int64; it rounds float64, float32 and "),
     (lambda: zs.round_to(Z(3, F4), "fp16", out=Z(4, F4)),
      "round_to needs out of shape (3,) and type float32, got (4,) and float32"),
     (lambda: zs.round_to(Z(3), "fp16", out=Z(3, F4)),

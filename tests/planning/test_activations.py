@@ -3,11 +3,11 @@
 Published numbers are rows of `zerosim/course/published`, which `test_published` computes.
 """
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zerosim as zs
 from zerosim.course.published import activations as published
 from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
 
@@ -78,7 +78,7 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_
     moments = activations.snapshots(block, blocks, vocabulary, policy)
     (loss,) = [moment for moment in moments if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)  # its input, the logits, three numbers each
-    if activations.parse(policy)[0] is None and policy != "sub_block":
+    if zs.models.Recompute.parse(policy).units_per_segment is None and policy != "sub_block":
         assert loss.nbytes == {"activation": blocks * activations.kept(block, policy).nbytes + head}
     most = max(moment.total_nbytes for moment in moments)
     assert activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
@@ -98,10 +98,7 @@ def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_fo
     """It keeps masks and LayerNorm outputs beside; statistics are in neither count, log-sum-exps in one."""
     sbh, square = block.stream, 5 * block.square
     assert sum(published.tensors_nbytes(block).values()) == 34 * sbh + square
-    assert published.block_nbytes(block, "korthikanti-2022") == 34 * sbh + square
-    assert published.block_nbytes(block, "recomputed-outputs") == 2 * activations.kept(block).elements
-    needed = published.peak_nbytes(block, n, policy, "recomputed-outputs")
-    assert published.peak_nbytes(block, n, policy) >= needed == 2 * activations.peak_nbytes(block, n, policy).elements
+    assert published.peak_nbytes(block, n, policy) >= 2 * activations.peak_nbytes(block, n, policy).elements
     forms = {"none": n * (34 * sbh + square), "selective": n * 34 * sbh + square,
              "block": (n - 1) * 2 * sbh + 34 * sbh + square,
              "sub_block": n * 4 * sbh + max(11 * sbh + square, 19 * sbh),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
 from tests.zero.units import Borrower, Lender, tied
@@ -248,7 +249,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
     assert bool(refused) == (stage in (1, 2))
 
 
-def test_an_engine_whose_update_was_broken_off_goes_no_further():
+def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():
     class FailsOnce(Plain):
         fails = False
 
@@ -257,13 +258,15 @@ def test_an_engine_whose_update_was_broken_off_goes_no_further():
                 raise Broken
             super().update(ctx, w, g, state, step)
 
-    kept = Kept(0, {}, FailsOnce())
-    FailsOnce.fails = True
-    with pytest.raises(Broken):
-        kept.step(1)
-    FailsOnce.fails = False
-    with pytest.raises(ValueError, match=r"update of step 2 was broken off, and some weights .* make a new engine"):
-        kept.step(1)
+    for stage in zs.STAGES:
+        kept = Kept(stage, {}, FailsOnce())
+        FailsOnce.fails = True
+        with pytest.raises(Broken):
+            kept.step(1)
+        FailsOnce.fails = False
+        for further in (lambda kept=kept: kept.step(1), lambda kept=kept: kept.cluster.run(
+                lambda rank: kept.engines[rank.index].all_gather_parameters())):
+            assert_refused(further, "update of step 2 was broken off, and some weights .* make a new engine")
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -360,7 +363,7 @@ def test_indices_reach_the_first_unit_as_they_are_and_values_are_rounded(indices
 def test_micro_batches_of_unequal_lengths_share_no_random_word_and_depend_on_no_length():
     class Drawing(LinearUnit):
         def forward(self, ctx, w, x):
-            drawn.append(ctx.draw("mask", x.size, slice(0, x.size)))
+            drawn.append(ctx.draw("mask", slice(0, x.size)))
             return super().forward(ctx, w, x)
 
     model, found = Model((Drawing("only", 2, 3),)), {}

@@ -92,7 +92,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def show(view: View) -> None:
     """Prints a view."""
-    from zerosim.display.terminal import as_text
+    from zerosim.display.render_text import as_text
 
     console().print(as_text(view))
 

@@ -8,6 +8,7 @@ from typing import Any
 from zerosim.display.views import words
 from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
+from zerosim.models.units import Model
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -25,12 +26,46 @@ from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.cluster import Cluster, NullCluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Compute
+from zerosim.ranks.trace import Compute, SpanBegin
 from zerosim.zero.engine import Engine
 
 BytesByKind = Mapping[str, int]
 FLOWING = ("activation", "checkpointed_input", "activation_gradient")
 GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInStep:
+    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step."""
+
+    after_forward: BytesByKind
+    at_rest: BytesByKind
+
+
+def run(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int, int],
+        target_shape: tuple[int, int] | None = None, *, micro_batches: int = 1, **options: Any) -> list[HeldInStep]:
+    """Takes one training step on the cluster, of which its memory and its trace tell the rest, in the span "step".
+
+    All x and targets are zeros, since bytes depend on no value; ``target_shape`` None is that of x. ``options`` are the
+    engine's. The list has an entry for each rank that ran.
+    """
+
+    def program(rank: Rank) -> HeldInStep:
+        engine = Engine(rank, model, optimizer, **options)
+        x = rank.xp.zeros(x_shape, "int64" if model.units[0].integer_inputs else "float32")
+        target = rank.xp.zeros(target_shape or x_shape, "int64" if model.loss.integer_targets else "float32")
+        with rank.trace.span("step"):
+            for _ in range(micro_batches):
+                tape = engine.forward(x, target)
+                after_forward = rank.memory.now_nbytes_by_kind
+                engine.backward(tape)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+        now = rank.memory.now_nbytes_by_kind
+        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now})
+
+    return list(cluster.run(program))
 
 
 # -- training steps of an MLP, beside the closed forms ----------------------------------------------------------------
@@ -79,32 +114,22 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     model, states, itemsize = MLP(widths), closed_forms.STAGES[stage], policy.state_dtype.itemsize
     formula = convention_of(policy).per_parameter(states, per_parameter_nbytes(optimizer, itemsize))
     cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
-    engines = cluster.run(_one_step, model, optimizer, stage, policy, (rows, widths[0], widths[-1]), layout)
-    resting = tuple({kind: nbytes for kind, nbytes in held.items() if kind in RESTING_KINDS}
-                    for held in cluster.memory.now_nbytes_by_kind)
-    assert len(engines) == len(resting)  # as long as the engines live, what they hold at rest is held
+    held = run(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy,
+               layout=layout)
+    resting = tuple(of_rank.at_rest for of_rank in held)
     tensors = sum(len(unit.shapes) for unit in model.units)
     job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, states, layout=layout,
                            policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
     state = state_nbytes(optimizer, (job.held(states.optimizer_sharded),), itemsize)
     own = {"optimizer_state": state} if state else {}  # whatever its formats are
     predicted = [found | own for found in closed_forms.resting_nbytes(job)[:len(resting)]]
-    assert list(resting) == predicted, "the ledger differs from the closed forms"
+    assert list(resting) == predicted, "the memory differs from the closed forms"
     sent = {purpose: nbytes[:len(resting)] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
     assert all(cluster.trace[rank].sent_nbytes(purpose) == nbytes for purpose, of_ranks in sent.items()
                for rank, nbytes in enumerate(of_ranks)), "the trace differs from the closed forms"
     return MeasuredStep(stage, ranks, model.parameter_count, resting, tuple(cluster.memory.peak_nbytes_by_kind),
                         tuple({purpose: nbytes[rank] for purpose, nbytes in sent.items()}
                               for rank in range(len(resting))), *map(Fraction, formula))
-
-
-def _one_step(rank: Rank, model: MLP, optimizer: Optimizer, stage: int, policy: Policy, sample: tuple[int, int, int],
-              layout: str) -> Engine:
-    engine = Engine(rank, model, optimizer, stage=stage, policy=policy, layout=layout)
-    rows, *widths = sample
-    x, target = (rank.xp.zeros((rows, width), "float32") for width in widths)  # bytes depend on no value
-    engine.step([(x, target)])
-    return engine
 
 
 # -- what a GPT keeps and computes under each recomputation policy, beside the closed forms ---------------------------
@@ -129,45 +154,37 @@ class MeasuredActivations:
 
 
 def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str) -> MeasuredActivations:
-    """Runs forward and backward of a GPT of such blocks in bf16, and reads the ledger; its peak is asserted to be
-    estimates to the byte."""
-    gpt = GPT(GPTConfig(blocks, block.channels, block.heads, block.tokens, vocabulary))
-    cluster = NullCluster(1)
-
-    def program(rank: Rank) -> int:
-        engine = Engine(rank, gpt, SGD(lr=0.1), stage=3, policy=Policy("bf16"), recompute=policy)
-        tokens = rank.xp.empty((block.batch, block.tokens), "int64")
-        tape = engine.forward(tokens, tokens)
-        kept = sum(rank.memory.now_nbytes_by_kind.get(kind, 0) for kind in FLOWING)
-        engine.backward(tape)
-        return kept
-
-    kept = cluster.run(program)[0]
-    found = MeasuredActivations(policy, kept, cluster.memory[0].peak_nbytes_of(FLOWING), sum(
-        row.flops for row in cluster.trace[0].rows if isinstance(row, Compute)))
+    """Runs a step of a GPT of such blocks in bf16, and reads its memory; the peak is asserted to be the estimate to
+    the byte."""
+    cluster, kept = run_blocks(block, blocks, vocabulary, policy)
+    found = MeasuredActivations(policy, kept, cluster.memory[0].peak_nbytes_of(FLOWING), flops_of_passes(cluster))
     assert found.peak_nbytes == fullest_nbytes(block, blocks, vocabulary, policy), "it differs from the estimate"
     return found
 
 
+def run_blocks(block: Block, blocks: int, vocabulary: int, policy: str) -> tuple[Cluster, int]:
+    """A cluster without data on which a GPT of such blocks took a step, and the bytes of activations after forward."""
+    cluster, gpt = NullCluster(1), GPT(GPTConfig(blocks, block.channels, block.heads, block.tokens, vocabulary))
+    (held,) = run(cluster, gpt, SGD(lr=0.1), (block.batch, block.tokens), policy=Policy("bf16"), recompute=policy)
+    return cluster, sum(held.after_forward.get(kind, 0) for kind in FLOWING)
+
+
+def flops_of_passes(cluster: Cluster) -> int:
+    """The operations of rank 0's step before it reduces and updates."""
+    return sum(row.flops for row in cluster.trace[0].rows
+               if isinstance(row, Compute) and not {"reduce", "update"} & set(row.span))
+
+
 def measured_tensors(block: Block) -> dict[str, int]:
-    """Bytes of each tensor that one plain block holds after its forward pass, its input first, read from the ledger.
+    """Bytes of each tensor that one plain block holds after its forward pass, its input first, read from the trace.
 
     They are asserted to be the estimates to the byte. Statistics of a LayerNorm are two arrays, and one line here.
     """
-    cluster = NullCluster(1)
-    gpt = GPT(GPTConfig(1, block.channels, block.heads, block.tokens, 1))
-
-    def program(rank: Rank) -> Any:
-        ctx = Engine(rank, gpt, SGD(lr=0.1), policy=Policy("bf16")).context()
-        unit, x = gpt.units[1], ctx.empty((block.batch, block.tokens, block.channels), name="x")
-        weights = {name: rank.xp.empty(shape, ctx.dtype) for name, shape in unit.shapes.items()}
-        return x, unit.forward(ctx, weights, x)[1]  # its output is the next block's
-
-    kept = cluster.run(program)
+    trace = run_blocks(block, 1, 1, "none")[0].trace[0]
+    loss = next(place for place, row in enumerate(trace.rows) if isinstance(row, SpanBegin) and row.path[-1] == "loss")
+    held = (life for life in trace.lifetimes("activation") if life.lives_at(loss))  # the head's come after the block's
     found = dict.fromkeys(("LayerNorm 1 input", *MADE_IN_ORDER), 0)
-    lives = [life for life in cluster.trace[0].lifetimes("activation") if life.died is None]
-    assert len(kept) == 1  # as long as it is there, what was kept is held
-    for name, life in zip(("LayerNorm 1 input", *MADE_IN_ORDER), lives, strict=True):
+    for name, life in zip(("LayerNorm 1 input", *MADE_IN_ORDER), held, strict=False):
         found[name] += life.nbytes
     assert found == {name: one.nbytes for name, one in tensors(block).items()}, "it differs from the estimate"
     return found
@@ -199,8 +216,8 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """
-    cluster, gpt = NullCluster(config.ranks, representative=0), gpt_of(config.model)
-    resting = cluster.run(_null_step, gpt, config, stage, policy)[0]
+    cluster = NullCluster(config.ranks, representative=0)
+    resting = run_planned(cluster, config, stage, policy).at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
                               optimizer=config.optimizer)
@@ -219,6 +236,15 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
                              memory.peak_nbytes)]
 
 
+def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
+    """Takes the step that is planned, with the configuration's options; what its first rank held."""
+    gpt = gpt_of(config.model)
+    if not isinstance(config.optimizer, Optimizer):
+        raise ValueError(f"a run needs an optimizer of the package, found {config.optimizer!r}; name one")
+    return run(cluster, gpt, config.optimizer, (config.batch, config.sequence), micro_batches=config.micro_batches,
+               stage=stage, policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch)[0]
+
+
 def gpt_of(model: ModelShape) -> GPT:
     """The package's own GPT of a model on paper; ValueError where it has other layers than that."""
     of = model.transformer
@@ -228,15 +254,3 @@ def gpt_of(model: ModelShape) -> GPT:
             return gpt
     raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "
                      "places, biases and plain blocks; plan it without --measure, or measure gpt2-xl")
-
-
-def _null_step(rank: Rank, gpt: GPT, config: PlanConfig, stage: int, policy: str) -> dict[str, int]:
-    """One step on arrays without data; what rests after it."""
-    if not isinstance(config.optimizer, Optimizer):
-        raise ValueError(f"a run needs an optimizer of the package, found {config.optimizer!r}; name one")
-    engine = Engine(rank, gpt, config.optimizer, stage=stage, policy=config.policy, recompute=policy,
-                    overlap=config.overlap, prefetch=config.prefetch)
-    shape = (config.batch, config.sequence)
-    tokens = rank.xp.empty(shape, "int64")
-    engine.step([(tokens, tokens)] * config.micro_batches)
-    return rank.memory.now_nbytes_by_kind

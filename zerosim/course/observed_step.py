@@ -1,7 +1,7 @@
 """One step of mixed precision, watched: which arrays pass from where to where, in which dtype, and how many bytes.
 
-Nothing is derived: the loss and the optimizer note what they are handed, the rest is read from memory, the trace and
-the arrays at rest. Legend: P parameters, N ranks, S loss scale.
+Nothing is derived: the units and the optimizer are watched as in the worked example, the rest is read from memory, the
+trace and the arrays at rest. Legend: P parameters, N ranks, S loss scale.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.layers import Context
-from zerosim.models.losses import HalfSquaredError
+from zerosim.course.worked_example import UnitPass, WatchedUnit
 from zerosim.models.small import MLP
+from zerosim.models.units import Model
 from zerosim.numerics import random
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
@@ -62,46 +62,14 @@ class ObservedStep:
     state: Passed
 
 
-class _Notes:
-    """Formats and bytes of the arrays handed over, by name, in the order in which they were."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[Passed]] = {}
-
-    def note(self, name: str, array: np.ndarray) -> None:
-        """One more array."""
-        self.seen.setdefault(name, []).append(Passed(format_of(array.dtype).name, array.nbytes))
-
-    def all(self, name: str) -> Passed:
-        """The arrays of one name, which have one format."""
-        (fmt,) = {passed.format for passed in self.seen[name]}
-        return Passed(fmt, sum(passed.nbytes for passed in self.seen[name]))
-
-
-@dataclass(frozen=True)
-class _WatchedLoss(HalfSquaredError):
-    """Half the squared error; notes the output that it reads and the gradient that it gives back."""
-
-    notes: _Notes
-
-    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
-        self.notes.note("output", y)
-        return super().forward(ctx, y, target)
-
-    def backward(self, ctx: Context, kept: Any, scale: float) -> np.ndarray:
-        dy = super().backward(ctx, kept, scale)
-        self.notes.note("output_gradient", dy)
-        return dy
-
-
 @dataclass(frozen=True)
 class _WatchedAdam(Adam):
-    """Adam; notes the gradients that it is handed."""
+    """Adam; copies the gradients that it is handed."""
 
-    notes: _Notes = field(default_factory=_Notes, repr=False)
+    handed: list[np.ndarray] = field(default_factory=list, repr=False)
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        self.notes.note("wide_gradient", g)
+        self.handed.append(g.copy())
         super().update(ctx, w, g, state, step)
 
 
@@ -120,35 +88,41 @@ def observed_step(compute: str = "fp16", widths: Sequence[int] = (256,) * 4, row
 
 
 def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> ObservedStep:
-    notes, model = _Notes(), MLP(widths, bias=False)
-    model.loss = _WatchedLoss(notes)
-    engine = Engine(rank, model, _WatchedAdam(notes=notes), stage=0, policy=policy)
+    model, passes, adam = MLP(widths, bias=False), list[UnitPass](), _WatchedAdam()
+    watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
+    engine = Engine(rank, watched, adam, stage=0, policy=policy)
     x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
                  for name, width in (("x", widths[0]), ("target", widths[-1])))
     tape = engine.forward(x, target)
-    for array in _arrays(tape.saved):
-        if array.dtype == policy.compute_dtype:
-            notes.note("kept", array)
-    signs_nbytes = sum(array.nbytes for array in _arrays(tape.saved) if array.dtype == np.uint8)
+    saved = list(_arrays(tape.saved))
+    kept = _passed(*(array for array in saved if array.dtype == policy.compute_dtype))
+    signs_nbytes = sum(array.nbytes for array in saved if array.dtype == np.uint8)
+    del saved
     engine.backward(tape)
     engine.reduce()
     divisor = engine.param_group.reduced_gradient.divisor
     result = engine.update([tape.loss])
     engine.all_gather_parameters()
     resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
+    last_forward, first_backward = passes[len(model.units) - 1:][:2]
 
     def rests(kind: str, *arrays: np.ndarray) -> Passed:
-        (dtype,) = {array.dtype for array in arrays}
-        return Passed(format_of(dtype).name, resting[kind])
+        return Passed(_passed(*arrays).format, resting[kind])
 
     return ObservedStep(
         model.parameter_count, rank.size, result.scale, result.skipped,
-        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=notes.all("kept"),
-        signs_nbytes=signs_nbytes, output=notes.all("output"), output_gradient=notes.all("output_gradient"),
-        gradient=rests("gradient", group.gradient), sent_nbytes=rank.trace.sent_nbytes("gradients"),
-        gradient_divisor=divisor, wide_gradient=notes.all("wide_gradient"),
-        block_nbytes=max(passed.nbytes for passed in notes.seen["wide_gradient"]),
+        master=rests("master", group.master), weights=rests("parameter", group.parameter), kept=kept,
+        signs_nbytes=signs_nbytes, output=_passed(last_forward.values_out),
+        output_gradient=_passed(first_backward.values_in), gradient=rests("gradient", group.gradient),
+        sent_nbytes=rank.trace.sent_nbytes("gradients"), gradient_divisor=divisor,
+        wide_gradient=_passed(*adam.handed), block_nbytes=max(g.nbytes for g in adam.handed),
         state=rests("optimizer_state", *group.slots.values()))
+
+
+def _passed(*arrays: np.ndarray) -> Passed:
+    """The format and the bytes of arrays, which have one format."""
+    (dtype,) = {array.dtype for array in arrays}
+    return Passed(format_of(dtype).name, sum(array.nbytes for array in arrays))
 
 
 def _arrays(kept: Any) -> Iterator[np.ndarray]:

@@ -10,17 +10,16 @@ from functools import cache
 from math import isqrt
 from typing import Any
 
+from zerosim.course.measured import flops_of_passes, run, run_blocks
 from zerosim.course.published import Published, published
-from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim.elementwise import Adam
+from zerosim.planning.activations import Block
 from zerosim.planning.hardware import link
 from zerosim.ranks.cluster import NullCluster
-from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Compute, Held
-from zerosim.zero.engine import Engine
+from zerosim.ranks.trace import Held
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage
 
 COMPUTE = {"zero-paper": "bf16", "fp32": "fp32"}  # the ways of counting that the engine's formats can be
@@ -79,17 +78,11 @@ def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16",
          micro_batches: int = 1) -> MeasuredTraining:
     """One step with Adam of a model that is a single matrix of P parameters."""
     inputs = next(n for n in range(isqrt(parameters), 0, -1) if parameters % n == 0)
-    cluster, model = NullCluster(ranks, representative=0), MLP([inputs, parameters // inputs], bias=False)
-    resting = cluster.run(_step, model, stage, compute, micro_batches)[0]
+    cluster, widths = NullCluster(ranks, representative=0), (inputs, parameters // inputs)
+    (held,) = run(cluster, MLP(widths, bias=False), Adam(), (1, widths[0]), (1, widths[1]), stage=stage,
+                  policy=Policy(compute), micro_batches=micro_batches)
     sent = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
-    return MeasuredTraining(parameters, resting, sent)
-
-
-def _step(rank: Rank, model: MLP, stage: int | Stage, compute: str, micro_batches: int) -> Mapping[str, int]:
-    engine = Engine(rank, model, Adam(), stage=stage, policy=Policy(compute))
-    batch = tuple(rank.xp.zeros((1, width), "float32") for width in model.units[0].shapes["layer0.weight"])
-    engine.step([batch] * micro_batches)
-    return rank.memory.now_nbytes_by_kind
+    return MeasuredTraining(parameters, held.at_rest, sent)
 
 
 def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
@@ -132,21 +125,10 @@ class Blocks:
 @cache
 def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, heads: int) -> Blocks:
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
-    cluster = NullCluster(1, representative=0)
-    kept = cluster.run(_passes, GPT(GPTConfig(count, channels, heads, tokens, 2)), batch, policy)[0]
+    cluster, kept = run_blocks(Block(batch, tokens, channels, heads), count, 2, policy)
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
-    flops = sum(row.flops for row in cluster.trace[0].rows if isinstance(row, Compute))
     return Blocks(kept, _most(row.nbytes for row in held if row.name == "attention.p"),
-                  max(row.nbytes for row in held), _most(row.nbytes for row in held), flops)
-
-
-def _passes(rank: Rank, model: GPT, batch: int, policy: str) -> int:
-    engine = Engine(rank, model, Adam(), policy=Policy("bf16"), recompute=policy)
-    sequences = rank.xp.empty((batch, model.config.context), "int64")
-    tape = engine.forward(sequences, sequences)
-    kept = sum(rank.memory.now_nbytes_by_kind.get(kind, 0) for kind in KEPT)
-    engine.backward(tape)
-    return kept
+                  max(row.nbytes for row in held), cluster.memory[0].peak_nbytes_of(KEPT), flops_of_passes(cluster))
 
 
 def _most(changes: Iterator[int]) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from zerosim.ranks.trace import Collective, Compute, Held, Hop, Row, SpanBegin, 
 from zerosim.shown import Shown
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, layout_of
-from zerosim.zero.placements import SHARDED, STAGES, Placement, Stage, stage_of
+from zerosim.zero.placements import STAGES, Placement, Stage, stage_of
 
 Sample = tuple[tuple[float, float], float]  # (x1, x2), t
 NAMES = ("w1", "w2", "w3", "w4")
@@ -115,10 +116,10 @@ def example_of(weights: str, data: str | None, ranks: int | None, learning_rate:
 
 @dataclass(frozen=True, slots=True)
 class UnitPass:
-    """One run of a unit, forward or backward: what came in, what went out, the gradients that it wrote."""
+    """One run of a unit, forward or backward: what came in, what went out if anything, the gradients that it wrote."""
 
     values_in: np.ndarray
-    values_out: np.ndarray | None
+    values_out: np.ndarray
     gradients: np.ndarray | None = None
 
 
@@ -148,23 +149,15 @@ class WatchedUnit(Unit):
         seen = dy.ravel().copy()
         dx, grads = self.unit.backward(ctx, w, kept, dy)
         written = np.concatenate([grads[name].ravel() for name in self.shapes])
-        self.passes.append(UnitPass(seen, None if dx is None else dx.ravel().copy(), written))
+        self.passes.append(UnitPass(seen, np.empty(0) if dx is None else dx.ravel().copy(), written))
         return dx, grads
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """A copy of one array at rest on one rank, and its placement."""
-
-    placement: Placement
-    values: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """One rank at one moment: its arrays, and the bytes that it holds by kind."""
+    """One rank at one moment: of each state the values that it holds, by weight number, and its bytes by kind."""
 
-    arrays: dict[str, Resting]
+    values: dict[str, dict[int, Any]]
     held_nbytes: dict[str, int]
 
 
@@ -181,14 +174,25 @@ class StepRecorder:
     def look(self, engine: Engine, moment: str) -> None:
         """Takes a snapshot; its copies are not charged to the rank."""
         group, stage = engine.param_group, engine.stage
-        arrays = {"parameter": Resting(stage.parameters, group.parameter.copy()),
-                  "gradient": Resting(stage.gradients, group.gradient.copy()),
-                  "master": Resting(group.master_placement, group.master.copy())}
-        arrays |= {name: Resting(stage.optimizer, slot.copy()) for name, slot in group.slots.items()}
+        places = chain.from_iterable(_range(piece.vector) for piece in group.layout.valid_regions())
+        number_at = {place: number for number, place in enumerate(places)}
+
+        def held(array: np.ndarray, placement: Placement) -> dict[int, Any]:
+            return {number_at[place]: array[at] for piece in group.regions_held(placement)
+                    for place, at in zip(_range(piece.vector), _range(piece.shard), strict=True)}
+
+        values = {"parameter": held(group.parameter, stage.parameters),
+                  "gradient": held(group.gradient, stage.gradients),
+                  "master": held(group.master, group.master_placement)}
+        values |= {name: held(slot, stage.optimizer) for name, slot in group.slots.items()}
         if group.reduced is not None:
-            arrays["reduced"] = Resting(group.reduced.placement, group.reduced.gradient.copy())
+            values["reduced"] = held(group.reduced.gradient, group.reduced.placement)
             self.divisor = group.reduced.divisor
-        self.snapshots[moment] = StepSnapshot(arrays, engine.rank.memory.now_nbytes_by_kind)
+        self.snapshots[moment] = StepSnapshot(values, engine.rank.memory.now_nbytes_by_kind)
+
+
+def _range(span: slice) -> range:
+    return range(span.start, span.stop)
 
 
 def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
@@ -322,27 +326,15 @@ class Replay:
 
     def whole(self, name: str, moment: str, rank: int = 0) -> np.ndarray:
         """The four values of one state at one moment: put together from all ranks where sharded, else ``rank``'s."""
-        resting = self.recorders[rank].snapshots[moment].arrays[name]
-        owners = range(self.example.ranks) if resting.placement is SHARDED else [rank]
-        held = {number: value for owner in owners for number, value in self._held(name, moment, owner)}
-        return np.array([held[number] for number in range(len(NAMES))], resting.values.dtype)
+        held: dict[int, Any] = {}
+        for recorder in (*self.recorders, self.recorders[rank]):
+            held |= recorder.snapshots[moment].values[name]
+        return np.array([held[number] for number in range(len(NAMES))])
 
     def held_part(self, name: str, moment: str, rank: int) -> dict[int, float]:
         """Weight number -> value, for what one rank holds of a state."""
-        return {number: exact([value])[0] for number, value in self._held(name, moment, rank)}
-
-    def _held(self, name: str, moment: str, rank: int) -> Iterator[tuple[int, Any]]:
-        """The weights of which a rank holds a state, by number, and its values in their own format."""
-        resting = self.recorders[rank].snapshots[moment].arrays[name]
-        number_at = {at: number for number, at in enumerate(
-            at for entry in self.layout.entries for at in range(entry.low, entry.high))}
-        if resting.placement is not SHARDED:
-            yield from ((number, resting.values[at]) for at, number in number_at.items())
-            return
-        for piece in self.layout.valid(rank):
-            for at, lies in zip(range(piece.vector.start, piece.vector.stop),
-                                range(piece.shard.start, piece.shard.stop), strict=True):
-                yield number_at[at], resting.values[lies]
+        held = self.recorders[rank].snapshots[moment].values[name]
+        return dict(zip(held, exact(list(held.values())), strict=True))
 
     def as_json(self) -> dict[str, Any]:
         """The replay as plain data; numbers are the shortest decimals that give back the same fp32."""

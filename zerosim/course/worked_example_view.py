@@ -101,7 +101,7 @@ def _values(found: Replay, step: StoryStep, rank: int, seen: list[int]) -> str:
         seen[rank] += 1
         if passed.gradients is not None:
             return f"dy {_numbers(passed.values_in)}: gradients {_numbers(passed.gradients)}"
-        return f"{_numbers(passed.values_in)} → {_numbers(passed.values_out if passed.values_out is not None else ())}"
+        return f"{_numbers(passed.values_in)} → {_numbers(passed.values_out)}"
     if step.op == "loss":
         first = next(one for one in found.steps if one.op == "loss")
         return f"loss {found.losses[rank]:g}" if step is first else ""

@@ -1,9 +1,9 @@
 """The display of anything, by its class: HTML in a notebook, text in a terminal, data for JSON, figures.
 
 A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
-note. It is made once and rendered by ``notebook.as_html``, ``terminal.as_text`` or ``views.as_data``, so that all of
-them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures,
-``report`` the page of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
+note. It is made once and rendered by ``render_html.as_html``, ``render_text.as_text`` or ``views.as_data``, so that all
+of them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures, ``report`` the page
+of a recorded run. What draws, and what is drawn, is imported only when something is displayed.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -39,14 +39,14 @@ def view(thing: Any) -> View:
 
 def html(thing: Any) -> str:
     """The thing as HTML: tables, bars of memory, the cut of a vector; escaped, without scripts."""
-    from zerosim.display.notebook import as_html
+    from zerosim.display.render_html import as_html
 
     return as_html(view(thing))
 
 
 def text(thing: Any) -> "Group":
     """The thing as rich prints it in a terminal."""
-    from zerosim.display.terminal import as_text
+    from zerosim.display.render_text import as_text
 
     return as_text(view(thing))
 

@@ -157,12 +157,20 @@ def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
 
 
 def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]],
-          looks: Callable[[str], dict[str, Any]]) -> list[float]:
-    """Areas by kind, one on the other, each value from its x to the next; returns the upper edge."""
+          looks: Callable[[str], dict[str, Any]], *, corners: bool = False) -> list[float]:
+    """Areas by kind, one on the other, each value from its x to the next; returns the upper edge.
+
+    With ``corners`` an area has only the points at which it changes.
+    """
     low = [0.0] * len(x)
     for kind, column in columns.items():
         high = [a + b for a, b in zip(low, column, strict=True)]
-        axes.fill_between(x, low, high, step="post", **looks(kind))
+        points = list(zip(x, low, high, strict=True))
+        if corners:
+            points = [point for at, point in enumerate(points)
+                      if at in (0, len(points) - 1) or point[1:] != points[at - 1][1:]]
+        places, lower, upper = zip(*points, strict=True)
+        axes.fill_between(places, lower, upper, step="post", **looks(kind))
         low = high
     return low
 

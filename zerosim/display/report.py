@@ -1,7 +1,7 @@
 """The report of a run: a recording, replayed on a machine as microseconds and bytes, written as one page of HTML.
 
 The page's tables and bars stand in it as they are; its script only walks and zooms, and without it everything is there.
-Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks, H changes of a ledger.
+Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
 from collections import Counter
@@ -10,41 +10,18 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 
-from zerosim.display.notebook import table_html
-from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
+from zerosim.display.render_html import table_html
+from zerosim.display.replayed import ARITHMETIC, RankBar, ReplayedRank, machine_of, replayed_rank
+from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
 from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
-from zerosim.planning.recording import ISSUE, MESSAGE, Recording, load
-from zerosim.planning.streams import schedule
-from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, memory, replay
-
-# A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
-# model's do on a large machine. Made up for the picture, as its source says.
-MACHINE = Machine(
-    Device("made up for a picture", 10**9, 10**9, 100e9, {"fp16": 1e12}, "made up for a picture", "2025-01-01"),
-    Network(Link("made up for a picture", 5e9, 1e-6, "made up for a picture", "2025-01-01")), "fp16", efficiency=0.5)
-
-
-def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str = "bf16", efficiency: float = 1.0,
-               nodes: int = 1, between: str | None = None, hardware: str | None = None) -> Machine:
-    """N devices by name, on links by name; without both, the made-up machine of the timeline's figure, on which a small
-    model's arithmetic and its communication can both be seen. ValueError for a name that is not known.
-    """
-    known = presets() if hardware is None else read(hardware)
-    if device is None and link is None:
-        if nodes != 1 or between is not None or hardware is not None or compute != "bf16" or efficiency != 1.0:
-            raise ValueError("nodes, a link between them, hardware of one's own, --compute and --efficiency go with "
-                             "--device and --link; name both")
-        return MACHINE
-    if device is None or link is None:
-        raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
-                         "--device h100-80 --link nvlink4")
-    outside = None if nodes == 1 and between is None else known.link(between or "infiniband-ndr")
-    return Machine(known.device(device), network_of(ranks, nodes, known.link(link), outside), compute, efficiency)
+from zerosim.planning.collectives import levels
+from zerosim.planning.recording import ISSUE, MESSAGE, RecordedCall, Recording, load
+from zerosim.planning.timeline import Machine, Timeline, replay
 
 
 def save_report(recorded: str | Path, out: str | Path | None = None, *, device: str | None = None,
@@ -78,68 +55,17 @@ def _written(text: str, path: Path) -> Path:
 # -- the report as data ------------------------------------------------------------------------------------------------
 
 MOST_MARKS = 150_000  # bars and corners that a page can hold and a browser can draw
-ARITHMETIC = "arithmetic"  # outside the spans that have a color
-
-
-@dataclass(frozen=True, slots=True)
-class RankBar:
-    """Something on a stream, in microseconds. ``what`` is a phase, a purpose or "waiting"; ``call`` a collective's
-    number in the recording, None for arithmetic and messages."""
-
-    what: str
-    name: str
-    span: str
-    start: float
-    end: float
-    nbytes: int = 0
-    flops: int = 0
-    call: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """One rank: its two streams, its waits, and what it held, (H + 1,) bytes of each kind from each instant on."""
-
-    rank: int
-    computed: tuple[RankBar, ...]
-    communicated: tuple[RankBar, ...]
-    waits: tuple[RankBar, ...]
-    microseconds: tuple[float, ...]
-    nbytes: Mapping[str, tuple[int, ...]]
-    sent_nbytes: Mapping[str, int]
-    compute_microseconds: float
-    communication_microseconds: float
-    exposed_microseconds: float
-
-    @property
-    def totals(self) -> list[int]:
-        """Bytes of all kinds together, (H + 1,)."""
-        return list(map(sum, zip(*self.nbytes.values(), strict=True))) or [0] * len(self.microseconds)
-
-    @property
-    def peak_nbytes(self) -> int:
-        """At its fullest instant."""
-        return max(self.totals)
-
-    @property
-    def peak_nbytes_by_kind(self) -> dict[str, int]:
-        """The breakdown of the first fullest instant; kinds of which nothing is held then are left out."""
-        at = self.totals.index(self.peak_nbytes)
-        return {kind: column[at] for kind, column in self.nbytes.items() if column[at]}
 
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One collective: ``nbytes`` are those of its whole vector, ``sent_nbytes`` all that its ranks sent."""
+    """One collective of a recording, by its number: when it went on, in microseconds, in which span, and the bytes that
+    all its ranks sent."""
 
     number: int
-    operation: str
-    algorithm: str
-    purpose: str
-    span: str
-    group: tuple[int, ...]
-    nbytes: int
+    recorded: RecordedCall
     sent_nbytes: int
+    span: str
     start: float
     end: float
     asynchronous: bool
@@ -147,16 +73,19 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """A run: what it was replayed on, how long it took, its ranks, its collectives, and bytes from rank to rank."""
+    """A run: what it was replayed on, its ranks, its collectives, and bytes by sender, receiver and purpose."""
 
     title: str
     machine: str
-    step_microseconds: float
-    ranks: tuple[RankReport, ...]
+    ranks: tuple[ReplayedRank, ...]
     calls: tuple[CallReport, ...]
-    links: Mapping[tuple[int, int], int]
+    traffic: Mapping[tuple[int, int, str], int]
     message_count: int
-    row_count: int
+
+    @property
+    def step_microseconds(self) -> float:
+        """From the common start until the last rank is done."""
+        return self.ranks[0].step_microseconds
 
     @property
     def kinds(self) -> list[str]:
@@ -165,30 +94,40 @@ class ReportData:
         return [*(kind for kind in KIND_COLORS if kind in held), *sorted(held - set(KIND_COLORS))]
 
     @property
-    def sent_nbytes(self) -> int:
-        """By all ranks together."""
-        return sum(self.links.values())
+    def links(self) -> dict[tuple[int, int], int]:
+        """Bytes from rank to rank."""
+        found = Counter[tuple[int, int]]()
+        for (source, destination, _), nbytes in self.traffic.items():
+            found[source, destination] += nbytes
+        return dict(found)
+
+    def sent_nbytes(self, rank: int) -> dict[str, int]:
+        """Bytes that one rank sent, by purpose."""
+        found = Counter[str]()
+        for (source, _, purpose), nbytes in self.traffic.items():
+            found[purpose] += nbytes * (source == rank)
+        return {purpose: nbytes for purpose, nbytes in found.items() if nbytes}
 
 
 def report_data(recording: Recording, machine: Machine, title: str) -> ReportData:
     """Replays the recording; ValueError for one that cannot be replayed, and for one too long to be a page."""
-    marks = recording.row_count
-    if marks > MOST_MARKS:
-        raise ValueError(f"{marks:,} rows were recorded, and a page holds {MOST_MARKS:,}; take one stretch of the "
-                         f"program with --span NAME: {_spans(recording)}")
+    if recording.row_count > MOST_MARKS:
+        names = [*dict.fromkeys(path[-1] for path in recording.paths if path)][:8]
+        raise ValueError(f"{recording.row_count:,} rows were recorded, and a page holds {MOST_MARKS:,}; take one "
+                         "stretch of the program with --span NAME: "
+                         f"{', '.join(names) or 'it has none, so record a shorter run'}")
     timeline = replay(recording, machine)
-    sent = [Counter[str]() for _ in range(recording.ranks)]
-    links = Counter[tuple[int, int]]()
-    calls = tuple(_call(timeline, number, links, sent) for number in sorted(timeline.parts_of_call))
-    messages = _messages(recording, links, sent)
-    return ReportData(title, _words(machine), float(timeline.step_seconds) * 1e6,
-                      tuple(_rank(timeline, lane, sent[lane.rank]) for lane in timeline.lanes), calls, links, messages,
-                      recording.row_count)
-
-
-def _spans(recording: Recording) -> str:
-    names = dict.fromkeys(path[-1] for path in recording.paths if path)
-    return ", ".join([*names][:8]) or "it has none, so record a shorter run"
+    traffic, messages = Counter[tuple[int, int, str]](), 0
+    calls = tuple(_call(timeline, number, traffic) for number in sorted(timeline.parts_of_call))
+    for rank in range(recording.ranks):
+        program = recording.program(rank)
+        for index in program.first[program.where(MESSAGE)].tolist():
+            message = recording.messages[index]
+            if message.destination is not None:
+                traffic[rank, message.destination, message.purpose] += message.nbytes
+                messages += 1
+    ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
+    return ReportData(title, _words(machine), ranks, calls, traffic, messages)
 
 
 def _words(machine: Machine) -> str:
@@ -199,80 +138,22 @@ def _words(machine: Machine) -> str:
             f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
 
 
-def _call(timeline: Timeline, number: int, links: Counter[tuple[int, int]], sent: Sequence[Counter[str]]) -> CallReport:
-    """One call, whose messages are added to the links."""
-    recording, parts = timeline.recording, timeline.parts_of_call[number]
-    call, total = recording.calls[number], 0
-    for level in schedule(call.shape):
+def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]]) -> CallReport:
+    """One call, whose messages are added to the traffic."""
+    call, parts, sent = timeline.recording.calls[number], timeline.parts_of_call[number], 0
+    for level in levels(call.shape):
         for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
-                                               level.nbytes.tolist(), strict=True):
-            links[call.group[source], call.group[destination]] += nbytes * level.times
-            sent[call.group[source]][call.purpose] += nbytes * level.times
-            total += nbytes * level.times
-    lane = timeline.lanes[parts[0].rank]
-    event = timeline.part_event(parts[0])
-    start, end = min(float(part.begun) for part in parts), max(float(part.ended) for part in parts)
-    return CallReport(number, call.shape.operation, call.shape.algorithm, call.purpose, "/".join(event.path),
-                      call.group, call.shape.nbytes, total, start * 1e6, end * 1e6,
-                      lane.points[parts[0].point][1] == ISSUE)
-
-
-def _messages(recording: Recording, links: Counter[tuple[int, int]], sent: Sequence[Counter[str]]) -> int:
-    """The program's own messages; returns how many were sent."""
-    count = 0
-    for rank in range(recording.ranks):
-        program = recording.program(rank)
-        for index in program.first[program.where(MESSAGE)].tolist():
-            message = recording.messages[index]
-            if message.destination is not None:
-                links[rank, message.destination] += message.nbytes
-                sent[rank][message.purpose] += message.nbytes
-                count += 1
-    return count
-
-
-def _rank(timeline: Timeline, lane: Lane, sent: Mapping[str, int]) -> RankReport:
-    usage, curve = timeline.usage[lane.rank], memory(timeline, lane.rank)
-    waits = tuple(RankBar("waiting", "waiting for communication", "", float(start) * 1e6, float(end) * 1e6)
-                  for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
-    return RankReport(
-        lane.rank, _computed(timeline, lane.rank), _communicated(timeline, lane), waits,
-        tuple((curve.seconds * 1e6).tolist()),
-        {kind: tuple(column.tolist()) for kind, column in curve.nbytes_by_kind.items()}, dict(sent),
-        *(float(seconds) * 1e6 for seconds in (usage.compute_seconds, usage.communication_seconds,
-                                               usage.exposed_seconds)))
-
-
-def _computed(timeline: Timeline, rank: int) -> tuple[RankBar, ...]:
-    """Arithmetic; rows of one span that follow each other at once are one bar."""
-    bars: list[RankBar] = []
-    for event in timeline.computed(rank):
-        span, last = "/".join(event.path), bars[-1] if bars else None
-        what = next((name for name in event.path if name in PHASE_COLORS), ARITHMETIC)
-        bar = RankBar(what, event.path[-1] if event.path else ARITHMETIC, span, float(event.start_seconds) * 1e6,
-                  float(event.end_seconds) * 1e6, event.nbytes, event.flops)
-        if last is not None and last.span == span and last.end == bar.start:
-            bars[-1] = RankBar(what, bar.name, span, last.start, bar.end, last.nbytes + bar.nbytes,
-                               last.flops + bar.flops)
-        else:
-            bars.append(bar)
-    return tuple(bar for bar in bars if bar.end > bar.start)
-
-
-def _communicated(timeline: Timeline, lane: Lane) -> tuple[RankBar, ...]:
-    """Collectives and messages, each a bar; those that take no time too, since they were made."""
-    found = []
-    for part in lane.parts:
-        event = timeline.part_event(part)
-        assert event.stream == COMMUNICATION
-        found.append(RankBar(event.purpose, event.name, "/".join(event.path), float(event.start_seconds) * 1e6,
-                         float(event.end_seconds) * 1e6, event.nbytes, call=part.call))
-    return tuple(found)
+                                               (level.nbytes * level.times).tolist(), strict=True):
+            traffic[call.group[source], call.group[destination], call.purpose] += nbytes
+            sent += nbytes
+    event, point = timeline.part_event(parts[0]), timeline.lanes[parts[0].rank].points[parts[0].point]
+    return CallReport(number, call, sent, "/".join(event.path), float(min(part.begun for part in parts)) * 1e6,
+                      float(max(part.ended for part in parts)) * 1e6, point[1] == ISSUE)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-COLORS = {**PHASE_COLORS, ARITHMETIC: "#009E73", **PURPOSE_COLORS}
+COLORS = {**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS}
 FORBIDS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 TICKS = 10
 WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
@@ -301,14 +182,15 @@ def _summary(data: ReportData) -> str:
     exposed = max(rank.exposed_microseconds for rank in data.ranks)
     facts = {"Ranks": f"{len(data.ranks):,}", "Time": micro(data.step_microseconds),
              "Waiting, at most": micro(exposed), "Collectives": f"{len(data.calls):,}",
-             "Messages of the program": f"{data.message_count:,}", "Sent by all": bytes_text(data.sent_nbytes),
-             "Held, at most": bytes_text(peak)}
+             "Messages of the program": f"{data.message_count:,}",
+             "Sent by all": bytes_text(sum(data.traffic.values())), "Held, at most": bytes_text(peak)}
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
-    purposes = [purpose for purpose in PURPOSE_COLORS if any(rank.sent_nbytes.get(purpose) for rank in data.ranks)]
-    rows = tuple((str(rank.rank), f"{rank.peak_nbytes:,}", *(f"{rank.sent_nbytes.get(p, 0):,}" for p in purposes),
-                  f"{sum(rank.sent_nbytes.values()):,}", f"{rank.compute_microseconds:,.1f}",
+    sent = [data.sent_nbytes(rank.rank) for rank in data.ranks]
+    purposes = [purpose for purpose in PURPOSE_COLORS if any(purpose in of_rank for of_rank in sent)]
+    rows = tuple((str(rank.rank), f"{rank.peak_nbytes:,}", *(f"{of_rank.get(p, 0):,}" for p in purposes),
+                  f"{sum(of_rank.values()):,}", f"{rank.compute_microseconds:,.1f}",
                   f"{rank.communication_microseconds:,.1f}", f"{rank.exposed_microseconds:,.1f}")
-                 for rank in data.ranks)
+                 for rank, of_rank in zip(data.ranks, sent, strict=True))
     columns = ("rank", ">held, at most", *(f">sent: {p}" for p in purposes), ">sent in all", ">computing",
                ">communicating", ">waiting")
     table = Table("Rank by rank: held and sent (bytes), and how the time went (µs)", columns, rows)
@@ -324,7 +206,7 @@ def scrolled(table: Table, attributes: Iterable[str] = ()) -> str:
 
 
 def _timeline(data: ReportData) -> str:
-    lanes = "".join(_lanes(rank, data.step_microseconds) for rank in data.ranks)
+    lanes = "".join(map(_lanes, data.ranks))
     whats = Counter(bar.what for rank in data.ranks for bar in (*rank.computed, *rank.communicated))
     keys = "".join(f'<li><span class="key {"tall" if what in PURPOSE_COLORS else "low"}" style="background:{color}">'
                    f"</span>{'sends: ' if what in PURPOSE_COLORS else 'computes: '}{escape(what)}</li>"
@@ -342,9 +224,9 @@ def _timeline(data: ReportData) -> str:
         '<p id="said" role="status" aria-live="polite" class="script">Point at a bar, or walk to it.</p></section>\n')
 
 
-def _lanes(rank: RankReport, total: float) -> str:
+def _lanes(rank: ReplayedRank) -> str:
     def bars(found: Iterable[RankBar]) -> str:
-        return "".join(_bar(bar, total) for bar in found)
+        return "".join(_bar(bar, rank.step_microseconds) for bar in found)
 
     return (f'<div class="rank" data-rank="{rank.rank}"><h3>rank {rank.rank}</h3>'
             f'<div class="lane compute" role="list" aria-label="rank {rank.rank} computes">'
@@ -382,7 +264,7 @@ def _memory(data: ReportData) -> str:
     fullest = max(data.ranks, key=lambda rank: rank.peak_nbytes).rank
     curves = "".join(
         f'<details{" open" if rank.rank == fullest else ""}><summary>rank {rank.rank}: at most {rank.peak_nbytes:,} '
-        f"bytes</summary>{curve_html(rank, data.kinds, data.step_microseconds, top)}"
+        f"bytes</summary>{curve_html(rank, data.kinds, top)}"
         f'<div class="under">{_axis(data.step_microseconds)}</div></details>' for rank in data.ranks)
     rows = tuple((words(kind), *(f"{rank.peak_nbytes_by_kind.get(kind, 0):,}" for rank in data.ranks))
                  for kind in data.kinds)
@@ -394,8 +276,8 @@ def _memory(data: ReportData) -> str:
             f"{scrolled(table)}</section>\n")
 
 
-def curve_html(rank: RankReport, kinds: Sequence[str], total: float, top: int) -> str:
-    """The areas of one rank, and what half and all of the height stand for; ``total`` microseconds are its width."""
+def curve_html(rank: ReplayedRank, kinds: Sequence[str], top: int) -> str:
+    """The areas of one rank, and what half and all of the height stand for; the step is as long as they are wide."""
     if not top:
         return "<p>It held nothing.</p>"
     peak = rank.totals.index(rank.peak_nbytes)
@@ -404,52 +286,45 @@ def curve_html(rank: RankReport, kinds: Sequence[str], total: float, top: int) -
     marks = "".join(f'<span style="bottom:{share * 100:g}%">{bytes_text(top * share)}</span>' for share in (0.5, 1))
     return (f'<div class="curve"><div class="scale" aria-hidden="true">{marks}</div>'
             f'<svg role="img" aria-label="{words}" data-rank="{rank.rank}" data-peak="{rank.peak_nbytes}" '
-            f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{_areas(rank, kinds, total, top)}</svg></div>')
+            f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{_areas(rank, kinds, top)}</svg></div>')
 
 
-def _areas(rank: RankReport, kinds: Sequence[str], total: float, top: int) -> str:
+def _areas(rank: ReplayedRank, kinds: Sequence[str], top: int) -> str:
     """From each instant to the next; of several changes at one instant the last is drawn."""
-    seconds = [*rank.microseconds, total]
-    shown = [at for at, (now, after) in enumerate(pairwise(seconds)) if after > now]
-    low = [0] * len(shown)
-    found = []
-    for kind in kinds:
-        column = rank.nbytes.get(kind)
-        if column is None:
-            continue
-        high = [below + column[at] for below, at in zip(low, shown, strict=True)]
-        if any(a != b for a, b in zip(low, high, strict=True)):
-            found.append(f'<path fill="{KIND_COLORS.get(kind, "#888888")}" d="{_path(seconds, shown, low, high, top)}">'
+    instants, held = rank.held(kinds)
+    low, found = [0] * len(instants), []
+    for kind, column in held.items():
+        high = list(map(add, low, column))
+        if high != low:
+            found.append(f'<path fill="{KIND_COLORS.get(kind, "#888888")}" d="{_path(instants, low, high, top)}">'
                          f"<title>{words(kind)}</title></path>")
         low = high
     return "".join(found)
 
 
-def _path(seconds: Sequence[float], shown: Sequence[int], low: Sequence[int], high: Sequence[int], top: int) -> str:
+def _path(instants: Sequence[float], low: Sequence[int], high: Sequence[int], top: int) -> str:
     """The outline: along the upper edge to the right, along the lower one back."""
-    total = seconds[-1] or 1.0
-    ends = [seconds[at] for at in shown[1:]] + [total]
-    edges = []
+    total, edges = instants[-1] or 1.0, []
     for edge, back in ((high, False), (low, True)):
         corners: list[tuple[float, float]] = []
-        for at, end, nbytes in zip(shown, ends, edge, strict=True):
+        for (start, end), nbytes in zip(pairwise(instants), edge, strict=False):
             y = HEIGHT * (1 - nbytes / top)
             if corners and corners[-1][1] == y:
                 corners[-1] = (end, y)
             else:
-                corners += [(seconds[at], y), (end, y)]
+                corners += [(start, y), (end, y)]
         edges.append(corners[::-1] if back else corners)
     points = " ".join(f"{WIDTH * x / total:.2f},{y:.2f}" for x, y in (*edges[0], *edges[1]))
     return f"M{points}Z"
 
 
 def _messages_section(data: ReportData) -> str:
-    everyone = range(len(data.ranks))
-    rows = tuple((f"rank {source}", *(f"{data.links.get((source, to), 0):,}" for to in everyone))
+    everyone, links = range(len(data.ranks)), data.links
+    rows = tuple((f"rank {source}", *(f"{links.get((source, to), 0):,}" for to in everyone))
                  for source in everyone)
     table = Table("Bytes from rank (row) to rank (column)", ("from", *(f">to {to}" for to in everyone)), rows)
     return ('<section aria-labelledby="h-links"><h2 id="h-links">Messages</h2><p>Every collective is many messages; '
-            f"here are all of them, and the program's own, from whom to whom: {data.sent_nbytes:,} bytes in all.</p>"
+            f"here are all of them, and the program's own, from whom to whom: {sum(links.values()):,} bytes in all.</p>"
             f"{scrolled(table)}</section>\n")
 
 
@@ -463,7 +338,7 @@ def _collectives(data: ReportData) -> str:
 
 
 def _call_row(call: CallReport) -> tuple[str, ...]:
-    group = call.group
+    group, shape = call.recorded.group, call.recorded.shape
     ranks = ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]} to {group[-1]} ({len(group)})"
-    return (str(call.number), call.operation + " *" * call.asynchronous, call.algorithm, call.purpose, call.span, ranks,
-            f"{call.nbytes:,}", f"{call.sent_nbytes:,}", f"{call.start:,.3f}", f"{call.end:,.3f}")
+    return (str(call.number), shape.operation + " *" * call.asynchronous, shape.algorithm, call.recorded.purpose,
+            call.span, ranks, f"{shape.nbytes:,}", f"{call.sent_nbytes:,}", f"{call.start:,.3f}", f"{call.end:,.3f}")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
-from zerosim.display.notebook import as_html
 from zerosim.display.objects import step_view
+from zerosim.display.render_html import as_html
 from zerosim.display.style import ink_on, rank_color, short
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted

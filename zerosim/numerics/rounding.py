@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import SMALL, Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import SMALL, Array, Scratch, in_blocks
 from zerosim.numerics.checks import check_array, is_floating
 from zerosim.numerics.formats import FORMATS, Format, format_of
 
@@ -49,26 +49,17 @@ def round_to(
     wrong shape or type, and `bits` missing or given in vain.
     """
     fmt = format_of(fmt)
-    values = _container(x)
+    values = _container(x, "round_to")
     if mode not in MODES:
         raise ValueError(f"rounding mode {mode!r} is none of {', '.join(MODES)}")
     _check_bits(bits, mode, values)
-    result = _result(values, out)
-    row = row_of(result)
-    _round_row(flat(values, row), row, fmt, mode, None if bits is None else bits.reshape(-1), saturate)
-    put_back(row, result)
-    return result
-
-
-def _round_row(
-    x: Array, y: Array, fmt: Format, mode: Mode, bits: npt.NDArray[np.uint32] | None, saturate: bool
-) -> None:
-    scratch = Scratch()
-    for span in spans(x.size):
+    result, scratch = _result(values, out), Scratch()
+    for y, x, *words in in_blocks(result, values, *([] if bits is None else [bits])):
         if mode == "nearest":
-            nearest_block(x[span], y[span], fmt, scratch, saturate)
+            nearest_block(x, y, fmt, scratch, saturate)
         else:
-            _directed_block(x[span], y[span], fmt, None if bits is None else bits[span], saturate)
+            _directed_block(x, y, fmt, saturate, *words)
+    return result
 
 
 def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
@@ -115,7 +106,9 @@ def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: boo
         y[beyond] = instead
 
 
-def _directed_block(x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool) -> None:
+def _directed_block(
+    x: Array, y: Array, fmt: Format, saturate: bool, bits: npt.NDArray[np.uint32] | None = None
+) -> None:
     """Rounds one block toward zero, or stochastically where there are bits. In float64 all of this is exact: x/q
     has at most 53 bits whatever x, and its fraction and (bits + 1/2)/2^32 are compared as they are."""
     wide = x.astype(np.float64)
@@ -178,14 +171,14 @@ def _rounder(fmt: Format, container: np.dtype[Any]) -> _Rounder:
     )
 
 
-def _container(x: npt.ArrayLike) -> Array:
+def _container(x: npt.ArrayLike, asked: str) -> Array:
     values = np.asarray(x)
     if values.dtype in (np.float32, np.float64):
         return values
     if is_floating(values.dtype):
         return values.astype(np.float32)
     raise ValueError(
-        f"round_to was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "
+        f"{asked} was given elements of type {values.dtype.name}; it rounds float64, float32 and the formats' own "
         "array types: convert first, with astype"
     )
 
@@ -231,7 +224,7 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
     True
     """
     fmt = format_of(fmt)
-    y = round_to(x, fmt)
+    y = round_to(_container(x, "spacing"), fmt)
     magnitude = np.maximum(np.abs(y), y.dtype.type(fmt.smallest_normal))
     _, exponent = np.frexp(magnitude)  # magnitude = m·2^exponent with 1/2 <= m < 1
     gap = np.ldexp(y.dtype.type(1), exponent - 1 - fmt.mantissa_bits)

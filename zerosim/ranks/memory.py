@@ -74,9 +74,12 @@ class Memory(Plotted):
         """A new array of this shape and dtype, charged to ``kind``; uninitialized, in debug mode NaN.
 
         On a rank whose arrays have no data, it has some if ``like`` has. Raises OutOfMemoryError when the capacity does
-        not leave the bytes, and ValueError for an unknown kind.
+        not leave the bytes, and ValueError for an unknown kind, and for Python objects, whose bytes are elsewhere.
         """
         dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise ValueError(f"{self.owner} asked for an array of type {dtype}, whose elements lie where no memory "
+                             "counts their bytes; take a type of numbers, such as np.float32")
         lengths = (shape,) if isinstance(shape, int | np.integer) else shape
         if lengths and min(lengths) < 0:
             raise ValueError(f"{self.owner} asked for an array of shape {shape}, but no length can be negative")

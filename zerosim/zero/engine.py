@@ -28,12 +28,12 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero.gradients import Accumulator
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import FactorObserver, Factors, Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -163,9 +163,7 @@ class Engine(Shown):
         Values are rounded to the compute format, targets to fp32; indices stay as they are. Every forward is the next
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
-        if self._update.under_way is not None:
-            raise ValueError(f"the update of step {self._update.under_way} was broken off, and some weights are of "
-                             "that step, others of the one before; make a new engine")
+        self._update.refuse_if_broken_off()
         if self._is_out_of_date():
             raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
                              "call all_gather_parameters() first")
@@ -229,6 +227,7 @@ class Engine(Shown):
 
     def all_gather_parameters(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard."""
+        self._update.refuse_if_broken_off()
         if self._is_out_of_date():
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
@@ -338,7 +337,7 @@ class Engine(Shown):
         """
         number = self._forwards * self.rank.size + self.rank.index
         self._forwards += 1
-        return replace(self.context(), draw=partial(_draw, self.seed, self._step, number))
+        return replace(self.context(), draw=partial(draw_for, self.seed, self._step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
         """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are."""
@@ -441,10 +440,6 @@ class Engine(Shown):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             warnings.warn(f"engine.{name} is now engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
             return getattr(self, RENAMED[name])
-
-
-def _draw(seed: int, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
-    return draw_for(seed, step, number, name, span)
 
 
 # -- what must be the same on all ranks -------------------------------------------------------------------------------

@@ -152,8 +152,8 @@ BARS = {
                             for nbytes in held.values() if nbytes],
     "activations": lambda data: [*(np.array([*data.tensors.values()]) / 1e6), *(
         nbytes / 1e9 for one in data.policies for nbytes in (one.kept_nbytes, one.peak_nbytes - one.kept_nbytes))],
-    "timeline": lambda data: [end - start for one in data.replays for bars in one.bars.values()
-                              for *_, start, end in bars] + [b - a for one in data.replays for a, b in one.waits],
+    "timeline": lambda data: [bar.end - bar.start for way in data.replays.values()
+                              for bar in (*way.computed, *way.communicated, *way.waits)],
 }
 
 

@@ -8,66 +8,44 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-from zerosim.course.figures.timeline import STEP, Replayed, replayed, step_traces
+from zerosim.course.figures.timeline import STEP, step_traces
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, stack, within_limits
-from zerosim.display.report import MACHINE
+from zerosim.display.replayed import MACHINE, ReplayedRank, replayed_rank
 from zerosim.display.style import PHASE_COLORS
 from zerosim.planning.recording import record
-from zerosim.planning.timeline import COMPUTATION, replay
+from zerosim.planning.timeline import replay
 
 TITLE = "How long gradients live: stage 1 keeps all of them, stage 2 its share"
-GRADIENT_KINDS = ("gradient", "unit_gradient", "communication_buffer")
 NAMES: Mapping[str, str] = MappingProxyType({
     "gradient": "gradients that rest, and their reduced sum", "unit_gradient": "one unit's whole gradient",
     "communication_buffer": "buffers of the reduction"})
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One stage: bytes per parameter of each kind from each instant on, and (phase, from, to) of the step's phases."""
-
-    stage: int
-    microseconds: tuple[float, ...]
-    held: Mapping[str, tuple[float, ...]]
-    phases: tuple[tuple[str, float, float], ...]
-    step_microseconds: float
-
-    @property
-    def totals(self) -> list[float]:
-        """Of all kinds together."""
-        return list(map(sum, zip(*self.held.values(), strict=True)))
+GRADIENT_KINDS = tuple(NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """The same step under several stages."""
+    """The same step of a model of P parameters: rank 0 of the replay under each stage."""
 
     what: str
-    lives: tuple[Life, ...]
+    parameters: int
+    lives: Mapping[int, ReplayedRank]
+
+    def held(self, stage: int) -> list[float]:
+        """Bytes of gradients of all kinds per parameter, from each change on."""
+        life = self.lives[stage]
+        columns = [life.nbytes[kind] for kind in GRADIENT_KINDS if kind in life.nbytes]
+        return [sum(of_kinds) / self.parameters for of_kinds in zip(*columns, strict=True)]
 
 
 def liveness_data(stages: Sequence[int] = (1, 2), widths: Sequence[int] = (256,) * 9, rows: int = 128,
                   ranks: int = 4) -> Liveness:
     """Runs a step of an MLP with Adam in fp16 under each stage, and replays it."""
-    parameters = sum(a * b for a, b in pairwise(widths))
-    lives = []
+    parameters, lives = sum(a * b for a, b in pairwise(widths)), {}
     for stage in stages:
         traces = step_traces(widths, rows, ranks=ranks, stage=stage, compute="fp16", options={})
-        lives.append(_life(stage, replayed("", replay(record(traces).inside(STEP), MACHINE)), parameters))
+        lives[stage] = replayed_rank(replay(record(traces).inside(STEP), MACHINE), 0)
     return Liveness(f"an MLP of {len(widths) - 1} layers in fp16 with Adam, {parameters:,} parameters, N = {ranks}",
-                    tuple(lives))
-
-
-def _life(stage: int, found: Replayed, parameters: int) -> Life:
-    nothing = (0,) * len(found.microseconds)
-    held = {kind: tuple(nbytes / parameters for nbytes in found.nbytes.get(kind, nothing)) for kind in GRADIENT_KINDS}
-    phases: dict[str, tuple[float, float]] = {}
-    for what, _, start, end in found.bars[COMPUTATION]:
-        if what in ("forward", "backward", "update"):
-            low, high = phases.get(what, (start, end))
-            phases[what] = min(low, start), max(high, end)
-    return Life(stage, found.microseconds, held, tuple((what, *ends) for what, ends in phases.items()),
-                found.step_microseconds)
+                    parameters, lives)
 
 
 def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
@@ -79,25 +57,25 @@ def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
         panels = figure.subplots(len(data.lives), 1, sharex=True, squeeze=False, gridspec_kw={
             "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.5 / height, "bottom": 1.45 / height,
             "hspace": 0.28})[:, 0]
-        top = 1.22 * max(max(life.totals) for life in data.lives)
-        for axes, life in zip(panels, data.lives, strict=True):
-            _panel(axes, life, top, style)
+        top = 1.22 * max(max(data.held(stage)) for stage in data.lives)
+        for axes, stage in zip(panels, data.lives, strict=True):
+            _panel(axes, data, stage, top, style)
         panels[-1].set_xlabel("time since the step began (µs)")
         heading(figure, TITLE, f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only "
                 "inside a step.", style)
         figure.legend([Patch(**look(kind, style)) for kind in GRADIENT_KINDS],
-                      [NAMES[kind] for kind in GRADIENT_KINDS], loc="lower center", ncols=3, columnspacing=1.6)
+                      list(NAMES.values()), loc="lower center", ncols=3, columnspacing=1.6)
     return Drawing("liveness", TITLE, _description(data), style, figure)
 
 
-def _panel(axes: Axes, life: Life, top: float, style: Style) -> None:
-    ends = (*life.microseconds[1:], life.step_microseconds)
-    shown = [at for at, (now, end) in enumerate(zip(life.microseconds, ends, strict=True)) if end > now]
-    times = [life.microseconds[at] for at in shown] + [life.step_microseconds]
-    at_ends = [*shown, shown[-1]]
-    stack(axes, times, {kind: [column[at] for at in at_ends] for kind, column in life.held.items()},
+def _panel(axes: Axes, data: Liveness, stage: int, top: float, style: Style) -> None:
+    life, totals = data.lives[stage], data.held(stage)
+    instants, held = life.held(GRADIENT_KINDS)
+    stack(axes, instants, {kind: [nbytes / data.parameters for nbytes in column] for kind, column in held.items()},
           lambda kind: look(kind, style))
-    for phase, start, end in life.phases:
+    for phase in ("forward", "backward", "update"):
+        bars = [bar for bar in life.computed if bar.what == phase]
+        start, end = bars[0].start, bars[-1].end
         axes.broken_barh([(start, end - start)], (top * 0.93, top * 0.05), facecolor=PHASE_COLORS[phase])
         axes.text((start + end) / 2, top * 0.915, phase, ha="center", va="top", fontsize=11)
     axes.set_ylim(0, top)
@@ -105,14 +83,17 @@ def _panel(axes: Axes, life: Life, top: float, style: Style) -> None:
     within_limits(axes)
     axes.grid(axis="y")
     axes.set_ylabel("gradients held\n(bytes per parameter)")
-    axes.set_title(f"Stage {life.stage}: at most {max(life.totals):.3g}, {life.totals[-1]:.3g} at the end", loc="left",
+    axes.set_title(f"Stage {stage}: at most {max(totals):.3g}, {totals[-1]:.3g} at the end", loc="left",
                    fontweight="bold", fontsize=12)
 
 
 def _description(data: Liveness) -> str:
-    said = [f"Stage {life.stage} holds at most {max(life.totals):.3g} bytes of gradients per parameter, "
-            f"{life.totals[0]:.3g} when the step begins and {life.totals[-1]:.3g} at its end, over "
-            f"{life.step_microseconds:.0f} µs: " + ", ".join(f"{NAMES[kind]} at most {max(column):.3g}"
-                                                             for kind, column in life.held.items()) + "."
-            for life in data.lives]
+    said = []
+    for stage, life in data.lives.items():
+        totals = data.held(stage)
+        kinds = ", ".join(f"{words} at most {max(life.nbytes.get(kind, (0,))) / data.parameters:.3g}"
+                          for kind, words in NAMES.items())
+        said.append(f"Stage {stage} holds at most {max(totals):.3g} bytes of gradients per parameter, {totals[0]:.3g} "
+                    f"when the step begins and {totals[-1]:.3g} at its end, over {life.step_microseconds:.0f} µs: "
+                    f"{kinds}.")
     return f"Stacked areas of bytes of gradients over one step on rank 0 of {data.what}. " + " ".join(said)

@@ -6,10 +6,10 @@ tensor parallelism, v vocabulary. Bytes are those of 16-bit training; masks of d
 Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), sections 4 and 5.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from zerosim.planning import activations
-from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, parse, refuse_unless_plain
+from zerosim.models.units import Recompute
+from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, refuse_unless_plain
 from zerosim.planning.cuts import checked_count
 
 # Bytes of each tensor, as multiples of sbh and of as²b: section 4.1.
@@ -21,77 +21,40 @@ ATTENTION: Mapping[str, tuple[int, int]] = {
 FEED_FORWARD: Mapping[str, tuple[int, int]] = {
     "up input": (2, 0), "pre-GELU": (8, 0), "post-GELU": (8, 0), "feed-forward mask": (1, 0),
 }
-COUNTS = ("recomputed-outputs", "korthikanti-2022")
 RECOMPUTED = ("none", "selective", "full")
 
 
 def tensors_nbytes(block: Block) -> dict[str, int]:
     """Bytes of each tensor that one block keeps, sbh(34 + 5as/h) together.
 
-    Raises ValueError where elements do not have 2 bytes or the block is not plain, for which the count was made.
+    The project's own layers keep less: no outputs of LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh
+    and as²b), and the softmax's output once. Raises ValueError where elements do not have 2 bytes or the block is not
+    plain, for which the count was made.
     """
     _check(block)
     every = {**INPUTS, **ATTENTION, **FEED_FORWARD}
     return {name: stream * block.stream + square * block.square for name, (stream, square) in every.items()}
 
 
-def block_nbytes(block: Block, count: str = "recomputed-outputs") -> int:
-    """Bytes that one block keeps, without statistics, as a published formula counts them, by its name in `COUNTS`.
+def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> int:
+    """The most bytes that n blocks keep at one moment, by the literature's count, under a recomputation policy.
 
-    >>> block_nbytes(activations.EXAMPLE), block_nbytes(activations.EXAMPLE, "korthikanti-2022")
-    (2013265920, 3825205248)
-
-    With "recomputed-outputs" the outputs of LayerNorms are computed again: (14·BLd + BHL²) elements. The literature's
-    count keeps them (4 sbh), one byte for each element of two dropout masks (2 sbh) and of a third over the
-    probabilities, and the softmax's output beside the dropped-out one (5 as²b in all).
-    Raises ValueError for a count that there is not, and as `tensors_nbytes` does.
-    """
-    _check_count(count)
-    if count == "recomputed-outputs":
-        return activations.kept(block).elements * block.itemsize
-    return sum(tensors_nbytes(block).values())
-
-
-def peak_nbytes(block: Block, blocks: int, policy: str = "none", count: str = "korthikanti-2022") -> int:
-    """The most bytes that n blocks keep at one moment, as a published count has them, under a recomputation policy.
-
-    >>> example = activations.EXAMPLE
+    >>> example = Block(batch=4, tokens=2048, channels=4096, heads=32)
     >>> [round(peak_nbytes(example, 32, policy) / 1e9, 1) for policy in ("none", "selective", "block")]
     [122.4, 39.2, 5.9]
 
-    What rests and what was computed again are as in `activations.peak_nbytes`: a block that is run again keeps all of
-    its tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of it.
-    Raises ValueError for a count that there is not, and as `activations.peak_nbytes` and `tensors_nbytes` do.
+    What rests and what was computed again are as in `planning.activations.peak_nbytes`: a block that is run again keeps
+    all of its tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of
+    it. Raises ValueError as that and as `tensors_nbytes` does.
     """
-    if count == "recomputed-outputs":
-        return activations.peak_nbytes(block, blocks, policy).elements * block.itemsize
-    _check_count(count)
-    n, sizes = checked_count("blocks", blocks, 1), tensors_nbytes(block)
-    k, inside = parse(policy)
-    kept, again = INSIDE[inside](block, sizes)
-    if k is None:
-        return n * kept + again
-    starts = range(0, n, k)
-    return max(index * 2 * block.stream + min(k, n - start) * kept + again for index, start in enumerate(starts))
-
-
-def _sub_block(block: Block, sizes: Mapping[str, int]) -> tuple[int, int]:
-    parts = [sum(sizes[name] for name in part) for part in (ATTENTION, FEED_FORWARD)]
-    return sum(sizes[name] for name in INPUTS), max(parts)
-
-
-def _square(block: Block, sizes: Mapping[str, int]) -> int:
-    return sum(square for _, square in ATTENTION.values()) * block.square
-
-
-# What a block keeps, and what is computed again at a time, by what a policy does inside a block.
-INSIDE: Mapping[str, Callable[[Block, Mapping[str, int]], tuple[int, int]]] = {
-    "all": lambda block, sizes: (sum(sizes.values()), 0),
-    "sub_block": _sub_block,
-    "selective": lambda block, sizes: (sum(sizes.values()) - _square(block, sizes), _square(block, sizes)),
-    "tiled": lambda block, sizes: (sum(sizes.values()) - _square(block, sizes)
-                                   + FP32_NBYTES * block.positions * block.heads, 0),
-}
+    n, sizes, recompute = checked_count("blocks", blocks, 1), tensors_nbytes(block), Recompute.parse(policy)
+    inputs, attention, feed_forward = (sum(sizes[name] for name in part) for part in (INPUTS, ATTENTION, FEED_FORWARD))
+    every, square = inputs + attention + feed_forward, 5 * block.square
+    kept, again = {
+        "all": (every, 0), "sub_block": (inputs, max(attention, feed_forward)), "selective": (every - square, square),
+        "tiled": (every - square + FP32_NBYTES * block.positions * block.heads, 0)}[recompute.inside]
+    runs = recompute.segments(n) or [range(n)]
+    return max(index * 2 * block.stream + len(run) * kept + again for index, run in enumerate(runs))
 
 
 def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: bool = False,
@@ -169,12 +132,7 @@ def zero_infinity_nbytes(block: Block) -> int:
 
 
 def _check(block: Block) -> None:
-    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take the count 'recomputed-outputs'")
+    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take planning.activations, which counts any block")
     if block.itemsize != 2:
         raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
-                         f"{block.itemsize} bytes; give it itemsize=2, or take the count 'recomputed-outputs'")
-
-
-def _check_count(count: str) -> None:
-    if count not in COUNTS:
-        raise ValueError(f"no published count {count!r}; there are {', '.join(COUNTS)}")
+                         f"{block.itemsize} bytes; give it itemsize=2, or take planning.activations")

@@ -101,7 +101,7 @@ class Score(Shown):
         return View(f"{self.puzzle}: {mark}", "", (TextLine(escape(self.sentence)), *table))
 
     def __repr__(self) -> str:
-        from zerosim.display.terminal import in_lines
+        from zerosim.display.render_text import in_lines
 
         return in_lines(self.view())
 

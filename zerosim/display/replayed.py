@@ -1,0 +1,141 @@
+"""Replays as pages and figures show them: the machine, and of a rank the bars of its streams, its waits, and what it
+held over time.
+
+Times are microseconds. Legend: H changes of a rank's memory.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from zerosim.display.style import PHASE_COLORS
+from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
+from zerosim.planning.timeline import Lane, Machine, Timeline, TimelineEvent, memory
+
+# A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
+# model's do on a large machine. Made up for the picture, as its source says.
+MACHINE = Machine(
+    Device("made up for a picture", 10**9, 10**9, 100e9, {"fp16": 1e12}, "made up for a picture", "2025-01-01"),
+    Network(Link("made up for a picture", 5e9, 1e-6, "made up for a picture", "2025-01-01")), "fp16", efficiency=0.5)
+
+
+def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str = "bf16", efficiency: float = 1.0,
+               nodes: int = 1, between: str | None = None, hardware: str | None = None) -> Machine:
+    """N devices by name, on links by name; without both, the made-up machine of the timeline's figure, on which a small
+    model's arithmetic and its communication can both be seen. ValueError for a name that is not known.
+    """
+    known = presets() if hardware is None else read(hardware)
+    if device is None and link is None:
+        if nodes != 1 or between is not None or hardware is not None or compute != "bf16" or efficiency != 1.0:
+            raise ValueError("nodes, a link between them, hardware of one's own, --compute and --efficiency go with "
+                             "--device and --link; name both")
+        return MACHINE
+    if device is None or link is None:
+        raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
+                         "--device h100-80 --link nvlink4")
+    outside = None if nodes == 1 and between is None else known.link(between or "infiniband-ndr")
+    return Machine(known.device(device), network_of(ranks, nodes, known.link(link), outside), compute, efficiency)
+
+
+ARITHMETIC = "arithmetic"  # outside the spans that have a color
+
+
+@dataclass(frozen=True, slots=True)
+class RankBar:
+    """Something on a stream. ``what`` is a phase, a purpose or "waiting"; ``call`` a collective's number in the
+    recording, None for arithmetic and messages."""
+
+    what: str
+    name: str
+    span: str
+    start: float
+    end: float
+    nbytes: int = 0
+    flops: int = 0
+    call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRank:
+    """One rank: its two streams, its waits, and what it held, (H + 1,) bytes of each kind from each instant on.
+
+    ``computed`` are stretches of arithmetic in one span, without those that take no time; ``communicated`` collectives
+    and messages, with those that take none, since they were made.
+    """
+
+    rank: int
+    computed: tuple[RankBar, ...]
+    communicated: tuple[RankBar, ...]
+    waits: tuple[RankBar, ...]
+    microseconds: tuple[float, ...]
+    nbytes: Mapping[str, tuple[int, ...]]
+    compute_microseconds: float
+    communication_microseconds: float
+    exposed_microseconds: float
+    step_microseconds: float
+
+    @property
+    def totals(self) -> list[int]:
+        """Bytes of all kinds together, (H + 1,)."""
+        return list(map(sum, zip(*self.nbytes.values(), strict=True))) or [0] * len(self.microseconds)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """At its fullest instant."""
+        return max(self.totals)
+
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """The breakdown of the first fullest instant; kinds of which nothing is held then are left out."""
+        at = self.totals.index(self.peak_nbytes)
+        return {kind: column[at] for kind, column in self.nbytes.items() if column[at]}
+
+    def held(self, kinds: Sequence[str]) -> tuple[list[float], dict[str, list[int]]]:
+        """The instants between which time goes by, to the step's end, and the bytes of each kind from each of them on.
+
+        Of several changes at one instant it is the last. The end has the bytes of the instant before it.
+        """
+        lasting = [at for at, (now, after) in enumerate(pairwise((*self.microseconds, self.step_microseconds)))
+                   if after > now]
+        instants = [*(self.microseconds[at] for at in lasting), *[self.step_microseconds] * bool(lasting)]
+        nothing = (0,) * len(self.microseconds)
+        return instants, {kind: [self.nbytes.get(kind, nothing)[at] for at in (*lasting, *lasting[-1:])]
+                          for kind in kinds}
+
+
+def replayed_rank(timeline: Timeline, rank: int) -> ReplayedRank:
+    """Reads one rank of a replay."""
+    lane, usage, curve = timeline.lanes[rank], timeline.usage[rank], memory(timeline, rank)
+    waits = tuple(RankBar("waiting", "waiting for communication", "", _micro(start), _micro(end))
+                  for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
+    return ReplayedRank(
+        rank, tuple(bar for bar in _stretches(timeline.computed(rank)) if bar.end > bar.start),
+        tuple(_communicated(timeline, lane)), waits, tuple(map(_micro, curve.seconds)),
+        {kind: tuple(column.tolist()) for kind, column in curve.nbytes_by_kind.items()},
+        *map(_micro, (usage.compute_seconds, usage.communication_seconds, usage.exposed_seconds,
+                      timeline.step_seconds)))
+
+
+def _micro(seconds: float) -> float:
+    return float(seconds) * 1e6
+
+
+def _stretches(events: Sequence[TimelineEvent]) -> list[RankBar]:
+    """Arithmetic; rows of one span that follow each other at once are one bar."""
+    bars: list[RankBar] = []
+    for event in events:
+        what = next((name for name in event.path if name in PHASE_COLORS), ARITHMETIC)
+        bar = RankBar(what, event.path[-1] if event.path else ARITHMETIC, "/".join(event.path),
+                      _micro(event.start_seconds), _micro(event.end_seconds), event.nbytes, event.flops)
+        if bars and (bars[-1].span, bars[-1].end) == (bar.span, bar.start):
+            last = bars.pop()
+            bar = replace(bar, start=last.start, nbytes=last.nbytes + bar.nbytes, flops=last.flops + bar.flops)
+        bars.append(bar)
+    return bars
+
+
+def _communicated(timeline: Timeline, lane: Lane) -> Iterator[RankBar]:
+    for part in lane.parts:
+        event = timeline.part_event(part)
+        yield RankBar(event.purpose, event.name, "/".join(event.path), _micro(event.start_seconds),
+                      _micro(event.end_seconds), event.nbytes, call=part.call)
