@@ -325,7 +325,7 @@ def test_indices_reach_the_first_unit_as_they_are_and_values_are_rounded(indices
 def test_micro_batches_of_unequal_lengths_share_no_random_word_and_depend_on_no_length():
     class Drawing(LinearUnit):
         def forward(self, ctx, w, x):
-            drawn.append(ctx.draw("mask", x.size, slice(0, x.size)))
+            drawn.append(ctx.draw("mask", slice(0, x.size)))
             return super().forward(ctx, w, x)
 
     model, found = Model((Drawing("only", 2, 3),)), {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from zerosim.numerics.checks import is_count, is_finite_number, is_number
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NumpyKernels, do_nothing
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
 State = Mapping[str, np.ndarray]
@@ -62,10 +62,6 @@ class Slot:
     format: str = "fp32"
 
 
-def _note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
-    """Ignores arithmetic."""
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
     """The arguments of an update besides its arrays.
@@ -79,7 +75,7 @@ class UpdateContext:
     norms: tuple[float, float] | None = None
     factors: tuple[np.ndarray, np.ndarray] | None = None
     alloc: Callable[[tuple[int, ...]], np.ndarray] | None = None
-    note: Callable[..., None] = _note_nothing
+    note: Callable[..., None] = do_nothing
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """Workspace in fp32, not initialized, for as long as the update runs."""

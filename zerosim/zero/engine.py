@@ -337,7 +337,7 @@ class Engine(Shown):
         """
         number = self._forwards * self.rank.size + self.rank.index
         self._forwards += 1
-        return replace(self.context(), draw=partial(_draw, self.seed, self._step, number))
+        return replace(self.context(), draw=partial(draw_for, self.seed, self._step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
         """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are."""
@@ -440,10 +440,6 @@ class Engine(Shown):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             warnings.warn(f"engine.{name} is now engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
             return getattr(self, RENAMED[name])
-
-
-def _draw(seed: int, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
-    return draw_for(seed, step, number, name, span)
 
 
 # -- what must be the same on all ranks -------------------------------------------------------------------------------
