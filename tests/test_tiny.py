@@ -1,10 +1,8 @@
 """ZeRO in one file has the engine's bits and sends its bytes, and is what it says: small, alone, and in the README."""
 
 import ast
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 import zerosim as zs
 from tests.architecture.source import ROOT
+from tests.support import fresh
 from tests.zero.training import bits, flat_state
 from zerosim import tiny
 from zerosim.models import Constants, LinearUnit, Model
@@ -198,17 +197,9 @@ def test_the_file_imports_numpy_ml_dtypes_and_the_standard_library_alone() -> No
     assert {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) == {"numpy", "ml_dtypes"}
 
 
-def printed(*command: str, folder: Path, encoding: str = "utf-8") -> str:
-    """The output of a fresh interpreter; warnings are errors."""
-    done = subprocess.run([sys.executable, "-W", "error", *command], cwd=folder, capture_output=True, text=True,
-                          encoding=encoding, env={**os.environ, "PYTHONIOENCODING": encoding})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_copy_of_the_file_prints_what_the_module_prints_and_the_readme_shows(tmp_path: Path) -> None:
     shutil.copy(FILE, tmp_path / "tiny.py")
-    of_copy, of_module = printed("-I", "tiny.py", folder=tmp_path), printed("-m", "zerosim.tiny", folder=ROOT)
+    of_copy, of_module = fresh("-P", "tiny.py", folder=tmp_path), fresh("-m", "zerosim.tiny")
     assert of_copy == of_module
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     # Another BLAS adds in another order: the losses' last digits are its own.
@@ -222,7 +213,7 @@ def losses_masked(text: str) -> str:
 @pytest.mark.parametrize(("ranks", "encoding"), [(1, "utf-8"), (3, "ascii")])
 def test_the_printed_closed_forms_are_what_every_rank_holds_and_sends_on_any_terminal(
         ranks: int, encoding: str, tmp_path: Path) -> None:
-    text = printed(str(FILE), str(ranks), folder=tmp_path, encoding=encoding)
+    text = fresh(str(FILE), str(ranks), folder=tmp_path, PYTHONIOENCODING=encoding)
     rows = re.findall(r"^  bytes .* = +([\d,]+), measured on each rank:((?: \d+)+)$", text, re.M)
     assert len(rows) == 8
     for closed_form, measured in rows:
