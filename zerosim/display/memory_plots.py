@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, stack, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, scale_of, stack, within_limits
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS
 from zerosim.display.views import words
 from zerosim.ranks.memory import Memory
@@ -152,12 +152,10 @@ def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iter
     """A figure with its heading and a legend of kinds, and axes between them."""
     from matplotlib.patches import Patch
 
-    width, rows = 9.6, -(-len(kinds) // 4)
-    height = 5.3 + 0.27 * rows
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
-                                1 - (2.05 + 0.27 * rows) / height))
-        heading(figure, title, subtitle, style, below=0.76)
+    width, legend = 9.6, 0.27 * -(-len(kinds) // 4)
+    height = 5.3 + legend
+    with style.figure(width, height, title, subtitle, below=0.76) as figure:
+        axes = figure.add_axes((0.95 / width, (0.85 + legend) / height, 1 - 1.25 / width, 1 - (2.05 + legend) / height))
         figure.legend([Patch(**look(kind, style)) for kind in kinds], [words(kind) for kind in kinds],
                       loc="lower center", ncols=4, columnspacing=1.6)
         yield figure, axes

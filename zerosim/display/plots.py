@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, heading
+from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style
 from zerosim.display.memory_plots import ledger, ledger_data, ledgers, ledgers_data
 from zerosim.display.objects import PARTS, parts_of, row_name
 from zerosim.display.step_plots import step_sheet, step_sheet_data
@@ -90,9 +90,8 @@ def plan_bars_data(plan: Plan) -> PlanBars:
 def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:
     """One stacked bar for each row, and a line where the device is full."""
     title = f"What one rank would hold: {data.model}"
-    width, height = 11.0, 3.15 + 0.42 * len(data.bars)
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((1.85 / width, 1.6 / height, 1 - 3.55 / width, 1 - 2.85 / height))
+    with style.figure(11.0, 3.15 + 0.42 * len(data.bars), title, data.verdict) as figure:
+        axes = figure.panel(left=1.85, right=1.7, top=1.25, bottom=1.6)
         widest = max(data.capacity_nbytes, *(sum(held.values()) for held in data.bars.values())) / 1e9
         for place, held in enumerate(data.bars.values()):
             low = 0.0
@@ -112,7 +111,6 @@ def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel("held by one rank (GB)")
-        heading(figure, title, data.verdict, style)
         figure.legend(*_legend(data, style), loc="lower center", ncols=4, columnspacing=1.6)
     said = "; ".join(f"{name} {sum(held.values()) / 1e9:,.2f} GB" for name, held in data.bars.items())
     return Drawing("plan", title, f"{data.verdict} Stacked bars: {said}. The device has "

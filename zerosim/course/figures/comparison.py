@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from zerosim.course.training import Comparison
-from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, heading, within_limits
+from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, within_limits
 from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.display.views import words
 from zerosim.numerics.units import counted
@@ -58,7 +58,8 @@ def comparison_data(found: Comparison) -> ComparisonData:
 
 def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
     """Three panels: losses as lines, memory as stacked bars by kind, traffic as stacked bars by purpose."""
-    with style.figure(14, 7) as figure:
+    words = f"Measured: {data.what}. Bytes of the rank that holds or sends most; hatched: held only during a step."
+    with style.figure(14, 7, TITLE, words) as figure:
         figure.subplots_adjust(left=0.055, right=0.985, top=0.82, bottom=0.38, wspace=0.24)
         losses, held, sent = figure.subplots(1, 3)
         _losses(losses, data, style)
@@ -70,8 +71,6 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
             box = panel.get_position()
             figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
                           bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
-        heading(figure, TITLE, f"Measured: {data.what}. Bytes of the rank that holds or sends most; "
-                "hatched: held only during a step.", style)
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
 

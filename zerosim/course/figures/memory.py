@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.measured import MeasuredStep, measured_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look
 from zerosim.display.style import KIND_COLORS
 from zerosim.display.views import words
 from zerosim.numerics.policy import Policy
@@ -81,16 +81,13 @@ MARKER: Mapping[str, Any] = MappingProxyType({"marker": ">", "markersize": 8, "l
 
 def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
     """Stacked bars by kind: per stage one at rest, with the formula's value beside it, and one at the peak."""
-    width, height = max(9.2, 5.6 * len(data.worlds) + 0.9), 7.6
-    with style.figure(width, height) as figure:
-        figure.subplots_adjust(left=0.85 / width, right=1 - 0.2 / width, top=1 - 1.6 / height, bottom=2.4 / height,
-                               wspace=0.06)
-        panels = figure.subplots(1, len(data.worlds), sharey=True, squeeze=False)[0]
+    columns, words = len(data.worlds), (
+        f"Measured: {data.model}; {data.parameter_count:,} parameters.\nHatched: held only during a step.")
+    with style.figure(max(9.2, 5.6 * columns + 0.9), 7.6, TITLE, words, below=0.84) as figure:
+        (panels,) = figure.panels(1, columns, left=0.85, right=0.2, top=1.6, bottom=2.4, wspace=0.06, sharey=True)
         for axes, ranks in zip(panels, data.worlds, strict=True):
             _panel(axes, data, ranks, style)
         panels[0].set_ylabel("held by one rank (bytes per parameter)")
-        heading(figure, TITLE, f"Measured: {data.model}; {data.parameter_count:,} parameters.\n"
-                "Hatched: held only during a step.", style, below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
     return Drawing("memory", TITLE, _description(data), style, figure)
 
