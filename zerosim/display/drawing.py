@@ -166,6 +166,16 @@ def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]]
     return low
 
 
+def stack_bar(bar: Callable[..., Any], at: float, thickness: float, held: Mapping[str, float],
+              looks: Callable[[str], dict[str, Any]]) -> float:
+    """A bar of kinds, each from where the one before it ends; returns the last end. ``bar`` is of axes: bar or barh."""
+    end = 0.0
+    for kind, value in held.items():
+        bar(at, value, thickness, end, **looks(kind))
+        end += value
+    return end
+
+
 def scale_of(nbytes: int) -> tuple[float, str]:
     """The unit that suits a largest value: (1e6, "MB")."""
     return next((unit, name) for unit, name in BYTES if nbytes >= unit or unit == 1)
