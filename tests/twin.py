@@ -155,8 +155,8 @@ class Twin:
 
     def gradient(self, x: np.ndarray, target: np.ndarray, number: int = 0) -> tuple[float, Vectors]:
         """The loss and the local gradients of one micro-batch, from its own forward and backward."""
-        def draw(name: str, n: int, span: slice) -> np.ndarray:
-            return random.bits((self.seed, f"dropout of micro-batch {number}", self.begun, name), 0, n)[span]
+        def draw(name: str, span: slice) -> np.ndarray:
+            return random.bits((self.seed, f"dropout of micro-batch {number}", self.begun, name), 0, span.stop)[span]
 
         ctx, kept = replace(Context.standalone(self.policy), draw=draw, gradients=self._places), []
         y = np.ascontiguousarray(x)

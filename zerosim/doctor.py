@@ -208,9 +208,8 @@ def mpi() -> BackendRow:
 
 def failure_of(words: Sequence[str], expected: str) -> str | None:
     """The failure of a command that should print this, whatever the space between its words; None if it did."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
+    done = ended(words)
+    if done is None:
         return f"did not end within {PROBE_SECONDS:g} seconds"
     if done.returncode:
         return f"failed: {complaint(done.stderr) or f'exit code {done.returncode}'}"
@@ -236,14 +235,20 @@ def probe(package: str, program: str, seconds: float = PROBE_SECONDS) -> str:
     """Runs a program that imports a package in a fresh interpreter; what it printed, or why it failed, in one line."""
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
-    try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds,
-                              stdin=subprocess.DEVNULL)  # fmt: skip
-    except subprocess.TimeoutExpired:
+    done = ended([sys.executable, "-c", program], seconds)
+    if done is None:
         return f"{package} is installed, but did not answer within {seconds:g} seconds"
     if done.returncode:
         return f"{package} is installed, but does not work: {last_line(done.stderr) or f'exit code {done.returncode}'}"
     return f"{package} {first_line(done.stdout)}"
+
+
+def ended(words: Sequence[str], seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str] | None:
+    """A command, run to its end; None for one that did not end in time."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def found_program(*names: str) -> str | None:
@@ -259,11 +264,10 @@ def visible_gpus() -> list[str]:
     if program is None:
         return []
     try:
-        done = subprocess.run([program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL)  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        done = ended([program, "--query-gpu=name", "--format=csv,noheader"])
+    except OSError:
         return []
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+    return [] if done is None or done.returncode else done.stdout.split("\n")[:-1]
 
 
 def first_line(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends import compiled_kernels, doubles, fake_cupy
+from tests.backends import compiled_kernels, doubles
 from tests.backends.worlds import DOUBLES, GPUS, HERE, JOBS, MPI, World, lacking_gpus
 from zerosim.backends.cupy.kernels import CupyKernels
 
@@ -55,7 +55,7 @@ def compiler() -> None:
 @pytest.fixture
 def stand_in(compiler: None) -> Iterator[CupyKernels]:
     """CuPy's kernels, their arithmetic on the CPU."""
-    with doubles.in_place({"cupy": fake_cupy}):
+    with doubles.installed(1):
         yield CupyKernels()
 
 

@@ -29,29 +29,24 @@ class Doubles:
 
 @contextmanager
 def installed(gpus: int, *, linked: bool = False) -> Iterator[Doubles]:
-    """So many GPUs, whose streams are judged; ``linked``: NCCL between processes."""
-    module, cuda = fake_cuda.fake_module(gpus)
-    world = fake_nccl.World(cuda)
-    links = (fake_links.LinkedCommunicator, fake_links.unique_id) if linked else ()
-    module.cuda.nccl = fake_nccl.fake_module(world, *links)
-    parts = {"cupy": module, "cupy.cuda": module.cuda, "cupy.cuda.nccl": module.cuda.nccl}
-    with patch.object(fake_cupy, "ndarray", fake_cuda.ndarray), in_place(parts):  # which its own functions make
-        yield Doubles(module, cuda, world)
-
-
-@contextmanager
-def in_place(modules: dict[str, Any]) -> Iterator[None]:
-    """These modules are imported, and rows are added up in the order of NumPy's kernels: a library's is its own."""
+    """So many GPUs, whose streams are judged; ``linked``: NCCL between processes. Rows are added up in the order of
+    NumPy's kernels: a library's is its own."""
 
     def row_products(self: Any, x: Any, y: Any) -> Any:
         return fake_cupy.asarray(NumpyKernels().row_products(to_host(x), to_host(y)))
 
+    cuda, devices = fake_cupy.cuda_of(gpus)
+    world = fake_nccl.World(devices)
+    links = (fake_links.LinkedCommunicator, fake_links.unique_id) if linked else ()
+    cuda.nccl = fake_nccl.fake_module(world, *links)
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(sys.modules, modules))
+        stack.enter_context(patch.object(fake_cupy, "cuda", cuda, create=True))
+        names = {"cupy": fake_cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": cuda.nccl}
+        stack.enter_context(patch.dict(sys.modules, names))
         stack.enter_context(patch.object(CupyKernels, "row_products", row_products))
         stack.enter_context(np.errstate(all="ignore"))  # NumPy computes here, and warns
         compiled.cache_clear()
-        yield
+        yield Doubles(fake_cupy, devices, world)
         compiled.cache_clear()
 
 

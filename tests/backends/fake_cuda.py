@@ -1,4 +1,4 @@
-"""Several devices, streams and events on top of the stand-in for CuPy, and a judge of the order in which they work.
+"""Devices, streams and events for the stand-in for CuPy, and a judge of the order in which they work.
 
 Everything is computed at once, in the order in which it is asked for; so a forgotten dependency would change no bit.
 The judge finds it nevertheless: it keeps what each stream knows to have happened before (vector clocks), and raises
@@ -10,10 +10,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import defaultdict
-from types import ModuleType, SimpleNamespace
 from typing import Any
-
-from tests.backends import fake_cupy
 
 Clock = dict[int, int]
 
@@ -94,6 +91,7 @@ class Cuda:
         for self.selected in range(count):
             self.stacks.append([Stream(null=True, _cuda=self)])
         self.selected = 0
+        self.used_nbytes = 0
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
         self.reads: dict[int, Clock] = defaultdict(dict)
@@ -120,15 +118,17 @@ class Cuda:
     # -- arrays and their devices ---------------------------------------------------------------------------------
 
     def allocated(self, array: Any) -> None:
-        """A new base array, on the current device."""
+        """A new base array, on the current device; its pool hands out multiples of 512 bytes."""
         address, nbytes = array.data.ptr, array.nbytes
         if nbytes:
+            self.used_nbytes += -(-nbytes // 512) * 512
             self.starts.insert(bisect.bisect(self.starts, address), address)
             self.owners[address] = nbytes, self.selected
             weakref.finalize(array, self.freed, address)
 
     def freed(self, address: int) -> None:
         self.starts.pop(bisect.bisect_left(self.starts, address))
+        self.used_nbytes -= -(-self.owners[address][0] // 512) * 512
         for table in (self.owners, self.reads, self.writes):
             table.pop(address, None)
 
@@ -176,90 +176,3 @@ class Device:
         Cuda.current.selected = self._before.pop()
 
     def synchronize(self) -> None: ...
-
-
-class ndarray(fake_cupy.ndarray):
-    """An array that knows its device, and tells the judge of its uses by itself."""
-
-    __module__ = "cupy"
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self.base is None:
-            Cuda.current.allocated(self)
-            if "_of" in options:
-                used(self, writes=True)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        used(value, writes=False)
-        used(self, writes=True)
-        super().__setitem__(key, value)
-
-    def get(self) -> Any:
-        with Device(Cuda.current.device_of(self)):
-            used(self, writes=False)
-            stream = Cuda.current.here()
-            stream.tick()
-            stream.synchronize()
-            return super().get()
-
-    def __add__(self, other: ndarray) -> ndarray:
-        used(self, writes=False)
-        return fake_cupy._new(self._a + other._a)
-
-    def copy(self) -> Any:
-        used(self, writes=False)
-        return super().copy()
-
-    def sum(self, axis: int | None = None, dtype: Any = None) -> Any:
-        used(self, writes=False)
-        return super().sum(axis, dtype)
-
-    def __int__(self) -> int:
-        return int(self.get())
-
-
-def used(x: Any, *, writes: bool) -> None:
-    """An array was used on the current stream of the current device."""
-    if isinstance(x, ndarray) and x.nbytes:
-        Cuda.current.use(x.data.ptr, Cuda.current.here(), writes=writes)
-
-
-class Module(fake_cupy.Module):
-    """Kernels of one device."""
-
-    def load(self, binary: bytes) -> None:
-        super().load(binary)
-        self._device = Cuda.current.selected
-
-    def get_function(self, name: str) -> Any:
-        return Function(super().get_function(name), self._device)
-
-
-class Function:
-    """Uses all of its arrays; as it does not say which of them it writes, it is taken to write the last."""
-
-    def __init__(self, inner: fake_cupy.Function, device: int) -> None:
-        self._inner, self._device = inner, device
-
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        assert Cuda.current.selected == self._device, "a kernel that was loaded for another device"
-        arrays = [x for x in args if isinstance(x, ndarray)]
-        for x in arrays:
-            used(x, writes=x is arrays[-1])
-        self._inner(grid, block, args)
-
-
-def fake_module(count: int) -> tuple[ModuleType, Cuda]:
-    """A module in CuPy's place with so many devices, and its devices."""
-    cuda, module = Cuda(count), ModuleType("cupy")
-    vars(module).update({name: value for name, value in vars(fake_cupy).items() if not name.startswith("__")})
-    runtime = SimpleNamespace(**vars(fake_cupy.cuda.runtime))
-    runtime.getDeviceCount, runtime.getDevice = lambda: cuda.count, lambda: cuda.selected
-    runtime.streamQuery, runtime.eventQuery = cuda.stream_query, cuda.event_query
-    inner = ModuleType("cupy.cuda")
-    vars(inner).update({**vars(fake_cupy.cuda), "Device": Device, "Stream": Stream, "Event": Event, "runtime": runtime,
-                        "get_current_stream": lambda device=-1: cuda.here(),
-                        "function": SimpleNamespace(Module=Module)})
-    vars(module).update(ndarray=ndarray, cuda=inner, __version__=fake_cupy.__version__)
-    return module, cuda

@@ -1,24 +1,24 @@
 """A stand-in for CuPy on the CPU, strict where CuPy is: the part of its interface that the package uses, on NumPy.
 
 Kernels are not imitated: their CUDA text is compiled by a C++ compiler, without fused multiply-adds, and run thread by
-thread, so that every expression in it is computed. What a library computes (sums, matmul, linalg) is NumPy's here. So a
-test with it speaks of the kernels' arithmetic on the CPU, and of how arrays are handled; of no GPU.
+thread, so that every expression in it is computed. What a library computes (sums, matmul, linalg) is NumPy's here.
+Every use of an array is told to the judge in `fake_cuda`. So a test with it speaks of the kernels' arithmetic on the
+CPU, and of how arrays are handled; of no GPU.
 """
 
 from __future__ import annotations
 
-import weakref
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import zerosim as zs
 from tests.backends import compiled_kernels
+from tests.backends.fake_cuda import Cuda, Device, Event, Stream
 from zerosim.numerics.kernels import NumpyKernels
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
-POOL = {"used": 0}
 WORDS = {name: zs.FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
 
 
@@ -31,7 +31,7 @@ def _raw(x: Any) -> Any:
     """What NumPy computes with; CuPy takes its own arrays and numbers alone."""
     if isinstance(x, ndarray):
         _refuse_type(x.dtype)
-        return x._a
+        return _used(x)
     if isinstance(x, np.ndarray):
         raise TypeError(f"Unsupported type {type(x)}")
     if isinstance(x, tuple):
@@ -39,8 +39,11 @@ def _raw(x: Any) -> Any:
     return x
 
 
-def _released(nbytes: int) -> None:
-    POOL["used"] -= nbytes
+def _used(x: ndarray, *, writes: bool = False) -> np.ndarray:
+    """The elements, which the current stream of the current device uses."""
+    if x.nbytes:
+        Cuda.current.use(x.data.ptr, Cuda.current.here(), writes=writes)
+    return x._a
 
 
 class ndarray:
@@ -53,13 +56,13 @@ class ndarray:
         self.base = _base
         if _of is None:
             _refuse_type(np.dtype(dtype))
-            _of = np.full(np.empty(0).reshape(0).size + int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8)
-            _of = _of.view(dtype).reshape(shape)
+            self._a = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+            Cuda.current.allocated(self)
+            return
         self._a = _of
         if _base is None:
-            held = -(-self._a.nbytes // 512) * 512
-            POOL["used"] += held
-            weakref.finalize(self, _released, held)
+            Cuda.current.allocated(self)
+            _used(self, writes=True)
 
     def __getattr__(self, name: str) -> Any:
         """What an array is, it is as NumPy's."""
@@ -75,6 +78,7 @@ class ndarray:
     def _view(self, a: np.ndarray) -> ndarray:
         if not np.may_share_memory(a, self._a) and a.size:
             _refuse_type(a.dtype)
+            _used(self)
             return _new(a)
         return ndarray(None, _of=a, _base=self if self.base is None else self.base)
 
@@ -96,33 +100,38 @@ class ndarray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if not (isinstance(value, int | float) and value == 0 and self[key].flags.c_contiguous):  # zeros are bytes
             _refuse_type(self.dtype)
-        target, source = self._a[_raw(key)], _raw(value)
+        target, source = _used(self, writes=True)[_raw(key)], _raw(value)
         if isinstance(source, np.ndarray) and np.may_share_memory(target, source):
             assert (target.ctypes.data, target.strides) == (source.ctypes.data, source.strides), "copied in no order"
         self._a[_raw(key)] = source
 
+    def __add__(self, other: ndarray) -> ndarray:
+        return _new(_raw(self) + _raw(other))
+
     def __ge__(self, other: Any) -> ndarray:
-        return _new(self._a >= _raw(other))
+        return _new(_raw(self) >= _raw(other))
 
     def __eq__(self, other: Any) -> Any:
-        return _new(self._a == _raw(other))
+        return _new(_raw(self) == _raw(other))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __int__(self) -> int:
-        return int(self._a)
+        return int(self.get())
 
     def __bool__(self) -> bool:
-        return bool(self._a)
+        return bool(self.get())
 
     def get(self) -> np.ndarray:
-        """The elements on the host."""
-        _refuse_type(self.dtype)
-        return self._a.copy()
+        """The elements on the host, which has waited for them."""
+        with Device(Cuda.current.device_of(self)):
+            found, stream = _raw(self).copy(), Cuda.current.here()
+            stream.tick()
+            stream.synchronize()
+            return found
 
     def copy(self) -> ndarray:
-        _refuse_type(self.dtype)
-        return _new(self._a.copy(order="C"))
+        return _new(_raw(self).copy(order="C"))
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -225,19 +234,24 @@ class Module:
 
     def load(self, binary: bytes) -> None:
         assert isinstance(binary, bytes)
-        self._source = binary.decode()
+        self._source, self._device = binary.decode(), Cuda.current.selected
 
     def get_function(self, name: str) -> Function:
-        return Function(compiled_kernels.kernel(self._source, name))
+        return Function(compiled_kernels.kernel(self._source, name), self._device)
 
 
 class Function:
-    """A kernel that can be launched."""
+    """A kernel that can be launched on one device. As it does not say which of its arrays it writes, it is taken to
+    write the last."""
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    def __init__(self, run: Any, device: int) -> None:
+        self._run, self._device = run, device
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        assert Cuda.current.selected == self._device, "a kernel that was loaded for another device"
+        arrays = [x for x in args if isinstance(x, ndarray)]
+        for x in arrays:
+            _used(x, writes=x is arrays[-1])
         self._run(grid[0], block[0], [x._a if isinstance(x, ndarray) else _scalar(x) for x in args])
 
 
@@ -248,20 +262,6 @@ def _scalar(x: Any) -> np.generic:
 
 class CUDARuntimeError(RuntimeError):
     """What CuPy raises for errors of CUDA's runtime."""
-
-
-class Device:
-    """A device, of which there is one."""
-
-    cublas_handle = 7
-
-    def __init__(self, index: int | None = None) -> None:
-        self.id = index or 0
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def gemm_ex(handle: int, turned_a: int, turned_b: int, m: int, n: int, k: int, alpha: int, a: int, a_type: str,
@@ -282,15 +282,21 @@ def _matrix(address: int, kind: str, rows: int, columns: int, step: int, turned:
     return memory if kind == "fp32" else np.asarray(memory, np.float32, order="K")
 
 
-cuda = SimpleNamespace(
-    Device=Device,
-    compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
-    function=SimpleNamespace(Module=Module),
-    cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F="32F",
-                           CUBLAS_GEMM_DEFAULT="any"),
-    runtime=SimpleNamespace(CUDA_R_16F="fp16", CUDA_R_16BF="bf16", CUDA_R_32F="fp32", getDeviceCount=lambda: 1,
-                            runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
-                            CUDARuntimeError=CUDARuntimeError, getDevice=lambda: 0),
-    nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)),
-)
+def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
+    """A module in the place of cupy.cuda with so many devices, and its devices."""
+    devices, module = Cuda(count), ModuleType("cupy.cuda")
+    vars(module).update(
+        Device=Device, Stream=Stream, Event=Event, get_current_stream=lambda device=-1: devices.here(),
+        compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc), function=SimpleNamespace(Module=Module),
+        cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F="32F",
+                               CUBLAS_GEMM_DEFAULT="any"),
+        runtime=SimpleNamespace(CUDA_R_16F="fp16", CUDA_R_16BF="bf16", CUDA_R_32F="fp32",
+                                getDeviceCount=lambda: count, getDevice=lambda: devices.selected,
+                                runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
+                                CUDARuntimeError=CUDARuntimeError, streamQuery=devices.stream_query,
+                                eventQuery=devices.event_query),
+        nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)))
+    return module, devices
+
+
 __version__ = "14.0.0"

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.backends import compiled_kernels
-from tests.backends.fake_cuda import Cuda
+from tests.backends.fake_cuda import Cuda, merge
 
 NAMES = ("INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT16", "FLOAT32", "FLOAT64", "BFLOAT16")
 DTYPES = dict(enumerate(map(np.dtype, (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16,
@@ -129,8 +129,7 @@ class World:
             stream.tick()
         for stream in streams:
             for other in streams:
-                for number, tick in other.clock.items():
-                    stream.clock[number] = max(stream.clock.get(number, 0), tick)
+                merge(stream.clock, other.clock)
 
 
 def _shown(what: dict[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import zerosim as zs
 
 def train(rank, stage=3, compute="bf16", steps=2):
     """Every state of a small GPT after some steps."""
-    from tests.backends.programs import gpt
+    from tests.ranks.programs import gpt
 
     return gpt(rank, stage, compute, steps=steps)
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.backends import fake_cupy
 from tests.backends.doubles import differing
+from tests.backends.fake_cuda import Cuda
 from tests.support import assert_refused
 from tests.zero.training import batches
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
@@ -109,12 +109,12 @@ def test_the_four_stages_agree_in_bits_on_a_gpu_too(card: Any, compute: str) -> 
 # -- ledgers, and what programs are told ------------------------------------------------------------------------------
 
 def test_the_ledger_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: Any) -> None:
-    model, before = GPT("gpt-nano"), fake_cupy.POOL["used"]
+    model, before = GPT("gpt-nano"), Cuda.current.used_nbytes
     cluster = zs.CuPyCluster(3)
     engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW(), stage=1, policy=zs.Policy("bf16")))
     held = sum(memory.now_nbytes + memory.slack_nbytes for memory in cluster.memory)
     assert held > 50_000
-    assert fake_cupy.POOL["used"] - before == held + cluster.kernels.scratch_nbytes
+    assert Cuda.current.used_nbytes - before == held + cluster.kernels.scratch_nbytes
     del engines
     cluster.runs.clear()
     assert sum(memory.now_nbytes for memory in cluster.memory) == 0
@@ -122,11 +122,11 @@ def test_the_ledger_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: A
 
 def test_an_array_that_a_program_made_is_held_with_the_pools_slack(stand_in: Any) -> None:
     def program(rank: zs.Rank) -> tuple[int, int, int]:
-        before = fake_cupy.POOL["used"]
+        before = Cuda.current.used_nbytes
         x = rank.memory.hold(rank.xp.zeros(100, np.float32), "input")
         y = rank.memory.hold(np.zeros(100, np.float32), "input")
         assert rank.memory.kind_of(x[3:]) == rank.memory.kind_of(y) == "input"
-        return rank.memory.now_nbytes, rank.memory.slack_nbytes, fake_cupy.POOL["used"] - before
+        return rank.memory.now_nbytes, rank.memory.slack_nbytes, Cuda.current.used_nbytes - before
 
     assert zs.CuPyCluster(1).run(program)[0] == (800, 112, 512)
 

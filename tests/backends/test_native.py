@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.backends import programs
 from tests.backends.test_one_suite import formats
 from tests.backends.worlds import MPI, World
 from tests.cases import chosen
+from tests.ranks import programs
 from zerosim.numerics.arrays import sha256
 from zerosim.testing import ulps_apart
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.backends import programs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, SECONDS, Job, World
+from tests.ranks import programs
 from tests.ranks.asking import ROWS, allowed, ask
 from tests.support import assert_refused
 from zerosim.backends.nccl.adapter import DeviceStreams
@@ -286,10 +286,10 @@ def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
 
 
 def test_ranks_that_disagree_are_told_apart_before_anything_is_sent(gpus) -> None:
-    for what in ("operation", "shape", "dtype", "op"):
+    for what in ("another collective", "another shape", "another type", "another op"):
         doubles = gpus(3)
-        assert_refused(lambda what=what: zs.NCCLCluster(3).run(programs.disagrees, what),
-                       r"rank 2 is in all_reduce|ranks \[0, 1\] are in all_reduce", zs.MismatchError)
+        assert_refused(lambda what=what: zs.NCCLCluster(3).run(programs.disagrees, what), programs.mismatch(what, 3),
+                       zs.MismatchError)
         assert doubles.nccl.log == []
 
 

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 import zerosim as zs
-from tests.backends import programs
 from tests.backends.worlds import DOUBLES, HERE, MPI, Here, Outcome, World
 from tests.cases import THOROUGH, chosen
+from tests.ranks import programs
 from zerosim.numerics.arrays import sha256
 
 # Every stage in one format, and every format on one stage.

@@ -1,12 +1,14 @@
-"""Notes over TCP, between threads and between real processes: what arrives, who is missed, and how a job ends."""
+"""Notes over TCP, between ranks that are threads: what arrives, who is missed, and how a job ends.
+
+A real process that is killed in the midst of a run, `test_nccl.py` has.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import pickle
 import queue
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,25 +20,26 @@ from typing import Any
 import pytest
 
 import zerosim as zs
-from tests.backends import channel_worker
-from tests.backends.worlds import Job, free_port
+from tests.backends.worlds import free_port
 from tests.support import assert_refused
+from zerosim.backends.processes.notes import Drained, Failed
 from zerosim.backends.processes.tcp import TCPChannel, job_of, unwelcome
 
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
-# -- ranks in threads of this process ---------------------------------------------------------------------------------
-
 class Threads:
-    """A job whose ranks are threads. Their clock stands still until the test says that time is up."""
+    """A job whose ranks are threads. Their clock stands still until the test says that time is up; where a process
+    would end, its thread does as if its line had, and ``ended`` gets the exit code."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.port, self.now, self.pool = free_port(), 0.0, ThreadPoolExecutor(8)
         self.welcomed: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.retried: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda seconds: self._sleep(seconds))
         monkeypatch.setattr("zerosim.backends.processes.tcp.time", clock)
+        monkeypatch.setattr("zerosim.backends.processes.tcp.os", SimpleNamespace(_exit=self._exit))
 
         def noted(index: int, *others: Any) -> str | None:
             self.welcomed.put(index)
@@ -47,6 +50,10 @@ class Threads:
     def _sleep(self, seconds: float) -> None:
         self.retried.put(seconds)
         time.sleep(seconds)
+
+    def _exit(self, code: int) -> None:
+        self.ended.put(code)
+        raise EOFError
 
     def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
         """A rank that does something with its channel."""
@@ -69,9 +76,33 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
     job.pool.shutdown()
 
 
+def heard(channel: TCPChannel, count: int) -> list[Any]:
+    """So many notes, in order of arrival."""
+    found, deadline = list[Any](), time.monotonic() + 600
+    while len(found) < count and time.monotonic() < deadline:
+        found += channel.arrived()
+        time.sleep(0.001)
+    return found
+
+
+def notes(channel: TCPChannel) -> dict[str, Any]:
+    """Everyone tells everyone 100 things, and rank r tells rank r+1 one thing more."""
+    for number in range(100):
+        channel.post((channel.index, number))
+    channel.post("to you alone", (channel.index + 1) % channel.size)
+    found = heard(channel, 100 * (channel.size - 1) + (channel.size > 1))
+    by_rank = {rank: [note for source, note in found if source == rank] for rank in range(channel.size)}
+    values = [channel.everyone([channel.index] * 3), channel.everyone(b"x" * 2_000_000 * channel.index)]
+    channel.close()
+    return {"in order": all([n for n in said if n != "to you alone"] == [(rank, i) for i in range(100)]
+                            for rank, said in by_rank.items() if rank != channel.index),
+            "alone": [rank for rank, said in by_rank.items() if "to you alone" in said],
+            "values": values[0], "lengths": [len(value) for value in values[1]]}
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads, ranks: int) -> None:
-    begun = [threads.begin(channel_worker.notes, rank, ranks) for rank in reversed(range(ranks))]
+    begun = [threads.begin(notes, rank, ranks) for rank in reversed(range(ranks))]
     for rank, its in enumerate(begun[::-1]):
         found = its.result(600)
         assert found["in order"]
@@ -81,7 +112,7 @@ def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads
 
 
 def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
-    first, second = (threads.begin(channel_worker.notes, rank, 4) for rank in (0, 2))
+    first, second = (threads.begin(notes, rank, 4) for rank in (0, 2))
     threads.wait_for(2)
     threads.time_is_up()
     said = (f"ranks [1, 3] of 4 did not come to 127.0.0.1:{threads.port} within 300 seconds; start all ranks with the "
@@ -91,7 +122,7 @@ def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
 
 
 def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
-    lone = threads.begin(channel_worker.notes, 1, 2)
+    lone = threads.begin(notes, 1, 2)
     threads.retried.get(timeout=600)
     threads.time_is_up()
     said = (rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{threads.port} within 300 seconds: .*refused.*; is rank 0 "
@@ -106,16 +137,16 @@ def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
     (3, 3, b"key", "there is no rank 3 among 3, beside rank 0"),
 ])
 def test_who_does_not_belong_is_not_let_in(threads: Threads, rank: int, ranks: int, key: bytes, said: str) -> None:
-    first, second = (threads.begin(channel_worker.notes, rank, 3) for rank in (0, 2))
+    first, second = (threads.begin(notes, rank, 3) for rank in (0, 2))
     threads.wait_for(2)
-    refused = threads.begin(channel_worker.notes, rank, ranks, key).exception(600)
+    refused = threads.begin(notes, rank, ranks, key).exception(600)
     assert str(refused) == f"rank {rank} was not let in at 127.0.0.1:{threads.port}: {said}"
     assert not first.done()
     assert not second.done()
 
 
 def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads) -> None:
-    first = threads.begin(channel_worker.notes, 0, 2)
+    first = threads.begin(notes, 0, 2)
     while True:
         with suppress(ConnectionRefusedError):
             stranger, silent = (socket.create_connection(("127.0.0.1", threads.port)) for _ in range(2))
@@ -125,7 +156,7 @@ def test_strangers_are_ignored_and_their_pickles_are_never_read(threads: Threads
         with suppress(EOFError, OSError):  # when it has been hung up upon
             while line.recv_bytes():
                 pass
-        second = threads.begin(channel_worker.notes, 1, 2)
+        second = threads.begin(notes, 1, 2)
         assert all(its.result(600)["in order"] for its in (first, second))
     assert READ == []
     pickle.loads(pickle.dumps(Telltale()))
@@ -147,28 +178,30 @@ class Telltale:
         return leave, ("read",)
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
-
-def ended(scenario: str) -> list[tuple[int, str, str]]:
-    """The exit code, and what was printed, of each process of a job of three."""
-    processes = Job(3, "torchrun").start(["tests.backends.channel_worker", scenario], stdout=subprocess.PIPE)
-    said = [process.communicate(timeout=600) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
-
-
-def test_a_process_that_is_killed_is_a_rank_that_failed_and_nobody_hangs() -> None:
-    *found, (code, dead, _) = ended("dies")
+def test_a_rank_whose_line_ends_without_a_word_has_failed_and_nobody_waits_for_its_value(threads: Threads) -> None:
     said = "rank 2 of 3 can no longer be reached: its process has ended, or the network between us has"
-    told = [[rank] * 3 for rank in range(3)]
-    assert [json.loads(one) for _, one, _ in found] == [[told, 2, f"RemoteError: {said}", said]] * 2
-    assert (code, dead) == (-9, "")
+
+    def dies(channel: TCPChannel) -> None:
+        if channel.index == 2:
+            line, = channel._lines.values()
+            with socket.socket(fileno=os.dup(line.fileno())) as connected:
+                connected.shutdown(socket.SHUT_RDWR)
+            return
+        (source, note), (again, last) = heard(channel, 2)
+        assert (source, again, note.summary, type(last)) == (2, 2, f"RemoteError: {said}", Drained)
+        assert isinstance(note, Failed)
+        assert_refused(lambda: channel.everyone(None), said, zs.RemoteError)
+
+    for its in [threads.begin(dies, rank, 3) for rank in range(3)]:
+        its.result(600)
 
 
-def test_an_abort_ends_every_process_and_says_who_did_it() -> None:
-    found = ended("aborts")
-    assert [code for code, _, _ in found] == [1, 1, 1]
-    for rank in (0, 2):
-        assert f"rank 1 of 3 has ended the job; rank {rank} ends too" in found[rank][2]
+def test_an_abort_ends_every_process_and_says_who_did_it(threads: Threads, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        threads.begin(lambda channel: channel.index == 1 and channel.abort(), rank, 3)
+    assert [threads.ended.get(timeout=600) for _ in range(3)] == [1, 1, 1]
+    said = capsys.readouterr().err
+    assert all(f"rank 1 of 3 has ended the job; rank {rank} ends too" in said for rank in (0, 2))
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Here(World):
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         options.pop("timeout_seconds", None)  # the hub knows at once
         with doubles.installed(self.doubled_gpus) if self.doubled_gpus else ExitStack():
-            cluster = self.cluster(self.ranks, **self.options, **options)
+            cluster = self.cluster(self.ranks, **self.options | options)
             try:
                 results = cluster.run(program, *args)
             except Exception as error:

@@ -47,10 +47,10 @@ def test_a_context_without_ranks_makes_new_gradients_at_every_backward():
 
 def test_what_is_drawn_depends_on_the_name_and_the_place_alone():
     ctx = context("fp16")
-    words = ctx.draw("here", 100, slice(0, 100))
+    words = ctx.draw("here", slice(0, 100))
     assert words.dtype == np.uint32
-    np.testing.assert_array_equal(ctx.draw("here", 100, slice(30, 70)), words[30:70])
-    assert (ctx.draw("there", 100, slice(0, 100)) != words).any()
+    np.testing.assert_array_equal(ctx.draw("here", slice(30, 70)), words[30:70])
+    assert (ctx.draw("there", slice(0, 100)) != words).any()
 
 
 def test_a_product_notes_its_operations_and_what_it_reads_at_rest():

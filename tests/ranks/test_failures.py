@@ -1,4 +1,7 @@
-"""A rank that fails stops all others, names itself, leaves nothing held, and the same cluster works again."""
+"""A rank that fails stops all others, names itself, leaves nothing held, and the same cluster works again.
+
+What holds in every world `tests/backends/test_failures.py` has.
+"""
 
 import gc
 import weakref
@@ -7,50 +10,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import works
+from tests.ranks.asking import KINDS, works
+from tests.ranks.programs import Boom
 from zerosim.ranks import RankStopped, process
-
-KINDS = [{}, {"debug": True}, {"seed": 3}, {"seed": 8}]
-
-
-class Boom(Exception):
-    """A failure of the tests' own."""
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_exception_comes_out_as_it_is_with_its_rank_in_a_note(kind: dict) -> None:
-    """Whichever rank it is, and whether the others wait, have not begun, or are done."""
-    for ranks in (1, 2, 3, 8):
-        for failing in range(ranks):
-            for meet in (False, True):
-                cluster, error = zs.Cluster(ranks, **kind), Boom("only here")
-
-                def program(rank, failing=failing, meet=meet, error=error):
-                    if rank.index == failing:
-                        raise error
-                    if meet:
-                        rank.barrier()
-
-                with pytest.raises(Boom) as caught:
-                    cluster.run(program)
-                assert caught.value is error
-                assert error.__notes__ == [f"raised by rank {failing} of {ranks}"]
-                assert cluster.runs == []
-                assert works(cluster)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_failure_inside_a_split_group_names_the_rank_of_the_cluster(kind: dict) -> None:
-    def program(rank):
-        group = rank.split(rank.index % 2)
-        if rank.index == 3:
-            raise Boom(f"rank {group.index} of the group")
-        group.barrier()
-
-    with pytest.raises(Boom, match="rank 1 of the group") as caught:
-        zs.Cluster(4, **kind).run(program)
-    assert caught.value.__notes__ == ["raised by rank 3 of 4"]
-
 
 WAITING = {
     "barrier": lambda rank: rank.barrier(),
@@ -62,7 +24,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("how", WAITING)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_other_ranks_are_stopped_with_their_finally_blocks_run(kind: dict, how: str) -> None:
     seen = []
 
@@ -141,6 +103,7 @@ def test_any_kind_of_exception_comes_out(error: BaseException) -> None:
         cluster.run(program)
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by rank 1 of 2"]
+    assert cluster.runs == []
     assert works(cluster)
 
 
@@ -208,7 +171,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("name", FAILURES)
 def test_after_a_failure_the_ledgers_are_what_they_were_while_the_error_is_still_held(name: str, kind: dict) -> None:
     """The error's frames, the finished ranks' results and the messages under way hold arrays; none survives, and none

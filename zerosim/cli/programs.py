@@ -1,4 +1,4 @@
-"""The command that runs a reader's own program, here or on what a launcher has started."""
+"""Commands about a reader's own program: its run, here or on what a launcher has started, and the page of a run."""
 
 from __future__ import annotations
 
@@ -124,8 +124,6 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
     answer(as_json, lambda: plain(cluster.world, parts, blas_libraries(), cluster.blas_threads),
            lambda: run_view(cluster.world, parts, console().width))
 
-
-# -- The command that makes a page of a recorded run -----------------------------------------------------------------
 
 @command("report")
 def report(

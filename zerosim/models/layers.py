@@ -19,28 +19,13 @@ import numpy as np
 
 from zerosim.numerics import random
 from zerosim.numerics.checks import is_count, is_number
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
+from zerosim.numerics.policy import Policy
 
 Gradients = dict[str, np.ndarray]
 
 # -- The context -------------------------------------------------------------------------------------------------------
-
-
-class ComputePolicy(Protocol):
-    """The part of a precision policy that layers read."""
-
-    @property
-    def compute_dtype(self) -> np.dtype:
-        """The dtype in which weights, activations and their gradients are at rest."""
-
-    @property
-    def output_dtype(self) -> np.dtype:
-        """The dtype of the model's last output."""
-
-    @property
-    def matmul(self) -> str | None:
-        """"fp8" where the operands of matrix products are rounded to fp8."""
 
 
 class Workspace(Protocol):
@@ -48,21 +33,6 @@ class Workspace(Protocol):
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
         """A new uninitialized array, charged to ``kind``."""
-
-
-class HasShapes(Protocol):
-    """The part of a unit that a context asks for."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Each parameter's shape by its full name."""
-
-
-class Note(Protocol):
-    """Notes what was computed: floating-point operations, and bytes read and written."""
-
-    def __call__(self, *, flops: int = 0, nbytes: int = 0) -> None:
-        """Adds to what has been noted before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +46,6 @@ class PlainWorkspace:
         return self.kernels.empty(shape, np.dtype(dtype))
 
 
-def note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
-    """Ignores what was computed."""
-
-
-def observe_nothing(weight: str, x: np.ndarray, dy: np.ndarray) -> None:
-    """Ignores a linear layer's input (M, I) and output gradient (M, O)."""
-
-
 def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
     """Some of the random words of micro-batch ``number`` of a step, uint32.
 
@@ -92,40 +54,40 @@ def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.nd
     return random.bits((seed, f"dropout of micro-batch {number}", step, name), span.start, span.stop - span.start)
 
 
-def draw_first(name: str, count: int, span: slice) -> np.ndarray:
-    """Some of ``count`` random words, uint32: those of the first micro-batch of the first step."""
-    return draw_for(0, 0, 0, name, span)
+draw_first = partial(draw_for, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """Array module, policy, kernels and workspace of the layers that are called with it.
 
-    ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one array of the
-    parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
+    ``note(flops=0, nbytes=0)`` hears what was computed, ``observe(weight, x, dy)`` a linear layer's input (M, I) and
+    output gradient (M, O). ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one
+    array of the parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
+    ``draw(name, span)`` gives random words: those of the first micro-batch of the first step, if nothing is said.
     """
 
     xp: Any
-    policy: ComputePolicy
+    policy: Policy
     kernels: NumpyKernels
     workspace: Workspace
-    note: Note
+    note: Callable[..., None]
     gradients: Callable[[Any], Gradients]
-    draw: Callable[[str, int, slice], np.ndarray] = draw_first
-    observe: Callable[[str, np.ndarray, np.ndarray], None] = observe_nothing
+    draw: Callable[[str, slice], np.ndarray] = draw_first
+    observe: Callable[[str, np.ndarray, np.ndarray], None] = do_nothing
     keep: str = "all"
 
     @classmethod
-    def standalone(cls, policy: ComputePolicy, kernels: NumpyKernels | None = None) -> Context:
+    def standalone(cls, policy: Policy, kernels: NumpyKernels | None = None) -> Context:
         """A context without ranks: plain allocation, fresh gradients at each backward, nothing noted."""
         kernels = kernels or NumpyKernels()
         workspace = PlainWorkspace(kernels)
 
-        def fresh(unit: HasShapes) -> Gradients:
+        def fresh(unit: Any) -> Gradients:
             return {name: workspace.alloc(shape, policy.compute_dtype, "unit_gradient", name)
                     for name, shape in unit.shapes.items()}
 
-        return cls(np, policy, kernels, workspace, note_nothing, fresh)
+        return cls(np, policy, kernels, workspace, do_nothing, fresh)
 
     @property
     def dtype(self) -> np.dtype:
@@ -540,6 +502,6 @@ def require_rate(where: str, rate: float) -> None:
 
 def _dropped(ctx: Context, x: np.ndarray, rate: float, name: str, kind: str) -> np.ndarray:
     y = ctx.empty(x.shape, kind, name=f"{name}.dropped")
-    ctx.kernels.drop(x, partial(ctx.draw, name, x.size), round(rate * 2**32), 1 / (1 - rate), y)
+    ctx.kernels.drop(x, partial(ctx.draw, name), round(rate * 2**32), 1 / (1 - rate), y)
     ctx.note(flops=x.size, nbytes=x.nbytes + y.nbytes)
     return y

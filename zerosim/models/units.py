@@ -385,14 +385,16 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Arra
     Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
     """
     _check(model, weights, policy)
-    ctx = replace(Context.standalone(policy), gradients=lambda unit: _places(model, policy, unit))
-    own = [_cast(ctx, unit, weights) for unit in model.units]
+    used = {unit: (*unit.shapes, *unit.tied_weights) for unit in model.units}
+    ctx = replace(Context.standalone(policy), gradients=lambda unit: {
+        name: np.empty(model.shapes[name], policy.compute_dtype) for name in used[unit]})
+    own = [{name: ctx.cast(weights[name]) for name in names} for names in used.values()]
     y = x if model.units[0].integer_inputs else ctx.cast(x)
     saved, largest = [], {}
     for unit, w in zip(model.units, own, strict=True):
         y, of_unit = unit.forward(ctx, w, y)
         saved.append(of_unit)
-        largest[unit.name] = float(np.max(np.abs(widened(ctx, y))))
+        largest[unit.name] = float(np.abs(y.astype(np.float32)).max())  # of 8 bits, NumPy knows no maximum
     loss, of_loss = model.loss.forward(ctx, y, target)
     begun = model.loss.backward(ctx, of_loss, scale)
     output_gradient, gradients = begun.copy(), dict[str, Array]()
@@ -424,21 +426,3 @@ def first_weights(model: Model) -> dict[str, Array]:
     """A model's first values by name, fp32, each in its own shape."""
     return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
             for unit in model.units for name, shape in unit.shapes.items()}
-
-
-def widened(ctx: Context, x: Array) -> Array:
-    """x in fp32, exactly: itself where it is."""
-    if x.dtype == np.float32:
-        return x
-    wide = np.empty(x.shape, np.float32)
-    ctx.kernels.cast_pack(x, wide)
-    return wide
-
-
-def _places(model: Model, policy: Policy, unit: Unit) -> Gradients:
-    """Arrays into which a unit writes the gradients of its own parameters and of its tied weights."""
-    return {name: np.empty(model.shapes[name], policy.compute_dtype) for name in (*unit.shapes, *unit.tied_weights)}
-
-
-def _cast(ctx: Context, unit: Unit, weights: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: ctx.cast(weights[name]) for name in (*unit.shapes, *unit.tied_weights)}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans
 from zerosim.numerics.checks import FP32, FP64, work_type
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.rounding import nearest_block, pack_block, unpack_block
@@ -26,73 +26,6 @@ quiet = np.errstate(all="ignore")
 
 # Called with blocks of the inputs and, last, the block that it writes; all (n,), of one type.
 Operation = Callable[..., object]
-
-
-def run_blocks(
-    function: Operation,
-    inputs: tuple[Array, ...],
-    out: Array,
-    scratch: Scratch,
-    *,
-    work: np.dtype[Any] | None = None,
-    in_place: bool = False,
-) -> None:
-    """out = function(*inputs), computed in the type `work`, rounded once to out's; arrays of one shape, any strides.
-
-    With `in_place` the function may be given an input as its result; else its result is memory of its own.
-    """
-    work = work or work_type(*inputs, out)
-    row = row_of(out)
-    rows = [flat(x, row) for x in inputs]
-    direct = row.dtype == work and (in_place or not any(np.may_share_memory(x, row) for x in rows))
-    for span in spans(row.size):
-        blocks = [widened(f"input {i}", x[span], work, scratch) for i, x in enumerate(rows)]
-        result = row[span] if direct else scratch.array("result", row[span].size, work)
-        function(*blocks, result)
-        if not direct:
-            cast_block(result, row[span], scratch)
-    put_back(row, out)
-
-
-def sum_blocks(addends: Sequence[Array], out: Array, scratch: Scratch) -> None:
-    """out = ((addends[0] + addends[1]) + addends[2]) + ..., every sum rounded to out's type; arrays of one shape and of
-    out's type, any strides.
-
-    The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing and
-    unpacking it.
-    """
-    work, row = work_type(out), row_of(out)
-    rows = [flat(x, row) for x in addends]
-    for span in spans(row.size):
-        total = widened("total", rows[0][span], work, scratch)
-        for place, x in enumerate(rows[1:], start=2):
-            addend = widened("input 0", x[span], work, scratch)
-            # Not over the first addend, which is the caller's, nor into `out`, which may be the last one's memory.
-            result = scratch.array("total", total.size, work)
-            total = np.add(total, addend, out=result)
-            if place < len(rows) and out.dtype != work:
-                nearest_block(total, total, format_of(out.dtype), scratch)
-        cast_block(total, row[span], scratch)
-    put_back(row, out)
-
-
-def widened(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """x in the type `work`: itself where it has that type, else a copy in the scratch memory of that name."""
-    if x.dtype == work:
-        return x
-    wide = scratch.array(name, x.size, work)
-    for span in spans(x.size):
-        cast_block(x[span], wide[span], scratch)
-    return wide
-
-
-def widened_matrix(name: str, x: Array, work: np.dtype[Any], scratch: Scratch) -> Array:
-    """x (m, n) in the type `work`, in the order of memory that it has: BLAS takes a transposed matrix as it lies."""
-    if x.dtype == work:
-        return x
-    if x.T.flags.c_contiguous and not x.flags.c_contiguous:
-        return widened_matrix(name, x.T, work, scratch).T
-    return widened(name, x.reshape(-1), work, scratch).reshape(x.shape)
 
 
 def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
@@ -222,11 +155,28 @@ class BlockKernels:
     STRIP = 64  # rows of P at a time, in attention
     TILE = 128  # rows and columns at a time, in its tiled form
     GROUP = 131072  # elements of a strip of all heads that are taken together
-    _scratch: Scratch
+    scratch_memory: Scratch
+
+    def run_blocks(self, function: Operation, inputs: Sequence[Array], out: Array, work: np.dtype[Any] | None = None, *,
+                   in_place: bool = False) -> None:
+        """out = function(*inputs, result), block by block, computed in the type `work`, rounded once to out's; arrays
+        of one shape, any strides.
+
+        With `in_place` the function may be given an input as its result; else its result is memory of its own.
+        """
+        work = work or work_type(*inputs, out)
+        for here, *rest in in_blocks(out, *inputs):
+            direct = here.dtype == work and (in_place or not any(np.may_share_memory(x, here) for x in rest))
+            result = here if direct else self.room("result", here.size, work)
+            function(*[self.wide(f"input {i}", x, work) for i, x in enumerate(rest)], result)
+            if not direct:
+                cast_block(result, here, self.scratch_memory)
 
     def room(self, name: str, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """The scratch memory of that name, not initialized, as an array of this shape."""
-        return self._scratch.array(name, shape if isinstance(shape, int) else prod(shape), dtype).reshape(shape)
+        if isinstance(shape, int):
+            return self.scratch_memory.array(name, shape, dtype)
+        return self.scratch_memory.array(name, prod(shape), dtype).reshape(shape)
 
     def computes_in(self, out: Array, work: np.dtype[Any]) -> bool:
         """True where values of the type ``work`` can be computed in the memory of ``out``."""
@@ -241,12 +191,10 @@ class BlockKernels:
         """out becomes `wide`, each value rounded once, unless they are one and the same; any strides."""
         if wide is out:
             return
-        row = out.reshape(-1) if out.flags.c_contiguous else self.room("settled", out.size, out.dtype)
-        source = wide.reshape(-1)
-        for span in spans(source.size):
-            cast_block(source[span], row[span], self._scratch)
-        if not out.flags.c_contiguous:
-            np.copyto(out, row.reshape(out.shape))
+        row = out if out.flags.c_contiguous else self.room("settled", out.shape, out.dtype)
+        self._cast(wide.reshape(-1), row.reshape(-1))
+        if row is not out:
+            np.copyto(out, row)
 
     def wide(self, name: str, x: Array, work: np.dtype[Any]) -> Array:
         """x of any shape and strides in the type ``work``: itself where it has that type, else a contiguous copy in the
@@ -257,7 +205,20 @@ class BlockKernels:
             narrow = self.room(f"{name} narrow", x.shape, x.dtype)
             np.copyto(narrow, x)
             x = narrow
-        return widened(name, x.reshape(-1), work, self._scratch).reshape(x.shape)
+        row = self.scratch_memory.array(name, x.size, work)
+        self._cast(x.reshape(-1), row)
+        return row if x.ndim == 1 else row.reshape(x.shape)
+
+    def _cast(self, x: Array, out: Array) -> None:
+        """out (n,) = x (n,), both contiguous, block by block."""
+        for span in spans(out.size):
+            cast_block(x[span], out[span], self.scratch_memory)
+
+    def matrix(self, name: str, x: Array, dtype: np.dtype[Any]) -> Array:
+        """x (m, n) in a type, in the order of memory that it has: a BLAS takes a transposed matrix as it lies."""
+        if not x.flags.c_contiguous and x.T.flags.c_contiguous:
+            return self.matrix(name, x.T, dtype).T
+        return self.wide(name, x, dtype)
 
     def apply(self, function: Operation, inputs: Sequence[Array | PerRow | PerColumn | float], out: Array,
               work: np.dtype[Any] | None = None, *, grid: np.dtype[Any] | None = None) -> None:
@@ -289,7 +250,7 @@ class BlockKernels:
         if dtype != x.dtype:
             row, fmt = x.reshape(-1), format_of(dtype)
             for span in spans(row.size):
-                nearest_block(row[span], row[span], fmt, self._scratch)
+                nearest_block(row[span], row[span], fmt, self.scratch_memory)
 
     def scale_past(self, s: Array, scale: float, future: Array) -> None:
         """s (..., R, S)·scale, and -inf in the last columns where the mask ``future`` (R, R) says so, in place."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,10 @@ from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
     SMALL,
     Array,
-    NullArray,
-    NullModule,
     Scratch,
     empty,
-    flat,
+    in_blocks,
     keep_freed_memory,
-    put_back,
-    row_of,
     slack_nbytes,
     spans,
     to_host,
@@ -47,12 +43,8 @@ from zerosim.numerics.blockwise import (
     maximum,
     minimum,
     quiet,
-    run_blocks,
     square_sum,
-    sum_blocks,
     sum_rows,
-    widened,
-    widened_matrix,
 )
 from zerosim.numerics.checks import (
     FP32,
@@ -67,6 +59,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import Format, format_of
+from zerosim.numerics.null_arrays import NullArray, NullModule
 from zerosim.numerics.rounding import round_to
 
 # -- Averages that optimizers keep -------------------------------------------------------------------------------------
@@ -212,19 +205,6 @@ def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
 # Up to here the array types' own addition costs less than a block's two dozen calls.
 SMALL_SUM = 4096  # elements
 FILLED_AT_ONCE = 1 << 20  # elements at most, which come from the host
-Rest = ParamSpec("Rest")
-Result = TypeVar("Result")
-
-
-def _kernel(function: Callable[Concatenate[Scratch, Rest], Result]) -> Callable[Concatenate[Any, Rest], Result]:
-    """The method that calls a function with its kernels' own scratch."""
-
-    @wraps(function)
-    @quiet
-    def method(kernels: Any, /, *arguments: Rest.args, **options: Rest.kwargs) -> Result:
-        return function(kernels._scratch, *arguments, **options)
-
-    return method
 
 
 class NumpyKernels(BlockKernels):
@@ -234,9 +214,9 @@ class NumpyKernels(BlockKernels):
 
     # --- of layers and of whole matrices ----------------------------------------------------------------------
 
-    relu, relu_gradient = _kernel(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
-    gelu, gelu_gradient = _kernel(layer_kernels.gelu), _kernel(layer_kernels.gelu_gradient)
-    drop = _kernel(layer_kernels.drop)
+    relu, relu_gradient = quiet(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
+    gelu, gelu_gradient = quiet(layer_kernels.gelu), quiet(layer_kernels.gelu_gradient)
+    drop = quiet(layer_kernels.drop)
     attend, attend_gradient = quiet(layer_kernels.attend), quiet(layer_kernels.attend_gradient)
     attend_tiled, attend_tiled_gradient = quiet(layer_kernels.attend_tiled), quiet(layer_kernels.attend_tiled_gradient)
     normalize_rows, scale_rows = quiet(layer_kernels.normalize_rows), quiet(layer_kernels.scale_rows)
@@ -249,19 +229,19 @@ class NumpyKernels(BlockKernels):
     divide_by_roots = quiet(divide_by_roots)
 
     def __init__(self) -> None:
-        self._scratch = Scratch()
+        self.scratch_memory = Scratch()
         keep_freed_memory()
 
     @property
     def scratch_nbytes(self) -> int:
         """Bytes that the kernels hold between calls: some blocks, and the widened operands of the largest
         product so far."""
-        return self._scratch.nbytes
+        return self.scratch_memory.nbytes
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements of the kernels' own memory, (n,), not initialized, good until the next call of this name;
         it is part of `scratch_nbytes`."""
-        return self._scratch.array(f"asked for: {name}", count, dtype)
+        return self.scratch_memory.array(f"asked for: {name}", count, dtype)
 
     def serving(self, x: Array) -> NumpyKernels:
         """The kernels that compute with x: these."""
@@ -285,11 +265,8 @@ class NumpyKernels(BlockKernels):
             np.copyto(out, x, casting="unsafe")
             return
         check_floating("cast_pack", x=x, out=out)
-        row = row_of(out)
-        source = flat(x, row)
-        for span in spans(row.size):
-            cast_block(source[span], row[span], self._scratch)
-        put_back(row, out)
+        for here, block in in_blocks(out, x):
+            cast_block(block, here, self.scratch_memory)
 
     def fill(self, out: Array, values: Callable[[slice], Array]) -> None:
         """out (n,) becomes what ``values`` gives for each block's slice, rounded once to out's type."""
@@ -311,7 +288,7 @@ class NumpyKernels(BlockKernels):
         if out.size <= SMALL_SUM or out.dtype in (FP32, FP64) or not is_floating(out.dtype):
             np.add(a, b, out=out)
         else:
-            run_blocks(np.add, (a, b), out, self._scratch, in_place=True)
+            self.run_blocks(np.add, (a, b), out, in_place=True)
 
     @quiet
     def sum_rounded(self, addends: Sequence[Array], out: Array) -> None:
@@ -326,10 +303,21 @@ class NumpyKernels(BlockKernels):
         self._sum(addends, out)
 
     def _sum(self, addends: Sequence[Array], out: Array) -> None:
-        if out.size > SMALL_SUM and is_floating(out.dtype):
-            sum_blocks(addends, out, self._scratch)
-        else:
+        if out.size <= SMALL_SUM or not is_floating(out.dtype):
             out[...] = reduce(np.add, addends)
+            return
+        # The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing
+        # and unpacking it.
+        work = work_type(out)
+        for here, first, *others in in_blocks(out, *addends):
+            total = self.wide("total", first, work)
+            for place, x in enumerate(others, start=2):
+                addend = self.wide("input 0", x, work)
+                # Not over the first addend, which is the caller's, nor into `out`, which may be the last one's memory.
+                total = np.add(total, addend, out=self.room("total", total.size, work))
+                if place < len(addends):
+                    self.onto_grid(total, out.dtype)
+            cast_block(total, here, self.scratch_memory)
 
     @quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
@@ -343,7 +331,7 @@ class NumpyKernels(BlockKernels):
 
     def _extremum(self, integers: np.ufunc, floats: Operation, a: Array, b: Array, out: Array) -> None:
         if is_floating(out.dtype):
-            run_blocks(floats, (a, b), out, self._scratch)
+            self.run_blocks(floats, (a, b), out)
         else:
             integers(a, b, out=out)
 
@@ -379,12 +367,12 @@ class NumpyKernels(BlockKernels):
             np.multiply(block, first, out=result)
             np.divide(result, second, out=result)
 
-        self._run(divided, (x,), out, in_place=True)
+        self.run_blocks(divided, (x,), out, in_place=True)
 
     def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
         check_operands(name, x=x, out=out)
         operand = np.array(scalar, work_type(x, out))
-        self._run(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
+        self.run_blocks(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
@@ -395,7 +383,7 @@ class NumpyKernels(BlockKernels):
                 f"accumulate adds up in float32 or float64, got a total of type {total.dtype.name}; "
                 "add_rounded adds in low precision"
             )
-        self._run(np.add, (total, x), total, work=total.dtype, in_place=True)
+        self.run_blocks(np.add, (total, x), total, work=total.dtype, in_place=True)
 
     @quiet
     def elementwise(self, function: Operation, *inputs: Array, out: Array) -> None:
@@ -405,11 +393,7 @@ class NumpyKernels(BlockKernels):
         `result`, which shares no memory with the blocks. It must not call these kernels. Equal shapes.
         """
         check_operands("elementwise", out=out, **{f"input {i}": x for i, x in enumerate(inputs)})
-        self._run(function, inputs, out)
-
-    def _run(self, function: Operation, inputs: tuple[Array, ...], out: Array, **options: Any) -> None:
-        """Every loop over elements goes through here."""
-        run_blocks(function, inputs, out, self._scratch, **options)
+        self.run_blocks(function, inputs, out)
 
     # --- products, sums, tests ------------------------------------------------------------------------------
 
@@ -421,23 +405,20 @@ class NumpyKernels(BlockKernels):
         self._product(a, b, bias, out, work_type(a, b, out) if bias is None else work_type(a, b, bias, out))
 
     def _product(self, a: Array, b: Array, bias: Array | None, out: Array, work: np.dtype[Any]) -> None:
-        left, right = (
-            widened_matrix("left", a, work, self._scratch),
-            widened_matrix("right", b, work, self._scratch),
-        )
+        left, right = self.matrix("left", a, work), self.matrix("right", b, work)
         # Some BLAS kernels add in another order where they write through strides; the bits must not depend on them.
         direct = out.dtype == work and out.flags.c_contiguous
-        product = out if direct else self._scratch.array("product", out.size, work).reshape(out.shape)
+        product = out if direct else self.room("product", out.shape, work)
         np.matmul(left, right, out=product)
         if bias is not None:
-            np.add(product, widened("bias", bias.reshape(-1), work, self._scratch), out=product)
+            np.add(product, self.wide("bias", bias, work), out=product)
         if not direct:
             self.cast_pack(product, out)
 
     @quiet
     def widen(self, x: Array) -> Array:
         """x (m, n) in float32 (float64 as it is), for several products: itself, or a copy, good until the next call."""
-        return widened_matrix("widened", x, work_type(x), self._scratch)
+        return self.matrix("widened", x, work_type(x))
 
     @quiet
     def quantized(self, x: Array, fmt: str) -> Array:
@@ -454,15 +435,15 @@ class NumpyKernels(BlockKernels):
         self._column_sum(x, out, work_type(x, out))
 
     def _column_sum(self, x: Array, out: Array, work: np.dtype[Any]) -> None:
-        total = self._scratch.array("column total", out.size, work)
-        sum_rows(x, total, lambda rows: widened("rows", rows.reshape(-1), work, self._scratch).reshape(rows.shape))
+        total = self.room("column total", out.size, work)
+        sum_rows(x, total, lambda rows: self.wide("rows", np.ascontiguousarray(rows), work))
         self.cast_pack(total, out)
 
     @quiet
     def all_finite(self, x: Array) -> bool:
         """True if no element of x is infinite or NaN."""
         row = x.reshape(-1)
-        return not any(has_nonfinite(row[span], self._scratch) for span in spans(row.size))
+        return not any(has_nonfinite(row[span], self.scratch_memory) for span in spans(row.size))
 
     def count_nan(self, x: Array) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
@@ -477,8 +458,8 @@ class NumpyKernels(BlockKernels):
         factor, divisor = split_divisor(divisor, work)
         row, total = x.reshape(-1), 0.0
         for span in spans(row.size):
-            block = widened("input 0", row[span], work, self._scratch)
-            total += square_sum(block, np.array(factor, work), np.array(divisor, work), self._scratch)
+            block = self.wide("input 0", row[span], work)
+            total += square_sum(block, np.array(factor, work), np.array(divisor, work), self.scratch_memory)
         return total
 
     # --- steps of optimizers --------------------------------------------------------------------------------
@@ -502,7 +483,7 @@ class NumpyKernels(BlockKernels):
         names = [f"step {i}" for i in range(scratch)]
         for span in spans(rows[0].size):
             blocks = [row[span] for row in rows]
-            function(*blocks, *[self._scratch.array(name, blocks[0].size, FP32) for name in names])
+            function(*blocks, *[self.room(name, blocks[0].size, FP32) for name in names])
 
     @quiet
     def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
@@ -535,7 +516,7 @@ class NullKernels:
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_") or not hasattr(NumpyKernels, name):
             raise AttributeError(f"there is no kernel {name!r}")
-        return _do_nothing
+        return do_nothing
 
     def serving(self, x: Any) -> Any:
         """These for an array without data; NumPy's for one with data, as flags and counts that programs make."""
@@ -579,4 +560,5 @@ class NullKernels:
         return 0.0
 
 
-def _do_nothing(*arguments: Any, **options: Any) -> None: ...
+def do_nothing(*arguments: Any, **options: Any) -> None:
+    """A kernel without data, or a note of what was computed that nobody reads."""

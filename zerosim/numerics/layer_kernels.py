@@ -1,9 +1,9 @@
 """Kernels of layers: activation functions, dropout, attention, normalization, tables of rows, losses of softmax.
 
-Functions of arrays, and of the kernels `k` that compute with them, or of the `scratch` of NumPy's; `NumpyKernels` makes
-them its methods and keeps a user's np.errstate out. Everything is computed in float32 (float64 where an array is),
+Functions of arrays, and of the kernels `k` that compute with them; `NumpyKernels` makes them its methods and keeps a
+user's np.errstate out. Everything is computed in float32 (float64 where an array is),
 block by block, and rounded once. An element's or a row's result depends on that element or row alone, not on the block
-that it is in. What is a function of `k` computes on a device too.
+that it is in. Attention and what follows it here computes on a device too.
 
 Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D.
 """
@@ -18,16 +18,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import BLOCK, Array, Scratch, flat, put_back, row_of, spans, to_host, words
-from zerosim.numerics.blockwise import (
-    BlockKernels,
-    PerColumn,
-    PerRow,
-    cast_block,
-    quiet,
-    run_blocks,
-    widened,
-)
+from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans, to_host, words
+from zerosim.numerics.blockwise import BlockKernels, PerColumn, PerRow, cast_block, quiet
 from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
 
@@ -140,10 +132,10 @@ _TANH_SATURATED = 10.0  # beyond it the tanh is exactly -1 or 1, in float64 too
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 
-def relu(scratch: Scratch, x: Array, out: Array, bits: Array) -> None:
+def relu(k: BlockKernels, x: Array, out: Array, bits: Array) -> None:
     """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
     check_operands("relu", x=x, out=out)
-    run_blocks(_relu, (x,), out, scratch, in_place=True)
+    k.run_blocks(_relu, [x], out, in_place=True)
     pack_nonzero(out, bits)
 
 
@@ -154,28 +146,28 @@ def relu_gradient(bits: Array, dy: Array, out: Array) -> None:
     select(bits, dy, out)
 
 
-def gelu(scratch: Scratch, x: Array, out: Array, *, exact: bool = False) -> None:
+def gelu(k: BlockKernels, x: Array, out: Array, *, exact: bool = False) -> None:
     """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
     equal shapes."""
     check_operands("gelu", x=x, out=out)
     function = _gelu_exact if exact else _gelu
     if x.dtype == out.dtype and x.dtype.itemsize <= 2:
-        _look_up(scratch, _codes(function, x.dtype), x, out)
+        _look_up(k, _codes(function, x.dtype), x, out)
     else:
-        run_blocks(partial(function, scratch), (x,), out, scratch)
+        k.run_blocks(partial(function, k.scratch_memory), [x], out)
 
 
-def gelu_gradient(scratch: Scratch, x: Array, dy: Array, out: Array, *, exact: bool = False) -> None:
+def gelu_gradient(k: BlockKernels, x: Array, dy: Array, out: Array, *, exact: bool = False) -> None:
     """out = dy · d gelu(x)/dx; equal shapes."""
     check_operands("gelu_gradient", x=x, dy=dy, out=out)
     function = _gelu_exact_slope if exact else _gelu_slope
     if x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
-        _multiply_by(scratch, _values(function, x.dtype), x, dy, out)
+        _multiply_by(k, _values(function, x.dtype), x, dy, out)
     else:
-        run_blocks(partial(times_slope, function, scratch), (x, dy), out, scratch)
+        k.run_blocks(partial(times_slope, function, k.scratch_memory), [x, dy], out)
 
 
-def drop(scratch: Scratch, x: Array, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
+def drop(k: BlockKernels, x: Array, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
          out: Array) -> None:
     """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
 
@@ -184,47 +176,37 @@ def drop(scratch: Scratch, x: Array, draw: Callable[[slice], npt.NDArray[np.uint
     check_operands("drop", x=x, out=out)
     work = work_type(x, out)
     scale, bits = np.array(factor, work), np.dtype(f"u{work.itemsize}")
-    row = row_of(out)
-    source = flat(x, row)
-    for span in spans(row.size):
-        result = scratch.array("result", row[span].size, work)
-        np.multiply(widened("input 0", source[span], work, scratch), scale, out=result)
-        through = scratch.array("let through", result.size, np.bool_)
+    for span, (here, block) in zip(spans(out.size), in_blocks(out, x), strict=True):
+        result, through = k.room("result", here.size, work), k.room("let through", here.size, np.dtype(np.bool_))
+        np.multiply(k.wide("input 0", block, work), scale, out=result)
         np.greater_equal(draw(span), threshold, out=through)
         word = result.view(bits)  # an integer times 0 is +0, a NaN times 0 is not
         np.multiply(word, through, out=word)
-        cast_block(result, row[span], scratch)
-    put_back(row, out)
+        cast_block(result, here, k.scratch_memory)
 
 
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-def _look_up(scratch: Scratch, table: Array, x: Array, out: Array) -> None:
+def _look_up(k: BlockKernels, table: Array, x: Array, out: Array) -> None:
     """out = table[code of x], in the table's type, which is as wide as out's."""
-    row = row_of(out)
-    codes, results = flat(x, row).view(f"u{x.itemsize}"), row.view(table.dtype)
-    for span in spans(row.size):
-        table.take(_index(scratch, codes[span]), out=results[span], mode="clip")
-    put_back(row, out)
+    for here, block in in_blocks(out, x):
+        table.take(_codes_in(k, block), out=here.view(table.dtype), mode="clip")
 
 
-def _multiply_by(scratch: Scratch, table: Array, x: Array, dy: Array, out: Array) -> None:
+def _multiply_by(k: BlockKernels, table: Array, x: Array, dy: Array, out: Array) -> None:
     """out = dy·table[code of x] in float32, rounded once."""
-    row = row_of(out)
-    codes, wide = flat(x, row).view(f"u{x.itemsize}"), flat(dy, row)
-    for span in spans(row.size):
-        result = scratch.array("result", row[span].size, FP32)
-        table.take(_index(scratch, codes[span]), out=result, mode="clip")
-        np.multiply(result, widened("input 0", wide[span], FP32, scratch), out=result)
-        cast_block(result, row[span], scratch)
-    put_back(row, out)
+    for here, block, dy_block in in_blocks(out, x, dy):
+        result = k.room("result", here.size, FP32)
+        table.take(_codes_in(k, block), out=result, mode="clip")
+        np.multiply(result, k.wide("input 0", dy_block, FP32), out=result)
+        cast_block(result, here, k.scratch_memory)
 
 
-def _index(scratch: Scratch, codes: Array) -> Array:
-    # NumPy would make these indices itself, in memory that nobody counts.
-    index = scratch.array("table index", codes.size, np.intp)
-    np.copyto(index, codes)
+def _codes_in(k: BlockKernels, x: Array) -> Array:
+    """The codes of a block, as indices: NumPy would make these itself, in memory that nobody counts."""
+    index = k.room("table index", x.size, np.dtype(np.intp))
+    np.copyto(index, x.view(f"u{x.itemsize}"))
     return index
 
 

@@ -16,6 +16,7 @@ every step is skipped, since 0/0 is no gradient.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,44 +35,22 @@ class LossScaleExhausted(ValueError):
     """Steps overflow at the smallest scale that the scaler allows: it is not the scale that they overflow by."""
 
 
-class LossScaler(Protocol):
-    """The scale of one training run, which moves from step to step; the same on every rank."""
+class LossScaler(ABC):
+    """The scale of one training run, which moves from step to step; the same on every rank.
 
-    scale: float
-
-    def update(self, overflow: bool) -> None:
-        """Hears whether the step overflowed on any rank."""
-
-    def state(self) -> dict[str, Any]:
-        """The state with which a later run goes on from here, as plain numbers."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` said; ValueError for what no scaler of this kind has said."""
-
-
-class Scaling(Protocol):
-    """A rule of loss scaling, as a value."""
-
-    def start(self) -> LossScaler:
-        """The scaler at the start of a run."""
-
-
-def require_scale(what: str, scale: object) -> None:
-    """Raises ValueError unless a scale is a positive finite number of fp32's normal range."""
-    if not is_number(scale) or not FORMATS["fp32"].smallest_normal <= scale <= LARGEST:  # type: ignore[operator]
-        raise ValueError(f"{what}={scale!r} must be a positive finite number of fp32's normal range; "
-                         "1.0 scales nothing")
-
-
-class ResumableScaler:
-    """A scaler whose state is its scale, and some counts by name, each of at least so much."""
+    Its state is the scale, and some counts by name, each of at least so much.
+    """
 
     scale: float
     kind: str
     least: ClassVar[Mapping[str, int]] = {}
 
+    @abstractmethod
+    def update(self, overflow: bool) -> None:
+        """Hears whether the step overflowed on any rank."""
+
     def state(self) -> dict[str, Any]:
-        """The scale and the counts, as plain numbers."""
+        """The scale and the counts with which a later run goes on from here, as plain numbers."""
         return {"scale": self.scale} | {name: getattr(self, name) for name in self.least}
 
     def restore(self, state: Any) -> None:
@@ -92,6 +71,20 @@ class ResumableScaler:
             setattr(self, name, int(state[name]))
 
 
+class Scaling(Protocol):
+    """A rule of loss scaling, as a value."""
+
+    def start(self) -> LossScaler:
+        """The scaler at the start of a run."""
+
+
+def require_scale(what: str, scale: object) -> None:
+    """Raises ValueError unless a scale is a positive finite number of fp32's normal range."""
+    if not is_number(scale) or not FORMATS["fp32"].smallest_normal <= scale <= LARGEST:  # type: ignore[operator]
+        raise ValueError(f"{what}={scale!r} must be a positive finite number of fp32's normal range; "
+                         "1.0 scales nothing")
+
+
 @dataclass(frozen=True, slots=True)
 class Static:
     """The same scale for ever: a step that overflows is skipped, and the next one tries again."""
@@ -107,7 +100,7 @@ class Static:
 
 
 @dataclass
-class StaticScaler(ResumableScaler):
+class StaticScaler(LossScaler):
     """A scale that never moves."""
 
     scale: float
@@ -159,7 +152,7 @@ class Dynamic:
         return TorchScaler(self) if self.kind == "torch" else DeepSpeedScaler(self)
 
 
-class TorchScaler(ResumableScaler):
+class TorchScaler(LossScaler):
     """Grows on the W-th good step in a row; every overflow shrinks it."""
 
     kind = "torch"
@@ -177,7 +170,7 @@ class TorchScaler(ResumableScaler):
             self.scale, self.good_steps = fp32(grown(self.scale, self.rule.factor)), 0
 
 
-class DeepSpeedScaler(ResumableScaler):
+class DeepSpeedScaler(LossScaler):
     """Counts steps since the last overflow; hysteresis is used up by overflows and refilled by growth alone."""
 
     least = MappingProxyType({"steps_since": 0, "overflows_left": 1})

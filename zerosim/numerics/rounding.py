@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zerosim.numerics.arrays import SMALL, Array, Scratch, flat, put_back, row_of, spans
+from zerosim.numerics.arrays import SMALL, Array, Scratch, in_blocks
 from zerosim.numerics.checks import check_array, is_floating
 from zerosim.numerics.formats import FORMATS, Format, format_of
 
@@ -53,22 +53,13 @@ def round_to(
     if mode not in MODES:
         raise ValueError(f"rounding mode {mode!r} is none of {', '.join(MODES)}")
     _check_bits(bits, mode, values)
-    result = _result(values, out)
-    row = row_of(result)
-    _round_row(flat(values, row), row, fmt, mode, None if bits is None else bits.reshape(-1), saturate)
-    put_back(row, result)
-    return result
-
-
-def _round_row(
-    x: Array, y: Array, fmt: Format, mode: Mode, bits: npt.NDArray[np.uint32] | None, saturate: bool
-) -> None:
-    scratch = Scratch()
-    for span in spans(x.size):
+    result, scratch = _result(values, out), Scratch()
+    for y, x, *words in in_blocks(result, values, *([] if bits is None else [bits])):
         if mode == "nearest":
-            nearest_block(x[span], y[span], fmt, scratch, saturate)
+            nearest_block(x, y, fmt, scratch, saturate)
         else:
-            _directed_block(x[span], y[span], fmt, None if bits is None else bits[span], saturate)
+            _directed_block(x, y, fmt, saturate, *words)
+    return result
 
 
 def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool = False) -> None:
@@ -115,7 +106,9 @@ def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: boo
         y[beyond] = instead
 
 
-def _directed_block(x: Array, y: Array, fmt: Format, bits: npt.NDArray[np.uint32] | None, saturate: bool) -> None:
+def _directed_block(
+    x: Array, y: Array, fmt: Format, saturate: bool, bits: npt.NDArray[np.uint32] | None = None
+) -> None:
     """Rounds one block toward zero, or stochastically where there are bits. In float64 all of this is exact: x/q
     has at most 53 bits whatever x, and its fraction and (bits + 1/2)/2^32 are compared as they are."""
     wide = x.astype(np.float64)

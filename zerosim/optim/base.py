@@ -15,7 +15,7 @@ import numpy as np
 
 from zerosim.numerics.checks import is_count, is_finite_number, is_number
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NumpyKernels, do_nothing
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
 State = Mapping[str, np.ndarray]
@@ -62,10 +62,6 @@ class Slot:
     format: str = "fp32"
 
 
-def _note_nothing(*, flops: int = 0, nbytes: int = 0) -> None:
-    """Ignores arithmetic."""
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
     """The arguments of an update besides its arrays.
@@ -79,7 +75,7 @@ class UpdateContext:
     norms: tuple[float, float] | None = None
     factors: tuple[np.ndarray, np.ndarray] | None = None
     alloc: Callable[[tuple[int, ...]], np.ndarray] | None = None
-    note: Callable[..., None] = _note_nothing
+    note: Callable[..., None] = do_nothing
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """Workspace in fp32, not initialized, for as long as the update runs."""
@@ -304,7 +300,7 @@ def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
         if w.ndim != 2 and state.keys() == optimizer.slots((1, 1)).keys():
             raise ValueError(f"{where} was handed a flat piece {w.shape} of a matrix, and never updates part of one: "
                              "take layout='whole_matrices', or gather=True, which gathers the matrix for each update "
-                             "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+                             "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
     wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}

@@ -28,12 +28,12 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero.gradients import Accumulator
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import FactorObserver, Factors, Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -337,7 +337,7 @@ class Engine(Shown):
         """
         number = self._forwards * self.rank.size + self.rank.index
         self._forwards += 1
-        return replace(self.context(), draw=partial(_draw, self.seed, self._step, number))
+        return replace(self.context(), draw=partial(draw_for, self.seed, self._step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
         """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are."""
@@ -442,10 +442,6 @@ class Engine(Shown):
             return getattr(self, RENAMED[name])
 
 
-def _draw(seed: int, step: int, number: int, name: str, count: int, span: slice) -> np.ndarray:
-    return draw_for(seed, step, number, name, span)
-
-
 # -- what must be the same on all ranks -------------------------------------------------------------------------------
 
 
@@ -541,7 +537,7 @@ def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any,
                 raise ValueError(
                     f"{kind} needs all of {name} {entry.shape}, which the layout {group.layout.name!r} lays on "
                     "several ranks; take layout='whole_matrices', or gather=True, which gathers it for each update "
-                    "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+                    "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
             if "input_factors" in optimizer.needs:
                 if name not in factored:
                     raise ValueError(

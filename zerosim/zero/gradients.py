@@ -4,24 +4,30 @@ A unit's backward writes its gradient into `Accumulator.grad_buffers`. `Accumula
 parts of units that share a weight, and hands it to the `Reducer` of its param group, which adds it to what rests in
 ``param_group.gradient``. Kept PARTIAL, the addends of all micro-batches are summed first and reduced once, by
 `reduce`; kept SHARDED or REPLICATED, each micro-batch's gradient is reduced in buckets as backward goes, then added.
-At k > 1 the two orders differ in bits. In the end ``param_group.reduced`` has the sum over ranks.
+At k > 1 the two orders differ in bits. In the end ``param_group.reduced`` has the sum over ranks. With overlap, one
+bucket is under way while backward fills the next. What K-FAC needs of each layer goes the same way beside the
+gradients: `FactorObserver` adds it up over micro-batches, and reduces it over ranks.
 
-Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches. A
-bucket is cut by owner, so that neither bits nor bytes depend on it. With overlap, one bucket is under way while
-backward fills the next.
+Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches; S loss
+scale; M rows (samples, or tokens) of a micro-batch, I inputs and O outputs of a layer.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
+from zerosim.numerics.loss_scale import LossScaler
+from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Parts, buckets, limit_of
-from zerosim.zero.param_group import BucketMove, ParamGroup, ReducedGradient, clear_padding
-from zerosim.zero.placements import PARTIAL, SHARDED, Placement
+from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
+from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, Placement
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
+Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
+LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
 
 
 class Accumulator:
@@ -273,5 +279,66 @@ class Reducer:
 
     def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
               *, async_op: bool = False, add: bool = False) -> BucketMove:
-        return BucketMove(self.param_group, bucket, have, want, source=source, target=target, dtype=dtype,
-                          purpose="gradients", agreement=self.agree(self.micro_batch), async_op=async_op, add=add)
+        return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
+                          source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op, add=add)
+
+
+class FactorObserver:
+    """The factors A and G of one rank's layers (K-FAC); ``wanted`` names the weights that are updated with them.
+
+    A is the mean over rows of x xᵀ, G that of g gᵀ, with g the gradient of a row's own loss with respect to the layer's
+    output: backward hands over dy = S·g/M, or S·g/(M·f) where the loss is the mean over the share f of places that have
+    a target; g is 0 in the others. Source: Martens & Grosse 2015 (arXiv:1503.05671), section 3.
+    """
+
+    def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
+        self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
+        self.share = 1.0  # f, of the micro-batch that goes back
+        self._sums: dict[str, Factors] = {}
+        self._rows: dict[str, int] = {}
+
+    def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
+        """Adds the products of one micro-batch: x (M, I), dy (M, O)."""
+        if weight not in self.wanted:
+            return
+        rows = x.shape[0]
+        dy, scale = self._within_range(dy)
+        products = (self._product(x, weight), self._product(dy, weight))
+        self.rank.kernels.multiply_rounded(products[0], 1 / rows, products[0])
+        # S = 0 gives inf: the step is skipped, as its gradients are no numbers
+        factor = rows * self.share**2 / scale**2 if scale**2 else math.inf
+        self.rank.kernels.multiply_rounded(products[1], factor, products[1])
+        for total, product in zip(self._sums.get(weight, ()), products, strict=False):
+            self.rank.kernels.add_rounded(total, product, product)
+        self._sums[weight] = products
+        self._rows[weight] = self._rows.get(weight, 0) + 1
+
+    def _within_range(self, dy: np.ndarray) -> tuple[np.ndarray, float]:
+        """dy and its scale S; both divided by a power of two where S² would come near the ends of fp32's range."""
+        scale = self.loss_scale.scale
+        power = math.frexp(scale)[1] - 1
+        if abs(power) <= LARGEST_POWER:
+            return dy, scale
+        out = self.rank.kernels.scratch("scaled output gradients", dy.size, np.float32).reshape(dy.shape)
+        self.rank.kernels.divide_rounded(dy, math.ldexp(1.0, power), out)
+        return out, math.ldexp(scale, -power)
+
+    def _product(self, x: np.ndarray, name: str) -> np.ndarray:
+        out = self.rank.memory.alloc((x.shape[1], x.shape[1]), np.float32, "workspace", f"factor of {name}")
+        self.rank.kernels.matmul(x.T, x, out=out)
+        return out
+
+    def averaged(self) -> dict[str, Factors]:
+        """The means over ranks and micro-batches, by weight: two all-reduces each, under the purpose "state"."""
+        found = {}
+        for weight, factors in self._sums.items():
+            for factor in factors:
+                self.rank.all_reduce(factor, out=factor, purpose="state")
+                self.rank.kernels.divide_rounded(factor, self.rank.size * self._rows[weight], factor)
+            found[weight] = factors
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Drops what was observed."""
+        self._sums, self._rows = {}, {}

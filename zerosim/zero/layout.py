@@ -24,7 +24,7 @@ UnitShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # unit -> parameter ->
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LayoutEntry:
     """One parameter in the vector."""
 
     name: str
@@ -68,7 +68,7 @@ class Piece:
 class ParameterPiece(Piece):
     """A piece of one parameter: its elements from ``start`` on."""
 
-    entry: Entry
+    entry: LayoutEntry
     start: int
 
 
@@ -78,7 +78,7 @@ class Layout(Shown):
 
     name: str
     ranks: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
     units: Mapping[str, slice]
     regions: tuple[Region, ...]
 
@@ -93,11 +93,11 @@ class Layout(Shown):
         return sum(entry.high - entry.low for entry in self.entries)
 
     @cached_property
-    def by_name(self) -> dict[str, Entry]:
+    def by_name(self) -> dict[str, LayoutEntry]:
         """The entries by their parameter's name."""
         return {entry.name: entry for entry in self.entries}
 
-    def unit_entries(self, unit: str) -> list[Entry]:
+    def unit_entries(self, unit: str) -> list[LayoutEntry]:
         """The entries of one unit, in order."""
         return self._by_unit.get(unit, [])
 
@@ -193,7 +193,7 @@ class Layout(Shown):
                 for entry, low, high in self.entries_in(piece.vector.start, piece.vector.stop)
                 for at in [piece.shard.start + low - piece.vector.start]]
 
-    def entries_in(self, low: int, high: int) -> Iterator[tuple[Entry, int, int]]:
+    def entries_in(self, low: int, high: int) -> Iterator[tuple[LayoutEntry, int, int]]:
         """The parameters that overlap [low, high), each with the overlap."""
         first = max(0, bisect_right(self._lows, low) - 1)
         while first and self.entries[first - 1].high > low:  # behind parameters without elements
@@ -206,8 +206,8 @@ class Layout(Shown):
                 yield entry, start, stop
 
     @cached_property
-    def _by_unit(self) -> dict[str, list[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def _by_unit(self) -> dict[str, list[LayoutEntry]]:
+        found: dict[str, list[LayoutEntry]] = {}
         for entry in self.entries:
             found.setdefault(entry.unit, []).append(entry)
         return found
@@ -265,25 +265,20 @@ def describe(layout: Layout, low: int, high: int) -> str:
 # -- the named layouts: where each begins a new region, pads, and cuts ------------------------------------------------
 
 
-def padded(length: int, ranks: int) -> int:
-    """The next multiple of N."""
-    return -(-length // ranks) * ranks
-
-
 def region(name: str, low: int, valid: int, ranks: int) -> Region:
     """``valid`` elements from ``low`` on, padded to a multiple of N and cut in N equal chunks."""
-    chunk = padded(valid, ranks) // ranks
+    chunk = -(-valid // ranks)
     return Region(name, low, low + chunk * ranks, low + valid, tuple(low + i * chunk for i in range(ranks + 1)))
 
 
 def per_unit(shapes: UnitShapes, ranks: int) -> Layout:
     """Every unit is padded to a multiple of N, and each rank owns 1/N of it."""
-    entries: list[Entry] = []
+    entries: list[LayoutEntry] = []
     regions, units, low = [], {}, 0
     for unit, parameters in shapes.items():
         at = low
         for name, shape in parameters.items():
-            entries.append(Entry(name, unit, at, tuple(shape)))
+            entries.append(LayoutEntry(name, unit, at, tuple(shape)))
             at = entries[-1].high
         regions.append(region(unit, low, at - low, ranks))
         units[unit] = slice(low, regions[-1].high)
@@ -293,18 +288,10 @@ def per_unit(shapes: UnitShapes, ranks: int) -> Layout:
 
 def contiguous(shapes: UnitShapes, ranks: int) -> Layout:
     """The whole vector is padded to a multiple of N (in its last unit), and each rank owns one slice of it."""
-    entries: list[Entry] = []
-    units, at = {}, 0
-    for unit, parameters in shapes.items():
-        low = at
-        for name, shape in parameters.items():
-            entries.append(Entry(name, unit, at, tuple(shape)))
-            at = entries[-1].high
-        units[unit] = slice(low, at)
-    whole = region("all", 0, at, ranks)
-    last = next(reversed(units))
-    units[last] = slice(units[last].start, whole.high)
-    return Layout("contiguous", ranks, tuple(entries), units, (whole,))
+    flat = per_unit(shapes, 1)  # of one rank: nothing is padded
+    whole, (*_, last) = region("all", 0, flat.length, ranks), shapes
+    units = {**flat.units, last: slice(flat.units[last].start, whole.high)}
+    return Layout("contiguous", ranks, flat.entries, units, (whole,))
 
 
 def whole_matrices(shapes: UnitShapes, ranks: int) -> Layout:
@@ -313,11 +300,11 @@ def whole_matrices(shapes: UnitShapes, ranks: int) -> Layout:
     Nothing is padded, and the shards differ by up to the largest parameter: each border is the parameter's nearest to
     an equal share. Where there are more ranks than parameters, some own nothing.
     """
-    flat = contiguous(shapes, 1)
+    flat = per_unit(shapes, 1)
     borders = sorted({0, *(entry.high for entry in flat.entries)})
-    length = borders[-1]
-    bounds = [min(borders, key=lambda border: (abs(border * ranks - rank * length), border)) for rank in range(ranks)]
-    whole = Region("all", 0, length, length, (*bounds, length))
+    bounds = [min(borders, key=lambda border: (abs(border * ranks - rank * flat.length), border))
+              for rank in range(ranks)]
+    whole = Region("all", 0, flat.length, flat.length, (*bounds, flat.length))
     return Layout("whole_matrices", ranks, flat.entries, flat.units, (whole,))
 
 

@@ -24,8 +24,8 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Entry, Layout, ParameterPiece, Parts, Piece, Region, lay_out
-from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, redistribute
+from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, lay_out
+from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class ParamGroup:
         # What this rank updates, parameter by parameter.
         self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
-        self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # of one parameter: (its name, the slot's)
+        self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # what this rank keeps, by parameter and slot
         self._make_slots()
         self._initialize()
 
@@ -182,11 +182,11 @@ class ParamGroup:
 
     # -- one parameter ------------------------------------------------------------------------------------------------
 
-    def slots_of(self, entry: Entry) -> dict[str, Slot]:
+    def slots_of(self, entry: LayoutEntry) -> dict[str, Slot]:
         """The state that the parameter's optimizer keeps for it, by name."""
         return self.optimizers[entry.name].slots(entry.shape)
 
-    def is_flat(self, entry: Entry, name: str) -> bool:
+    def is_flat(self, entry: LayoutEntry, name: str) -> bool:
         """True for a slot with an element for each of the parameter's."""
         return self.slots_of(entry)[name].shape == entry.shape
 
@@ -196,40 +196,36 @@ class ParamGroup:
 
     def slot(self, piece: ParameterPiece, name: str) -> np.ndarray:
         """The elements of a slot that belong to a piece (n,), or the slot itself where it has another shape."""
-        own = self.own_slots.get((piece.entry.name, name))
-        if own is None:
-            return self.slots[name][at(piece, self.stage.optimizer)]
+        own = self.own_slots[piece.entry.name, name]
         if self.stage.optimizer is SHARDED or not self.is_flat(piece.entry, name):
             return own
         return own[piece.start:piece.start + piece.count]
 
-    def spans_ranks(self, entry: Entry) -> bool:
+    def spans_ranks(self, entry: LayoutEntry) -> bool:
         """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
         owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
         return self.stage.optimizer is SHARDED and owners > 1
 
-    def own(self, entry: Entry, array: np.ndarray, placement: Placement) -> np.ndarray:
+    def own(self, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
         """The elements of a tensor that this rank owns, in an array at rest."""
         if placement is SHARDED:
             return array[self.layout.owned(self.rank.index, entry.low, entry.high)]
         cut = self.layout.cut(entry.low, entry.high)
         return array[entry.low + cut[self.rank.index]:entry.low + cut[self.rank.index + 1]]
 
-    def own_slot(self, entry: Entry, name: str) -> np.ndarray:
-        """The elements of a flat, sharded slot that this rank owns; none where it owns none of the tensor."""
-        if name in self.slots and (entry.name, name) not in self.own_slots:
-            return self.own(entry, self.slots[name], SHARDED)
+    def own_slot(self, entry: LayoutEntry, name: str) -> np.ndarray:
+        """The elements of a flat slot that this rank keeps; none where it updates none of the tensor."""
         nothing: np.ndarray = self.rank.kernels.empty(0, self.slot_dtype(self.slots_of(entry)[name]))
         return self.own_slots.get((entry.name, name), nothing)
 
-    def all_gather_tensor(self, entry: Entry, own: np.ndarray) -> np.ndarray:
+    def all_gather_tensor(self, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
         """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
         found: np.ndarray = self.rank.all_gather(own, splits=self.layout.cut(entry.low, entry.high), purpose="state")
         return found.reshape(entry.shape)
 
     # -- looking at one parameter's whole state, wherever its pieces rest ---------------------------------------------
 
-    def whole_state(self, entry: Entry) -> dict[str, np.ndarray | None]:
+    def whole_state(self, entry: LayoutEntry) -> dict[str, np.ndarray | None]:
         """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
 
         Slots of another shape (a matrix's factors) are not among them: ``own_slots`` has them, on the ranks that keep
@@ -242,19 +238,17 @@ class ParamGroup:
         flat = [] if self.frozen else [name for name in self.slots_of(entry) if self.is_flat(entry, name)]
         return found | {name: self._whole_slot(entry, name) for name in flat}
 
-    def _whole(self, entry: Entry, array: np.ndarray, placement: Placement) -> np.ndarray:
+    def _whole(self, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
         if placement is SHARDED:
             return self.all_gather_tensor(entry, self.own(entry, array, SHARDED))
         return array[entry.low:entry.high].reshape(entry.shape).copy()
 
-    def _whole_slot(self, entry: Entry, name: str) -> np.ndarray:
+    def _whole_slot(self, entry: LayoutEntry, name: str) -> np.ndarray:
         if self.stage.optimizer is SHARDED:
             return self.all_gather_tensor(entry, self.own_slot(entry, name))
-        if name in self.slots and (entry.name, name) not in self.own_slots:
-            return self._whole(entry, self.slots[name], REPLICATED)
         return self.own_slot(entry, name).reshape(entry.shape).copy()
 
-    def _mean_gradient(self, entry: Entry) -> np.ndarray | None:
+    def _mean_gradient(self, entry: LayoutEntry) -> np.ndarray | None:
         """fp32(sum) / (S * N * k) between reduce() and update(); None otherwise."""
         if self.reduced is None:
             return None
@@ -280,21 +274,16 @@ class ParamGroup:
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
             for piece in self.regions_held(self.stage.optimizer):
                 self.slots[name][at(piece, self.stage.optimizer)] = 0
-        for entry, count in self._held_entries():
-            for name, slot in kept[entry.name].items():
-                if (name, self.slot_dtype(slot)) not in shared or not self.is_flat(entry, name):
-                    shape = count if self.is_flat(entry, name) else slot.shape
-                    own = self.rank.memory.alloc(shape, self.slot_dtype(slot), "optimizer_state",
-                                                 f"{entry.name} {name}")
-                    own[...] = 0
-                    self.own_slots[entry.name, name] = own
-
-    def _held_entries(self) -> Iterator[tuple[Entry, int]]:
-        """The parameters of which this rank updates elements, and how many of each."""
-        counts: dict[str, int] = {}
         for piece in self.pieces:
-            counts[piece.entry.name] = counts.get(piece.entry.name, 0) + piece.count
-        yield from ((self.layout.by_name[name], count) for name, count in counts.items())
+            for name, slot in kept[piece.entry.name].items():
+                dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
+                if is_flat and (name, dtype) in shared:
+                    own = self.slots[name][at(piece, self.stage.optimizer)]
+                else:
+                    own = self.rank.memory.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
+                                                 f"{piece.entry.name} {name}")
+                    own[...] = 0
+                self.own_slots[piece.entry.name, name] = own
 
     def _initialize(self) -> None:
         """Draws the first values piece by piece: no rank holds more than it keeps, and no value depends on N."""
@@ -308,7 +297,7 @@ class ParamGroup:
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
                     kernels.fill(target[low - start:high - start], partial(self._first_values, entry, low - entry.low))
 
-    def _first_values(self, entry: Entry, start: int, span: slice) -> np.ndarray:
+    def _first_values(self, entry: LayoutEntry, start: int, span: slice) -> np.ndarray:
         """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
         unit = next(unit for unit in self.model.units if unit.name == entry.unit)
         values = unit.initial(entry.name, start + span.start, span.stop - span.start)
@@ -334,52 +323,3 @@ def _padding_of(layout: Layout, placement: Placement, rank: int) -> Iterator[tup
         return
     for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
         yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]
-
-
-# -- a bucket from one placement to another ---------------------------------------------------------------------------
-
-
-class BucketMove:
-    """A bucket of a param group on its way; packed where it is in pieces, asynchronous where that is asked for.
-
-    Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
-    what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
-    rounded to the target's format.
-    """
-
-    def __init__(self, param_group: ParamGroup, bucket: Bucket, have: Placement, want: Placement, *, source: Parts,
-                 target: Parts, dtype: np.dtype[Any], purpose: str, agreement: str, async_op: bool = False,
-                 add: bool = False) -> None:
-        self.rank, self.target, self.add, self.async_op = param_group.rank, target, add, async_op
-        chunk = bucket.cut[self.rank.index + 1] - bucket.cut[self.rank.index]
-        vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
-        self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
-        self._found = redistribute(
-            self.rank.agreeing(agreement), vector, have, want, bucket.cut, policy=param_group.policy,
-            out=target[0][1] if self._in_place else None, async_op=async_op, purpose=purpose)
-
-    def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-        if len(parts) == 1 and parts[0][1].dtype == dtype:
-            return parts[0][1]
-        vector = self.rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
-        for here, elements in parts:
-            self.rank.kernels.cast_pack(elements, vector[here])
-        return vector
-
-    def wait(self) -> None:
-        """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
-        found = self._found.wait() if self.async_op else self._found
-        self._found = None
-        if self._in_place:
-            return
-        for here, resting in self.target:
-            if self.add:
-                self.rank.kernels.add_rounded(resting, found[here], resting)
-            else:
-                self.rank.kernels.cast_pack(found[here], resting)
-
-    def drop(self) -> None:
-        """Waits, and drops what arrived."""
-        if self.async_op:
-            self._found.wait()

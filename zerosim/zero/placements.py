@@ -14,6 +14,7 @@ from zerosim.numerics.checks import is_count
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
+from zerosim.zero.layout import Bucket, Parts
 
 
 class Placement(Enum):
@@ -121,3 +122,48 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
             f"{expected} on rank {rank.index}"
         )
     return whole
+
+
+class BucketMove:
+    """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
+
+    Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
+    what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
+    rounded to the target's format.
+    """
+
+    def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
+                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, add: bool = False) -> None:
+        self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
+        chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
+        vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
+        self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
+        self._found = redistribute(
+            rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
+            async_op=async_op, purpose=purpose)
+
+    def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+        if len(parts) == 1 and parts[0][1].dtype == dtype:
+            return parts[0][1]
+        vector = self.rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
+        for here, elements in parts:
+            self.rank.kernels.cast_pack(elements, vector[here])
+        return vector
+
+    def wait(self) -> None:
+        """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
+        found = self._found.wait() if self.async_op else self._found
+        self._found = None
+        if self._in_place:
+            return
+        for here, resting in self.target:
+            if self.add:
+                self.rank.kernels.add_rounded(resting, found[here], resting)
+            else:
+                self.rank.kernels.cast_pack(found[here], resting)
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+        if self.async_op:
+            self._found.wait()

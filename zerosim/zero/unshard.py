@@ -16,14 +16,15 @@ import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.zero.layout import Bucket, Parts, Region, buckets, limit_of
-from zerosim.zero.param_group import BucketMove, ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED
+from zerosim.zero.param_group import ParamGroup
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
                 async_op: bool) -> BucketMove:
-    return BucketMove(param_group, bucket, SHARDED, REPLICATED, source=source, target=target,
-                      dtype=param_group.parameter.dtype, purpose="parameters", agreement=agreement, async_op=async_op)
+    return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
+                      source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
+                      async_op=async_op)
 
 
 @dataclass(slots=True)

@@ -24,8 +24,7 @@ from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.optim.base import UpdateContext
-from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Entry, ParameterPiece, Piece, Region
+from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
@@ -316,7 +315,7 @@ def _update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContex
     _step(group, entry, w.reshape(entry.shape), gradient.reshape(entry.shape), state, context)
 
 
-def _update_gathered(group: ParamGroup, entry: Entry, context: StepContext) -> None:
+def _update_gathered(group: ParamGroup, entry: LayoutEntry, context: StepContext) -> None:
     """One step on a tensor that lies on several ranks: all gather it and its state, and each keeps its own piece.
 
     Every rank takes part in the gathers; only those that own a piece compute.
@@ -336,7 +335,7 @@ def _update_gathered(group: ParamGroup, entry: Entry, context: StepContext) -> N
         part[...] = whole[name].reshape(-1)[here]
 
 
-def _step(group: ParamGroup, entry: Entry, w: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray],
+def _step(group: ParamGroup, entry: LayoutEntry, w: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray],
           context: StepContext) -> None:
     """One update of a whole tensor, of its parameter's shape, in fp32, with copies in workspace."""
     rank = group.rank
@@ -348,69 +347,3 @@ def _step(group: ParamGroup, entry: Entry, w: np.ndarray, gradient: np.ndarray, 
         context.optimizer(group, entry.name).apply(ctx, arrays[""], g, {name: arrays[name] for name in state},
                                                    context.step)
     _note_update(group, w, gradient, state)
-
-
-# -- factors of inputs and output gradients (K-FAC): observed layer by layer, averaged over ranks ---------------------
-# Legend: M rows (samples, or tokens) of a micro-batch, I inputs, O outputs; N ranks, k micro-batches; S loss scale.
-# A = mean over rows of x xᵀ (I, I); G = mean over rows of g gᵀ (O, O), g the gradient of a row's own loss with respect
-# to the layer's output: backward hands over dy = S·g/M, or S·g/(M·f) where the loss is the mean over the share f of
-# places that have a target; g is 0 in the others. Source: Martens & Grosse 2015 (arXiv:1503.05671), section 3.
-
-Factors = tuple[np.ndarray, np.ndarray]
-_LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
-
-
-class FactorObserver:
-    """The factors of one rank's layers; ``wanted`` names the weights that are updated with them."""
-
-    def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
-        self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.share = 1.0  # f, of the micro-batch that goes back
-        self._sums: dict[str, Factors] = {}
-        self._rows: dict[str, int] = {}
-
-    def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
-        """Adds the products of one micro-batch: x (M, I), dy (M, O)."""
-        if weight not in self.wanted:
-            return
-        rows = x.shape[0]
-        dy, scale = self._within_range(dy)
-        products = (self._product(x, weight), self._product(dy, weight))
-        self.rank.kernels.multiply_rounded(products[0], 1 / rows, products[0])
-        # S = 0 gives inf: the step is skipped, as its gradients are no numbers
-        factor = rows * self.share**2 / scale**2 if scale**2 else math.inf
-        self.rank.kernels.multiply_rounded(products[1], factor, products[1])
-        for total, product in zip(self._sums.get(weight, ()), products, strict=False):
-            self.rank.kernels.add_rounded(total, product, product)
-        self._sums[weight] = products
-        self._rows[weight] = self._rows.get(weight, 0) + 1
-
-    def _within_range(self, dy: np.ndarray) -> tuple[np.ndarray, float]:
-        """dy and its scale S; both divided by a power of two where S² would come near the ends of fp32's range."""
-        scale = self.loss_scale.scale
-        power = math.frexp(scale)[1] - 1
-        if abs(power) <= _LARGEST_POWER:
-            return dy, scale
-        out = self.rank.kernels.scratch("scaled output gradients", dy.size, np.float32).reshape(dy.shape)
-        self.rank.kernels.divide_rounded(dy, math.ldexp(1.0, power), out)
-        return out, math.ldexp(scale, -power)
-
-    def _product(self, x: np.ndarray, name: str) -> np.ndarray:
-        out = self.rank.memory.alloc((x.shape[1], x.shape[1]), np.float32, "workspace", f"factor of {name}")
-        self.rank.kernels.matmul(x.T, x, out=out)
-        return out
-
-    def averaged(self) -> dict[str, Factors]:
-        """The means over ranks and micro-batches, by weight: two all-reduces each, under the purpose "state"."""
-        found = {}
-        for weight, factors in self._sums.items():
-            for factor in factors:
-                self.rank.all_reduce(factor, out=factor, purpose="state")
-                self.rank.kernels.divide_rounded(factor, self.rank.size * self._rows[weight], factor)
-            found[weight] = factors
-        self.forget()
-        return found
-
-    def forget(self) -> None:
-        """Drops what was observed."""
-        self._sums, self._rows = {}, {}

@@ -248,7 +248,7 @@ class CupyKernels(NumpyKernels):
         import cupy
 
         self.xp = cupy
-        self._scratch = Scratch(cupy.empty, self.slack_nbytes)
+        self.scratch_memory = Scratch(cupy.empty, self.slack_nbytes)
         self._numbers = NumpyKernels()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Any:
@@ -409,8 +409,10 @@ class CupyKernels(NumpyKernels):
         if total is not out:
             copy_elements(total, out)
 
-    def _run(self, function: Operation, inputs: tuple[Any, ...], out: Any, **options: Any) -> None:
-        self.apply(function, inputs, out, options.get("work"))
+    def run_blocks(self, function: Operation, inputs: Sequence[Any], out: Any, work: np.dtype[Any] | None = None, *,
+                   in_place: bool = False) -> None:
+        """out = function(*inputs, result), in one launch."""
+        self.apply(function, inputs, out, work)
 
     def _step(self, rows: list[Any], function: Callable[..., object], scratch: int) -> None:
         run_in_place(function, rows, scratch)
@@ -487,21 +489,15 @@ class CupyKernels(NumpyKernels):
         if not a.size or not b.size:
             product[...] = 0
         elif work == FP64:
-            self.xp.matmul(self._matrix("left", a, work), self._matrix("right", b, work), out=product)
+            self.xp.matmul(self.matrix("left", a, work), self.matrix("right", b, work), out=product)
         else:
             narrow = {FP16 if x.dtype.itemsize == 1 else x.dtype for x in (a, b)}
             common = narrow.pop() if len(narrow) == 1 else FP32  # cuBLAS takes one type for both
-            self._gemm(self._matrix("left", a, common), self._matrix("right", b, common), product)
+            self._gemm(self.matrix("left", a, common), self.matrix("right", b, common), product)
         if bias is None:
             self.settle(product, out)
         else:
             self.apply(np.add, [product, PerColumn(bias)], out, work)
-
-    def _matrix(self, name: str, x: Array, dtype: np.dtype[Any]) -> Array:
-        """x (m, n) in a type, in the order of memory that it has: cuBLAS takes a transposed matrix as it lies."""
-        if not x.flags.c_contiguous and x.T.flags.c_contiguous:
-            return self._matrix(name, x.T, dtype).T
-        return self.wide(name, x, dtype)
 
     def _gemm(self, a: Array, b: Array, product: Array) -> None:
         """product = a @ b; cuBLAS, which counts columns first, is asked for the transposed product bᵀ @ aᵀ."""

@@ -1,10 +1,11 @@
-"""The rank programs of the one suite. They stand in a module of their own, so that other processes can import them.
+"""Rank programs that run in every world. They stand in a module of their own, so that other processes can import them.
 
 A program takes its inputs from NumPy to the rank's own arrays and returns NumPy arrays: worlds differ in between.
 """
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
+from tests.support import literally
 from zerosim.numerics.arrays import is_array, to_host, words
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
@@ -68,16 +70,20 @@ def _root(operation: str, root: int) -> dict[str, int]:
     return {"root": root} if operation in ("broadcast", "reduce", "gather") else {}
 
 
-def options_of_reductions(rank: zs.Rank, format: str) -> list[Any]:
-    """Means by every rule, extrema, wider wires and wider additions, in place and into given memory."""
-    x = vector(rank, 4 * rank.size + 3, FORMATS[format])
+def reductions(rank: zs.Rank, x: Any) -> list[Any]:
+    """Means of x (n,) by every rule, extrema, wider wires and wider additions, and in place."""
     found = [rank.all_reduce(x, op=op) for op in ("max", "min", "mean")]
     found += [rank.all_reduce(x, op="mean", average=rule) for rule in ("divide_then_sum", "split", "premultiply")]
-    if format not in ("fp32", "fp64"):
+    if x.itemsize < 4:
         found += [rank.reduce_scatter(x, wire="fp32"), rank.reduce_scatter(x, algorithm="pairwise", accumulate="fp32"),
                   rank.all_reduce(x, algorithm="everyone", accumulate="fp32")]
     rank.all_reduce(x, out=x)
     return [*map(on_host, found), on_host(x)]
+
+
+def options_of_reductions(rank: zs.Rank, format: str) -> list[Any]:
+    """Reductions of a format."""
+    return reductions(rank, vector(rank, 4 * rank.size + 3, FORMATS[format]))
 
 
 def messages(rank: zs.Rank) -> list[Any]:
@@ -176,6 +182,12 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
             [(row.call.operation, row.sent_nbytes) for row in rank.trace.collectives()])
 
 
+def everything(rank: zs.Rank, format: str) -> list[Any]:
+    """Some of all that ranks do."""
+    return [every_collective(rank, format, (13,)), options_of_reductions(rank, format), messages(rank), groups(rank),
+            works(rank), counted(rank)]
+
+
 def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     """One step of the worked example: losses, weights, master, moments."""
     model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
@@ -229,30 +241,75 @@ def fails(rank: zs.Rank, failing: int, kind: str) -> None:
     rank.barrier()
 
 
+# What all ranks but the last ask for with x (12,) of float32, what the last one does, and how an error shows both.
+DIFFERENT: dict[str, tuple[Callable[[zs.Rank, Any], Any], Callable[[zs.Rank, Any], Any], str, str]] = {
+    "another collective": (lambda r, x: r.reduce_scatter(x), lambda r, x: r.all_reduce(x),
+                           "reduce_scatter(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32)"),
+    "a barrier": (lambda r, x: r.all_reduce(x), lambda r, x: r.barrier(),
+                  "all_reduce(call 0, (12,), float32)", "barrier(call 0, (0,), uint8, algorithm=dissemination)"),
+    "another shape": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x[:6]),
+                      "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (6,), float32)"),
+    "the same size in another shape": (
+        lambda r, x: r.all_reduce(x.reshape(3, 4)), lambda r, x: r.all_reduce(x.reshape(4, 3)),
+        "all_reduce(call 0, (3, 4), float32)", "all_reduce(call 0, (4, 3), float32)"),
+    "another type": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(vector(r, 12, np.int32)),
+                     "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), int32)"),
+    "another op": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, op="max"),
+                   "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, op=max)"),
+    "another algorithm": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, algorithm="tree"),
+                          "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, algorithm=tree)"),
+    "another root": (lambda r, x: r.broadcast(x), lambda r, x: r.broadcast(x, 1),
+                     "broadcast(call 0, (12,), float32, algorithm=tree)",
+                     "broadcast(call 0, (12,), float32, algorithm=tree, root=1)"),
+    "another wire": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, wire="fp16"),
+                     "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, wire=float16)"),
+    "another place in the program": (
+        lambda r, x: [r.all_reduce(x), r.all_reduce(x)], lambda r, x: [r.all_reduce(x), r.all_gather(x)],
+        "all_reduce(call 1, (12,), float32)", "all_gather(call 1, (12N,), float32)"),
+    "a chunk of another length": (lambda r, x: r.all_gather(x[:4]), lambda r, x: r.all_gather(x[:5]),
+                                  "all_gather(call 0, (4N,), float32)", "all_gather(call 0, (5N,), float32)"),
+    "another text to agree on": (
+        lambda r, x: r.agreeing("no").broadcast(x), lambda r, x: r.agreeing("yes").broadcast(x),
+        "broadcast(call 0, (12,), float32, algorithm=tree, no)",
+        "broadcast(call 0, (12,), float32, algorithm=tree, yes)"),
+    # What the short form leaves out is shown where it is the difference.
+    "another rule of a mean": (
+        lambda r, x: r.all_reduce(x, op="mean"), lambda r, x: r.all_reduce(x, op="mean", average="split"),
+        "all_reduce(call 0, (12,), float32, ...average=sum_then_divide, ...)",
+        "all_reduce(call 0, (12,), float32, ...average=split, ...)"),
+    "another cut": (
+        lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, splits=(*[0] * r.size, 12)),
+        "all_reduce(call 0, (12,), float32, ...splits=(0, ..., 12), ...)",
+        "all_reduce(call 0, (12,), float32, ...splits=(0, ...0, 12), ...)"),
+    "another purpose": (
+        lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, purpose="state"),
+        "all_reduce(call 0, (12,), float32, ...purpose=unspecified, ...)",
+        "all_reduce(call 0, (12,), float32, ...purpose=state, ...)"),
+}
+# What the last rank does where another one waits for 4 elements from it, or all for all.
+MISSED: dict[str, tuple[Callable[[zs.Rank, Any], Any], Callable[[zs.Rank, Any], Any]]] = {
+    "nothing": (lambda r, x: r.barrier(), lambda r, x: None),
+    **{f"a message of another {what}": (
+        lambda r, x: r.recv(x[:4], r.size - 1) if r.index == 0 else None, lambda r, x, send=send: r.send(send(r, x), 0))
+       for what, send in {"length": lambda r, x: x[:2], "shape": lambda r, x: x[:4].reshape(4, 1),
+                          "type": lambda r, x: vector(r, 4, np.int32)}.items()},
+}
+
+
 def disagrees(rank: zs.Rank, what: str) -> None:
     """The last rank asks for something else."""
-    other, x = rank.index == rank.size - 1, vector(rank, 12, np.float32)
-    match what:
-        case "operation":
-            rank.all_reduce(x) if other else rank.reduce_scatter(x)
-        case "shape":
-            rank.all_reduce(x[:6] if other else x)
-        case "dtype":
-            rank.all_reduce(vector(rank, 12, np.int32) if other else x)
-        case "op":
-            rank.all_reduce(x, op="max" if other else "sum")
-        case "nothing":
-            None if other else rank.barrier()
-        case "short":
-            if other:
-                rank.send(x[:2], 0)
-            elif rank.index == 0:
-                rank.recv(x[:4], rank.size - 1)
-        case "message":
-            if other:
-                rank.send(vector(rank, 4, np.int32), 0)
-            elif rank.index == 0:
-                rank.recv(x[:4], rank.size - 1)
+    most, last, *_ = (DIFFERENT | MISSED)[what]
+    (last if rank.index == rank.size - 1 else most)(rank, vector(rank, 12, np.float32))
+
+
+def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
+    """A pattern of the error where the last rank calls something else; it names the ranks that have been heard."""
+    _, _, most, last = (re.sub(r"(\d+)N", lambda found: str(int(found[1]) * ranks), text) if isinstance(text, str)
+                        else text for text in DIFFERENT[what])
+    others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
+    return literally("^the ranks of a group must make the same collective calls in the same order, but "
+                     f"{others} in {most}; rank {ranks - 1} is in {last}. Look for a branch that depends on the rank, "
+                     "or for shapes, dtypes or options that differ.$")
 
 
 def disagrees_beside_works(rank: zs.Rank, what: str) -> None:
