@@ -93,43 +93,6 @@ def test_the_parameters_that_lose_most_come_first_and_those_that_lose_nothing_no
         ("c", 2, 2), ("a", 2, 1)]
 
 
-# -- one pass ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("fmt", "tied"), [("fp32", True), ("bf16", False), ("fp16", True)])
-def test_a_pass_finds_the_bits_that_an_engine_reduces_and_changes_neither_weights_nor_data(fmt, tied):
-    model, policy, scale = zs.models.GPT("gpt-nano", tied=tied), zs.Policy(fmt, loss_scale=64.0), 64.0
-    x, target = np.random.default_rng(0).integers(0, 17, (2, 3, 8))
-    weights = zs.models.first_weights(model)
-    before = [array.tobytes() for array in (*weights.values(), x, target)]
-
-    def program(rank):
-        engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=policy)
-        tape = engine.forward(x, target)
-        engine.backward(tape)
-        engine.reduce()
-        return tape.loss, {name: engine.state(name)["gradient"].reshape(shape) for name, shape in model.shapes.items()}
-
-    loss, gradients = zs.Cluster(1).run(program)[0]
-    found = zs.models.one_pass(model, weights, policy, x, target, scale)
-    assert found.loss == loss
-    assert found.gradients.keys() == gradients.keys()
-    for name, gradient in found.gradients.items():
-        np.testing.assert_array_equal(gradient.astype(np.float32) / np.float32(scale), gradients[name])
-    assert [array.tobytes() for array in (*weights.values(), x, target)] == before
-
-
-def test_a_pass_sees_the_largest_output_of_each_unit_and_where_backward_begins():
-    model = zs.models.MLP([3, 4, 2], seed=1)
-    x, target = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
-    w = zs.models.first_weights(model)
-    found = zs.models.one_pass(model, w, zs.Policy(), x, target[:, :2], 4.0)
-    hidden = np.maximum(x @ w["layer0.weight"], 0)
-    y = hidden @ w["layer1.weight"]
-    assert found.largest == pytest.approx({"layer0": hidden.max(), "layer1": np.abs(y).max()}, rel=1e-6)
-    np.testing.assert_allclose(found.output_gradient, 4 * (y - target[:, :2]) / 5, rtol=1e-5, atol=1e-6)
-
-
 # -- gradients of a text ----------------------------------------------------------------------------------------------
 
 
@@ -178,11 +141,9 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
         ((name, count) for name, count in lost.items() if count), key=lambda pair: (-pair[1], pair[0]))[:4]
 
 
-def test_questions_that_make_no_sense_and_texts_too_short_are_refused():
-    for settings, text in [
-            ({"format": "fp61"}, "no number format is named 'fp61'"), ({"model": "gpt-5"}, "the presets are gpt-nano"),
-            ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")]:
-        assert_refused(lambda settings=settings: PrecisionQuestion(**settings), text)
+def test_steps_that_are_no_whole_number_and_texts_too_short_are_refused():
+    """What the command line can ask is refused there: `test_commands`."""
+    assert_refused(lambda: PrecisionQuestion(steps=1.5), "steps=1.5 must be a whole number, 1 or more")
     tiny = texts.Corpus("tiny", np.arange(20, dtype=np.uint8))
     assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
 

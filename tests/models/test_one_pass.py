@@ -7,35 +7,45 @@ import zerosim as zs
 
 MODEL = zs.models.MLP([3, 4, 2])
 X, TARGET = np.float32([[1, -2, 3], [-4, 0.5, 0.25]]), np.float32([[1, 2], [3, -4]])
+TOKENS, NEXT = np.random.default_rng(0).integers(0, 17, (2, 3, 8))
+SCALE = 64.0
 
 
-FP32 = zs.Policy("fp32")
-
-
-def one_pass(weights, policy=FP32):
-    return zs.models.one_pass(MODEL, weights, policy, X, TARGET)
-
-
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
-def test_loss_and_gradients_are_those_of_an_engine_alone(compute):
-    policy = zs.Policy(compute)
+@pytest.mark.parametrize(("compute", "model", "x", "target"), [
+    ("fp32", MODEL, X, TARGET), ("bf16", MODEL, X, TARGET), ("fp16", MODEL, X, TARGET),
+    ("fp32", zs.models.GPT("gpt-nano", tied=True), TOKENS, NEXT), ("bf16", zs.models.GPT("gpt-nano"), TOKENS, NEXT),
+    ("fp16", zs.models.GPT("gpt-nano", tied=True), TOKENS, NEXT)])
+def test_loss_and_gradients_are_those_of_an_engine_alone_and_weights_and_data_stay_as_they_are(
+        compute, model, x, target):
+    policy, weights = zs.Policy(compute, loss_scale=SCALE), zs.models.first_weights(model)
+    before = [array.tobytes() for array in (*weights.values(), x, target)]
 
     def program(rank):
-        engine = zs.Engine(rank, MODEL, zs.optim.SGD(lr=0.1), policy=policy)
-        tape = engine.forward(X, TARGET)
-        loss = tape.loss
+        engine = zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=policy)
+        tape = engine.forward(x, target)
         engine.backward(tape)
         engine.reduce()
-        return loss, {name: engine.state(name)["gradient"] for name in MODEL.shapes}
+        return tape.loss, {name: engine.state(name)["gradient"].reshape(shape) for name, shape in model.shapes.items()}
 
     loss, gradients = zs.Cluster(1).run(program)[0]
-    found = one_pass(zs.models.first_weights(MODEL), policy)
+    found = zs.models.one_pass(model, weights, policy, x, target, SCALE)
     assert found.loss == loss
-    for name, gradient in gradients.items():
-        assert np.array_equal(found.gradients[name].astype(np.float32), gradient.astype(np.float32))
+    assert found.gradients.keys() == gradients.keys()
+    for name, gradient in found.gradients.items():
+        np.testing.assert_array_equal(gradient.astype(np.float32) / np.float32(SCALE), gradients[name])
+    assert [array.tobytes() for array in (*weights.values(), x, target)] == before
 
 
 def test_the_largest_magnitude_of_an_output_counts_negative_ones():
     weights = {name: np.zeros_like(value) for name, value in zs.models.first_weights(MODEL).items()}
     weights["layer1.bias"][...] = (-7, 3)
-    assert one_pass(weights).largest == {"layer0": 0.0, "layer1": 7.0}
+    assert zs.models.one_pass(MODEL, weights, zs.Policy(), X, TARGET).largest == {"layer0": 0.0, "layer1": 7.0}
+
+
+def test_the_largest_outputs_and_the_gradient_where_backward_begins_are_those_of_the_arrays():
+    w = zs.models.first_weights(MODEL)
+    found = zs.models.one_pass(MODEL, w, zs.Policy(), X, TARGET, 4.0)
+    hidden = np.maximum(X @ w["layer0.weight"], 0)
+    y = hidden @ w["layer1.weight"]
+    assert found.largest == pytest.approx({"layer0": hidden.max(), "layer1": np.abs(y).max()}, rel=1e-6)
+    np.testing.assert_allclose(found.output_gradient, 4 * (y - TARGET) / len(X), rtol=1e-5, atol=1e-6)

@@ -174,50 +174,6 @@ def test_every_declared_element_is_used(row: tuple[str, str], dtype: np.dtype, o
                         {dtype} if "wire" in options else set())
 
 
-# N = 4, n = 16 elements of 4 bytes, equal chunks of 4; ranks 0 to 3. By hand.
-CHARGED = {
-    ("reduce_scatter", "ring"): [32] * 4,  # a chunk that leaves and one that comes
-    ("reduce_scatter", "pairwise"): [32] * 4,  # the sum so far, and what comes
-    ("reduce_scatter", "halving"): [48] * 4,  # half, then a quarter
-    ("all_gather", "ring"): [0] * 4,
-    ("all_gather", "doubling"): [0] * 4,
-    ("all_gather", "bruck"): [64] * 4,  # the rotated vector
-    ("all_reduce", "ring"): [32] * 4,
-    ("all_reduce", "doubling"): [64] * 4,  # the partner's vector
-    ("all_reduce", "rabenseifner"): [48] * 4,
-    ("all_reduce", "tree"): [64, 0, 64, 0],  # odd ranks only send
-    ("all_reduce", "naive"): [64, 0, 0, 0],
-    ("all_reduce", "everyone"): [256] * 4,  # the sum, and the vectors of three others
-    ("broadcast", "tree"): [0] * 4,
-    ("broadcast", "naive"): [0] * 4,
-    ("reduce", "tree"): [64, 0, 128, 0],  # rank 2 adds, but has no result to add it in
-    ("reduce", "naive"): [64, 0, 0, 0],
-    ("gather", "pairwise"): [0] * 4,
-    ("all_to_all", "pairwise"): [0] * 4,
-}
-
-
-@pytest.mark.parametrize("kind", [{}, {"debug": True}], ids=str)
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_way_of_computing_charges_the_declared_buffers(kind: dict, asynchronous: bool) -> None:
-    """They are communication buffers, and so is the result of a work until its wait; a result is workspace."""
-    vectors = whole_numbers(4, 16, np.int32)
-    for row, buffers in CHARGED.items():
-        def program(rank, row=row):
-            answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
-            if asynchronous:
-                answer.wait()
-
-        cluster = zs.Cluster(4, **kind)
-        cluster.run(program)
-        result = [0 if row[0] in ("reduce", "gather") and r else 64 for r in range(4)]
-        result = [16] * 4 if row[0] == "reduce_scatter" else result
-        captured = (16 if row[0] in GATHERS else 64) if asynchronous and kind else 0
-        assert [memory.peak_nbytes_of(["communication_buffer"]) for memory in cluster.memory] == [
-            mine + asynchronous * its + captured for mine, its in zip(buffers, result, strict=True)], row
-        assert [memory.peak_nbytes_of(["workspace"]) for memory in cluster.memory] == result, row
-
-
 def test_an_output_of_the_caller_s_is_not_charged_again() -> None:
     def program(rank):
         x = rank.memory.alloc(8, np.float64, "gradient")

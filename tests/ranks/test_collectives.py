@@ -5,6 +5,7 @@ Results are held against the plain oracles, bytes and steps against the planner'
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -54,6 +55,9 @@ def fits(operation: str, algorithm: str, dtype: np.dtype, options: dict[str, Any
         "accumulate" not in options or (algorithm in ("pairwise", "everyone") and dtype != FLOATS["fp64"]))
 
 
+Late = list[list[int]]
+
+
 @dataclass
 class Asked:
     """One call that all ranks make: on their vectors (n,), by a cut, in one of the forms."""
@@ -73,8 +77,8 @@ class Asked:
     def wanted(self) -> list[np.ndarray | None]:
         return oracles.results(self.operation, self.algorithm, self.vectors, self.bounds, self.root, **self.options)
 
-    def make(self, rank: zs.Rank, right: np.ndarray | None) -> None:
-        """Makes the call on this rank, whose result must be ``right``."""
+    def issue(self, rank: zs.Rank, right: np.ndarray | None) -> Callable[[], None]:
+        """Makes the call on this rank; what is returned waits for it and looks whether its result is ``right``."""
         vector, options, out = self.vectors[rank.index].copy(), dict(self.options), None
         shape = (-1,)
         if self.operation in WHOLE:
@@ -90,27 +94,37 @@ class Asked:
             options["async_op"] = True
         x = vector.reshape(shape)
         answer = ask(rank, self.operation, self.algorithm, x, self.cut, root=self.root, **options)
-        result = answer.wait() if "async" in self.form else answer
-        assert out is None or result is out, "the result is where it was asked for"
-        assert "place" in self.form or same(vector, self.vectors[rank.index]), "the input is left as it was"
-        assert (result is None) == (right is None), "only the root of a reduction receives a result"
-        if result is not None:
-            assert same(result.reshape(-1), right), (self, rank.index, result)
-            assert self.operation not in WHOLE or result.shape == x.shape
+
+        def look() -> None:
+            result = answer.wait() if "async" in self.form else answer
+            assert out is None or result is out, "the result is where it was asked for"
+            assert "place" in self.form or same(vector, self.vectors[rank.index]), "the input is left as it was"
+            assert (result is None) == (right is None), "only the root of a reduction receives a result"
+            if result is not None:
+                assert same(result.reshape(-1), right), (self, rank.index, result)
+                assert self.operation not in WHOLE or result.shape == x.shape
+
+        return look
 
 
-def run(way: str, asked: list[Asked]) -> tuple[zs.Cluster, list[int]]:
-    """Makes the calls one after another on the members of a cluster; the cluster and the members, in their order."""
+def run(way: str, asked: list[Asked], late: Late | None = None, **options: Any) -> tuple[zs.Cluster, list[int]]:
+    """Makes the calls one after another on the members of a cluster; the cluster and the members, in their order.
+
+    ``late[r][i]``: the call after which rank r waits for its call i and looks at its result; else at once.
+    """
     ranks, wanted = len(asked[0].vectors), [one.wanted() for one in asked]
     members = list(range(ranks))
-    cluster = zs.Cluster(ranks, **KINDS.get(way, {}))
+    cluster = zs.Cluster(ranks, **KINDS.get(way, {}), **options)
 
     def program(rank: zs.Rank) -> None:
         group = rank
         if way == "in a group":  # in the reverse order, beside two ranks that are in none
             group = rank.split(0 if rank.index in members else None, key=-rank.index)
-        for one, right in zip(asked, wanted, strict=True) if group else ():
-            one.make(group, right[group.index])
+        due: dict[int, list[Callable[[], None]]] = defaultdict(list)
+        for turn, (one, right) in enumerate(zip(asked, wanted, strict=True) if group else ()):
+            due[late[group.index][turn] if late else turn].append(one.issue(group, right[group.index]))
+            for look in due[turn]:
+                look()
 
     match way:
         case "hop by hop":
@@ -135,9 +149,9 @@ def run(way: str, asked: list[Asked]) -> tuple[zs.Cluster, list[int]]:
     return cluster, members
 
 
-def check(way: str, asked: list[Asked]) -> None:
+def check(way: str, asked: list[Asked], late: Late | None = None) -> None:
     """Results, bytes, messages and steps of the calls, and that nothing is held afterwards."""
-    cluster, members = run(way, asked)
+    cluster, members = run(way, asked, late)
     assert cluster.memory.now_nbytes == [0] * len(cluster.ranks)
     of_ranks = [cluster.trace[index].collectives()[-len(asked):] for index in members]
     for position, one in enumerate(asked):
@@ -221,8 +235,8 @@ def test_64_ranks_give_the_right_result(row: tuple[str, str]) -> None:
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> tuple[str, list[Asked]]:
-    """A world, and some calls of one length on it."""
+def scripts(draw: st.DrawFn) -> tuple[str, list[Asked], Late]:
+    """A way, some calls of one length, and where each rank waits for which."""
     ranks = draw(st.integers(1, 9))
     cut = (0, *np.cumsum(draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))).tolist())
     dtype, asked = draw(st.sampled_from([FLOATS["fp16"], FLOATS["fp32"], INTEGERS["int32"]])), []
@@ -232,12 +246,19 @@ def scripts(draw: st.DrawFn) -> tuple[str, list[Asked]]:
         root = draw(st.integers(0, ranks - 1)) if row[0] in ROOTED else 0
         make = whole_numbers if dtype.kind == "i" else normals
         asked.append(Asked(*row, make(ranks, cut[-1], dtype), splits, root, draw(st.sampled_from(FORMS)), options))
-    return draw(st.sampled_from(WAYS)), asked
+    late = [[draw(st.integers(turn, len(asked) - 1)) for turn in range(len(asked))] for _ in range(ranks)]
+    return draw(st.sampled_from(WAYS)), asked, late
 
 
-@given(scripts())
-def test_any_script_of_calls_gives_the_right_results(script: tuple[str, list[Asked]]) -> None:
+@given(scripts(), st.lists(st.integers(1, 1000), min_size=1, max_size=3), st.booleans())
+def test_any_script_of_calls_gives_the_right_results_and_one_trace_whatever_the_schedule(
+        script: tuple[str, list[Asked], Late], seeds: list[int], debug: bool) -> None:
     check(*script)
+    plain, *others = [run("plain", *script[1:], seed=seed, debug=debug)[0] for seed in (0, *seeds)]
+    for other in others:
+        assert [trace.rows for trace in other.trace] == [trace.rows for trace in plain.trace]
+        assert other.memory.peak_nbytes == plain.memory.peak_nbytes
+        assert other.memory.now_nbytes == [0] * len(other.ranks)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" by ".join)
@@ -334,16 +355,6 @@ def test_an_extremum_keeps_nan_and_tells_the_zeros_apart(op: str) -> None:
                 assert found[[0, 3]].tolist() == [3 if op == "max" else -4, -2], (operation, algorithm, dtype)
                 assert np.isnan(found[2])
                 assert np.signbit(found[1]) == (op == "min")
-
-
-def test_a_broadcast_reads_the_root_alone() -> None:
-    """Elsewhere the input gives the shape and type only, so what is in it may be anything."""
-    vectors = [np.full(5, np.nan), np.arange(5.0), np.full(5, -7.0)]
-    for algorithm in ("tree", "naive"):
-        for kind in ("plain", "debug"):
-            results = zs.Cluster(3, **KINDS[kind]).run(
-                lambda rank, a=algorithm: rank.broadcast(vectors[rank.index], 1, algorithm=a))
-            assert all(same(result, vectors[1]) for result in results)
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "gather"])

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.ranks import oracles
-from tests.ranks.asking import KINDS, bits, ceil_cut
-from tests.ranks.data import FLOATS, INTEGERS, OTHERS, any_bits, anything, normals
+from tests.ranks.asking import KINDS, bits
+from tests.ranks.data import FLOATS, INTEGERS, OTHERS, anything
 from zerosim.ranks import trace
 
 TYPES = [*FLOATS.values(), *INTEGERS.values(), *OTHERS.values()]
@@ -89,33 +88,3 @@ def test_messages_and_collectives_may_cross_on_their_ways() -> None:
 
     for seed in range(5):
         assert list(zs.Cluster(3, seed=seed).run(program)) == [([5], [3]), (None, [3]), (None, [3])]
-
-
-def ring_by_hand(rank: zs.Rank, x: np.ndarray) -> np.ndarray:
-    """An all-reduce as one writes it from the primitive alone; x (n,)."""
-    ranks, cut = rank.size, ceil_cut(len(x), rank.size)
-    total, right, left = x.copy(), (rank.index + 1) % ranks, (rank.index - 1) % ranks
-
-    def chunk(i):
-        return total[cut[i % ranks]:cut[i % ranks + 1]]
-
-    for step in range(ranks - 1):
-        mine = chunk(rank.index - 2 - step)
-        landed = rank.exchange(chunk(rank.index - 1 - step), right, np.empty_like(mine), left)
-        mine[...] = oracles.add(landed, mine)
-    for step in range(ranks - 1):
-        out = np.empty_like(chunk(rank.index - 1 - step))
-        chunk(rank.index - 1 - step)[...] = rank.exchange(chunk(rank.index - step), right, out, left)
-    return total
-
-
-@given(ranks=st.integers(1, 6), length=st.integers(0, 20), seed=st.integers(0, 50),
-       dtype=st.sampled_from([FLOATS["fp16"], FLOATS["fp32"], INTEGERS["int64"]]))
-def test_a_ring_written_by_hand_equals_the_collective_in_bits_and_bytes(ranks, length, seed, dtype) -> None:
-    x = any_bits(ranks, length, dtype) if dtype.kind == "i" else normals(ranks, length, dtype)
-    cluster = zs.Cluster(ranks, seed=seed)
-    by_hand = cluster.run(lambda rank: ring_by_hand(rank, x[rank.index]))
-    sent = cluster.trace.sent_nbytes()
-    ready_made = cluster.run(lambda rank: rank.all_reduce(x[rank.index]))
-    assert [bits(result) for result in by_hand] == [bits(result) for result in ready_made]
-    assert sent == cluster.trace.sent_nbytes()

@@ -71,14 +71,6 @@ def test_split_divides_by_a_power_of_two_near_the_root_of_n_and_by_the_rest() ->
         assert factors[0] * factors[1] == ranks
 
 
-@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
-def test_the_mean_over_one_rank_is_the_input_in_bits(dtype: np.dtype) -> None:
-    x = normals(1, 30, dtype)
-    for operation, algorithm in REDUCTIONS:
-        for rule in call.AVERAGES:
-            assert bits(summed(x, algorithm, operation, op="mean", average=rule)) == bits(x[0])
-
-
 def test_the_rules_of_a_mean_differ_where_n_is_no_power_of_two() -> None:
     def means(ranks: int) -> dict[str, bytes]:
         return {rule: bits(summed(normals(ranks, 500, BF16), op="mean", average=rule)) for rule in call.AVERAGES}

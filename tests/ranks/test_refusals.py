@@ -1,13 +1,14 @@
 """What ranks and clusters refuse: with what was asked, what was found and what to do."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import ROWS, ask
+from tests.ranks.asking import ROOTED, ROWS, TABLE, TAKES_SPLITS, ask
 from zerosim.ranks import trace
 
 X = np.arange(12, dtype=np.float32)
@@ -22,49 +23,55 @@ def x(rank: zs.Rank, count: int = 6, dtype: type = np.float32) -> np.ndarray:
     return (np.arange(count) + rank.index).astype(dtype)
 
 
+def of_every_collective(operation: str) -> Iterator[tuple[Callable[[zs.Rank], object], str]]:
+    """What no collective takes: inputs, outputs, roots, algorithms and purposes, and how the refusal begins."""
+    def row(text: str, given: object = None, **options: object) -> tuple[Callable[[zs.Rank], object], str]:
+        return lambda r: getattr(r, operation)(x(r) if given is None else given, **options), text
+
+    what, of_6 = f"the input of {operation}", {"reduce_scatter": 2, "all_gather": 18, "gather": 18}.get(operation, 6)
+    for given, text in [
+            ([1.0, 2.0], "must be a NumPy array, found list; wrap numbers as np.array([...], np.float32)"),
+            (np.float32(1), "must be a NumPy array, found float32;"),
+            (X[::2], "of shape (6,) is not contiguous, and a collective makes no hidden copies; pass "
+                     "np.ascontiguousarray(...)"),
+            (np.zeros(2, ">f4"), "is in >f4, whose byte order is not this machine's; pass "),
+            (np.array([1, None]), "holds Python objects (object); only numbers travel")]:
+        yield row(f"{what} {text}", given)
+    if operation in TAKES_SPLITS:
+        yield row(f"{what} is cut among ranks and must have one dimension, found shape (2, 3); pass x.reshape(-1)",
+                  X[:6].reshape(2, 3))
+    misfit = (f"but the result has ({of_6},) and float32; pass an array of that shape and dtype, or none")
+    for out, text in [
+            (np.empty(5, np.float32), f"has shape (5,) and dtype float32, {misfit}"),
+            (np.empty(of_6), f"has shape ({of_6},) and dtype float64, {misfit}"),
+            (np.empty(2 * of_6, np.float32)[::2], f"of shape ({of_6},) is not contiguous"),
+            ([0.0] * of_6, "must be a NumPy array, found list"),
+            (np.frombuffer(bytes(4 * of_6), np.float32), "is read-only; pass a writable array")]:
+        yield row(f"out= {text}", out=out)
+    for root in (3, -1, True, 1.0, "0") if operation in ROOTED else ():
+        yield row(f"root={root!r}, but the group has the ranks 0 to 2", root=root)
+    for algorithm in ("halve", ["ring"], None):
+        yield row(f"{operation} has no algorithm {algorithm!r}; choose one of {', '.join(TABLE[operation])}",
+                  algorithm=algorithm)
+    yield row("no purpose 'gradient'; choose one of parameters, gradients, state, control, unspecified; did you mean "
+              "'gradients'?", purpose="gradient")
+
+
 # Calls that rank 0 of three refuses, and how the refusal begins.
 OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
-    (lambda r: r.all_reduce([1.0, 2.0]),
-     "the input of all_reduce must be a NumPy array, found list; wrap numbers as np.array([...], np.float32)"),
-    (lambda r: r.broadcast(np.float32(r.index)), "the input of broadcast must be a NumPy array, found float32;"),
-    (lambda r: r.reduce_scatter(X[::2]),
-     "the input of reduce_scatter of shape (6,) is not contiguous, and a collective makes no hidden copies; pass "
-     "np.ascontiguousarray(...)"),
-    (lambda r: r.all_gather(np.array([r, None])),
-     "the input of all_gather holds Python objects (object); only numbers travel"),
-    (lambda r: r.reduce_scatter(x(r).reshape(2, 3)),
-     "the input of reduce_scatter is cut among ranks and must have one dimension, found shape (2, 3); pass "
-     "x.reshape(-1)"),
-    (lambda r: r.all_to_all(x(r).reshape(2, 3)), "the input of all_to_all is cut among ranks"),
+    *chain.from_iterable(map(of_every_collective, TABLE)),
     (lambda r: r.all_reduce(np.ones(3, bool)), "bool cannot be reduced; cast to an integer or a float first"),
     (lambda r: r.reduce(np.ones(3, complex)), "complex128 cannot be reduced;"),
     (lambda r: r.all_reduce(np.zeros(3, "M8[s]")), "datetime64[s] cannot be reduced;"),
-    (lambda r: r.all_reduce(x(r), out=np.empty(5, np.float32)),
-     "out= has shape (5,) and dtype float32, but the result has (6,) and float32; pass an array of that shape and "
-     "dtype, or none"),
-    (lambda r: r.all_gather(x(r), out=np.empty(18)),
-     "out= has shape (18,) and dtype float64, but the result has (18,) and float32;"),
-    (lambda r: r.all_reduce(x(r), out=X.copy()[::2]), "out= of shape (6,) is not contiguous"),
-    (lambda r: r.all_reduce(x(r), out=[0.0] * 6), "out= must be a NumPy array, found list"),
-    (lambda r: r.all_reduce(x(r), out=READ_ONLY), "out= is read-only; pass a writable array"),
     (lambda r: r.recv(READ_ONLY, 0), "out= is read-only; pass a writable array"),
     (lambda r: r.reduce(x(r), 2, out=np.empty(6, np.float32)),
      "out= was given to reduce on rank 0, but only the root, rank 2, receives a result; pass out= there alone"),
-    (lambda r: r.broadcast(x(r), 3), "root=3, but the group has the ranks 0 to 2"),
-    (lambda r: r.gather(x(r), -1), "root=-1, but the group has the ranks 0 to 2"),
-    (lambda r: r.reduce(x(r), True), "root=True, but the group has the ranks 0 to 2"),
-    (lambda r: r.reduce(x(r), 1.0), "root=1.0, but the group has the ranks 0 to 2"),
     (lambda r: r.send(x(r), 3), "to=3, but the group has the ranks 0 to 2"),
     (lambda r: r.recv(x(r), "0"), "source='0', but the group has the ranks 0 to 2"),
     (lambda r: r.all_reduce(x(r), op="prod"), "no reduction op='prod'; choose one of sum, mean, max, min"),
     (lambda r: r.all_reduce(x(r), algorithm="rign"),
      "all_reduce has no algorithm 'rign'; choose one of ring, doubling, rabenseifner, tree, naive, everyone; did you "
      "mean 'ring'?"),
-    (lambda r: r.all_gather(x(r), algorithm="halving"),
-     "all_gather has no algorithm 'halving'; choose one of ring, doubling, bruck"),
-    (lambda r: r.all_reduce(x(r), purpose="gradient"),
-     "no purpose 'gradient'; choose one of parameters, gradients, state, control, unspecified; did you mean "
-     "'gradients'?"),
     (lambda r: r.send(x(r), 1, purpose="?"), "no purpose '?'; choose one of parameters,"),
     (lambda r: r.reduce_scatter(x(r), splits=(0, 6)),
      "splits=(0, 6) does not cut 6 elements among 3 ranks; pass 4 rising boundaries from 0 to 6, e.g. (0, 2, 4, 6)"),
@@ -99,10 +106,6 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
     (lambda r: r.split(-1), "color=-1 must be a whole number from 0 on"),
     (lambda r: r.split(0, key="a"), "key='a' must be a whole number; ranks of a group are ordered by it"),
     (lambda r: r.split(2**63), "color=9223372036854775808 must be a whole number from 0 on"),
-    (lambda r: r.all_reduce(np.zeros(2, ">f4")),
-     "the input of all_reduce is in >f4, whose byte order is not this machine's; pass "),
-    (lambda r: r.all_reduce(x(r), algorithm=["ring"]), "all_reduce has no algorithm ['ring']; choose one of ring,"),
-    (lambda r: r.all_reduce(x(r), algorithm=None), "all_reduce has no algorithm None; choose one of ring,"),
     (lambda r: r.all_reduce(x(r), wire="fp31"), "no number format is named 'fp31'; there are"),
     (lambda r: r.all_reduce(x(r), wire=3), "no number format is 3; there are fp32"),
     (lambda r: r.all_reduce(x(r, 3, np.int64), wire="fp32"),

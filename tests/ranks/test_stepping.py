@@ -59,13 +59,6 @@ def test_a_collective_without_messages_is_a_step_by_collective_and_none_by_hop()
     assert list(zs.step_through(lambda rank: rank.index)) == []
 
 
-def test_events_make_the_ring_s_hops_only_if_asked() -> None:
-    cluster = zs.Cluster(3)
-    assert list(cluster.events(lambda rank: rank.all_reduce(np.zeros(3)))) == []
-    assert len(list(cluster.events(lambda rank: rank.all_reduce(np.zeros(3)), hop_by_hop=True))) == 12
-    assert len(list(cluster.events(lambda rank: rank.all_reduce(np.zeros(3), algorithm="naive")))) == 4
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("by", STEPS)
 def test_a_kept_step_stays_as_it_was_and_what_is_looked_at_changes_no_ledger(by: str, kind: dict) -> None:

@@ -4,13 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.ranks import oracles
-from tests.ranks.asking import KINDS, ROWS, allowed, ask, bits, ceil_cut
-from tests.ranks.data import FLOATS, INTEGERS, OTHERS, normals, whole_numbers
+from tests.ranks.asking import KINDS, bits
+from tests.ranks.data import FLOATS, INTEGERS, OTHERS, whole_numbers
 from zerosim.ranks import trace
 
 CLUSTERS = [*KINDS.values(), *({"seed": seed} for seed in range(1, 12))]
@@ -169,47 +166,3 @@ def test_the_out_of_a_pending_work_cannot_be_handed_out_again(later) -> None:
         return rank.all_reduce(out).tolist()
 
     assert list(zs.Cluster(2).run(program)) == [[4.0] * 3] * 2
-
-
-@st.composite
-def scripts(draw: st.DrawFn) -> tuple:
-    """A world, collectives that all ranks issue in one order, and for each rank where it waits for which."""
-    ranks, count = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    served = [row for row in ROWS if allowed(*row, ranks)]
-    rows = [draw(st.sampled_from(served)) for _ in range(count)]
-    modes = [draw(st.sampled_from(["sync", "async", "async out", "async in place"])) for _ in rows]
-    waits = [[draw(st.integers(i, count - 1)) for i in range(count)] for _ in range(ranks)]
-    return ranks, list(zip(rows, modes, strict=True)), waits
-
-
-@given(script=scripts(), seeds=st.lists(st.integers(1, 1000), min_size=2, max_size=4), debug=st.booleans())
-def test_nothing_depends_on_the_schedule(script, seeds: list[int], debug: bool) -> None:
-    """Results in bits, every row of the trace with its place, and the ledger's peak: the same under every seed."""
-    ranks, calls, waits = script
-    vectors = normals(ranks, 7)
-    wanted = [oracles.results(*row, vectors, ceil_cut(7, ranks)) for row, _ in calls]
-
-    def program(rank):
-        found, open_works = {}, {}
-        for position, ((operation, algorithm), mode) in enumerate(calls):
-            options = {"async_op": mode != "sync"}
-            x, right = vectors[rank.index].copy(), wanted[position][rank.index]
-            if mode == "async out" and right is not None:
-                options["out"] = np.empty_like(right)
-            elif mode == "async in place" and right is not None and operation in ("all_reduce", "broadcast", "reduce"):
-                options["out"] = x
-            answer = ask(rank, operation, algorithm, x, **options)
-            (found if mode == "sync" else open_works)[position] = answer
-            for issued in list(open_works):
-                if waits[rank.index][issued] == position:
-                    found[issued] = open_works.pop(issued).wait()
-        return [None if found[i] is None else bits(found[i]) for i in range(len(calls))]
-
-    clusters = [zs.Cluster(ranks, seed=seed, debug=debug) for seed in (0, *seeds)]
-    results = [list(cluster.run(program)) for cluster in clusters]
-    right = [[None if of_ranks[r] is None else bits(of_ranks[r]) for of_ranks in wanted] for r in range(ranks)]
-    assert results == [right] * len(results)
-    for cluster in clusters:
-        assert [trace.rows for trace in cluster.trace] == [trace.rows for trace in clusters[0].trace]
-        assert cluster.memory.peak_nbytes == clusters[0].memory.peak_nbytes
-        assert cluster.memory.now_nbytes == [0] * ranks

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -32,57 +33,66 @@ from zerosim.zero.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
-class SmallTask:
-    """A network, its optimizer, and a batch of x and target in fp32 for each step and rank."""
+class SmallRun:
+    """The course of a training by step; all of it is the same on every rank but the losses.
 
-    network: Callable[[], MLP]
-    optimizer: Optimizer
-    batch: Callable[[int, int], tuple[Array, Array]]
-
-
-@dataclass(slots=True)
-class History:
-    """The course of a training on one rank, by step: its loss, S, whether the step was skipped, and whether the rank's
-    own gradients were finite.
-
-    ``gave_up`` is the step at which the scaler raised, or None; ``scale`` is S after the last step, and ``moved_share``
-    the share of the rank's weights that the last step changed, as far as their format shows it.
+    ``losses_by_rank`` are in units squared, as at u = 1; ``scales`` are the S of each step; ``overflowed`` are the
+    ranks whose own gradients were not all finite. ``gave_up`` is the step at which the scaler raised, or None;
+    ``scale`` is S after the last step, and ``moved_share`` the share of rank 0's weights that it changed, as far as
+    their format shows it.
     """
 
-    losses: list[float] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    skipped: list[bool] = field(default_factory=list)
-    finite: list[bool] = field(default_factory=list)
-    gave_up: int | None = None
-    scale: float = 1.0
-    moved_share: float = 0.0
+    losses_by_rank: tuple[tuple[float, ...], ...]
+    scales: tuple[float, ...]
+    skipped: tuple[bool, ...]
+    overflowed: tuple[tuple[int, ...], ...]
+    gave_up: int | None
+    scale: float
+    moved_share: float
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return len(self.losses_by_rank[0])
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The mean over ranks of each step."""
+        return tuple(sum(losses) / self.ranks for losses in self.losses_by_rank)
 
 
-def trained(task: SmallTask, policy: Policy, steps: int, ranks: int) -> list[History]:
-    """Trains through the engine; the course of each rank."""
-    return list(Cluster(ranks).run(_program, task, policy, steps))
+def trained(network: Callable[[], MLP], optimizer: Optimizer, batch: Callable[[int, int], tuple[Array, Array]],
+            policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0) -> SmallRun:
+    """Trains through the engine on x and target in fp32 and in the unit, ``batch(step, rank)``."""
+    found: list[SmallRun] = list(Cluster(ranks).run(_program, network, optimizer, batch, policy, steps, unit))
+    return replace(found[0], losses_by_rank=tuple(zip(*(run.losses for run in found), strict=True)),
+                   overflowed=tuple(tuple(chain(*at)) for at in zip(*(run.overflowed for run in found), strict=True)))
 
 
-def _program(rank: Rank, task: SmallTask, policy: Policy, steps: int) -> History:
-    engine, history = Engine(rank, task.network(), task.optimizer, stage=1, policy=policy), History()
+def _program(rank: Rank, network: Callable[[], MLP], optimizer: Optimizer,
+             batch: Callable[[int, int], tuple[Array, Array]], policy: Policy, steps: int, unit: float) -> SmallRun:
+    """One rank alone: its losses, and its own number where it overflowed."""
+    engine = Engine(rank, network(), optimizer, stage=1, policy=policy)
+    losses, scales, skipped, overflowed = list[tuple[float]](), list[float](), list[bool](), list[tuple[int, ...]]()
+    gave_up, moved_share = None, 0.0
     for step in range(steps):
-        tape = engine.forward(*task.batch(step, rank.index))
+        tape = engine.forward(*batch(step, rank.index))
         engine.backward(tape)
-        history.finite.append(rank.kernels.all_finite(engine.param_group.gradient))
+        overflowed.append(() if rank.kernels.all_finite(engine.param_group.gradient) else (rank.index,))
         engine.reduce()
         before = _bits(engine.param_group.master)
         try:
             result = engine.update([tape.loss])
         except LossScaleExhausted:
-            history.gave_up = step + 1
+            gave_up = step + 1
             break
         engine.all_gather_parameters()
-        history.losses.append(tape.loss)
-        history.scales.append(result.scale)
-        history.skipped.append(result.skipped)
-        history.moved_share = float(np.mean(_bits(engine.param_group.master) != before))
-    history.scale = engine.loss_scale.scale
-    return history
+        losses.append((tape.loss / unit**2,))
+        scales.append(result.scale)
+        skipped.append(result.skipped)
+        moved_share = float(np.mean(_bits(engine.param_group.master) != before))
+    return SmallRun(tuple(losses), tuple(scales), tuple(skipped), tuple(overflowed), gave_up, engine.loss_scale.scale,
+                    moved_share)
 
 
 def _bits(weights: Array) -> np.ndarray:
@@ -159,10 +169,10 @@ def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
 
 def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
     """Trains on two ranks, with one of SCALINGS; the losses are rank 0's."""
-    task = SmallTask(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit))
-    history = trained(task, Policy(fmt, loss_scale=SCALINGS[scaling]), steps, RANKS)[0]
-    return Trial(unit, fmt, scaling, steps, sum(history.skipped), history.losses[0] / unit**2,
-                 history.losses[-1] / unit**2, history.scale, history.gave_up)
+    run = trained(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit),
+                  Policy(fmt, loss_scale=SCALINGS[scaling]), steps, ranks=RANKS, unit=unit)
+    return Trial(unit, fmt, scaling, steps, sum(run.skipped), run.losses_by_rank[0][0], run.losses_by_rank[-1][0],
+                 run.scale, run.gave_up)
 
 
 def largest_values(fmt: str) -> Iterator[LargestValue]:
@@ -205,32 +215,10 @@ POLICIES: Mapping[str, Policy] = MappingProxyType({
 })
 
 
-@dataclass(frozen=True, slots=True)
-class FormatRun:
-    """A training, step by step; all of it is the same on every rank but the losses, which are means over ranks.
-
-    ``losses`` are in units squared, as at u = 1; ``scales`` are the S of each step; ``overflowed`` are the ranks whose
-    own gradients were not all finite, in each step.
-    """
-
-    policy: Policy
-    ranks: int
-    unit: float
-    losses: tuple[float, ...]
-    scales: tuple[float, ...]
-    skipped: tuple[bool, ...]
-    overflowed: tuple[tuple[int, ...], ...]
-
-
-def format_run(policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0,
-               lr: float = FORMAT_RUN_LR) -> FormatRun:
+def format_run(policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0) -> SmallRun:
     """Trains with Adam, on data of its own on every rank."""
-    adam = Adam(lr, epsilon=EPSILON * unit**2)
-    found = trained(SmallTask(format_run_network, adam, partial(samples, unit=unit)), policy, steps, ranks)
-    losses = tuple(sum(losses) / ranks / unit**2 for losses in zip(*(history.losses for history in found), strict=True))
-    overflowed = tuple(tuple(rank for rank, history in enumerate(found) if not history.finite[step])
-                       for step in range(steps))
-    return FormatRun(policy, ranks, unit, losses, tuple(found[0].scales), tuple(found[0].skipped), overflowed)
+    adam = Adam(FORMAT_RUN_LR, epsilon=EPSILON * unit**2)
+    return trained(format_run_network, adam, partial(samples, unit=unit), policy, steps, ranks=ranks, unit=unit)
 
 
 def format_run_network() -> MLP:
@@ -289,9 +277,9 @@ def rested(policy: Policy, steps: int) -> Rested:
     """Trains with Adam, at least one round of the data."""
     if steps < BATCHES:
         raise ValueError(f"asked for {steps} steps; one round of the data takes {BATCHES}, so ask for that or more")
-    (history,) = trained(SmallTask(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples), policy, steps, 1)
+    run = trained(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples, policy, steps)
     starts = (0, (steps - BATCHES) // 2, steps - BATCHES)
     with np.errstate(all="ignore"):  # a mean of infinities is one
-        first, middle, last = (float(np.mean(history.losses[start:start + BATCHES])) for start in starts)
-    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(history.skipped), first,
-                  middle, last, history.moved_share)
+        first, middle, last = (float(np.mean(run.losses[start:start + BATCHES])) for start in starts)
+    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(run.skipped), first,
+                  middle, last, run.moved_share)

@@ -102,7 +102,8 @@ class Options:
     @property
     def learning_rate(self) -> float:
         """The one asked for, or the optimizer's."""
-        return learning_rate_of(self.optimizer) if self.lr is None else self.lr
+        lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
+        return lr
 
     @property
     def layout_name(self) -> str:
@@ -117,7 +118,7 @@ class Options:
 
     def build_optimizer(self) -> Optimizer:
         """The optimizer by its name in any case."""
-        return optimizer_named(self.optimizer, self.learning_rate)
+        return optimizer_named(self.optimizer, self.lr)
 
     def schedule(self) -> Callable[[int], float]:
         """The factor of the learning rate, by step: it rises, and stays."""
@@ -162,31 +163,24 @@ class Options:
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
 
-# Of 1, 2 and 5 times powers of ten, the one of the lowest loss on text held out after 100 steps of gpt-micro on the
+# Of 1, 2 and 5 times powers of ten, the rate of the lowest loss on text held out after 100 steps of gpt-micro on the
 # text that comes along, with four ranks and all other options as they are by default (2026-11-21).
-LEARNING_RATES: Mapping[str, float] = MappingProxyType({
-    "adafactor": 0.02, "adagrad": 0.005, "adam": 0.002, "adamw": 0.002, "adan": 0.002, "kfac": 0.05, "lamb": 0.01,
-    "lars": 2.0, "lion": 0.001, "momentum": 0.1, "muon": 0.05, "rmsprop": 0.0005, "sgd": 0.2, "shampoo": 0.1,
-    "soap": 0.01})
+OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower(): one for one in (
+    optim.Adafactor(lr=0.02), optim.AdaGrad(lr=0.005), optim.Adam(lr=0.002), optim.AdamW(lr=0.002),
+    optim.Adan(lr=0.002), optim.KFAC(lr=0.05), optim.LAMB(lr=0.01), optim.LARS(lr=2.0), optim.Lion(lr=0.001),
+    optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
+    optim.SOAP(lr=0.01))})
 COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
-def known_optimizers() -> dict[str, type[Optimizer]]:
-    """The package's optimizers by their class's name in lower case."""
-    kinds = [getattr(optim, name) for name in optim.__all__]
-    return {kind.__name__.lower(): kind for kind in kinds
-            if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer}
-
-
-def learning_rate_of(name: str) -> float:
-    """The learning rate that an optimizer is given by default; ValueError for an unknown name."""
-    return LEARNING_RATES[_kind(name).__name__.lower()]
-
-
-def optimizer_named(name: str, lr: float) -> Optimizer:
-    """An optimizer of the package by its class's name in any case; ValueError lists them."""
-    made: Optimizer = _kind(name)(lr=lr)  # type: ignore[call-arg]
-    return made
+def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
+    """An optimizer of the package by its class's name in any case, and its rate above or another; ValueError lists
+    them."""
+    found = OPTIMIZERS.get(str(name).lower())
+    if found is None:
+        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(OPTIMIZERS))}"
+                         f"{did_you_mean(str(name).lower(), OPTIMIZERS)}")
+    return found if lr is None else found.with_lr(lr)
 
 
 def is_of_matrices(optimizer: Optimizer) -> bool:
@@ -203,16 +197,7 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     rest = [name for name in model.shapes if name not in hidden]
     if not is_of_matrices(optimizer) or not rest:
         return []
-    return [Group(*rest, optimizer=optimizer_named(COMPANION, LEARNING_RATES[COMPANION]))]
-
-
-def _kind(name: str) -> type[Optimizer]:
-    known = known_optimizers()
-    kind = known.get(str(name).lower())
-    if kind is None:
-        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(known))}"
-                         f"{did_you_mean(str(name).lower(), known)}")
-    return kind
+    return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
 
 
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------

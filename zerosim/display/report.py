@@ -19,8 +19,8 @@ from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLO
 from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_whole
 from zerosim.numerics.units import bytes_text, counted
+from zerosim.planning.collectives import levels
 from zerosim.planning.recording import ISSUE, MESSAGE, RecordedCall, Recording, load
-from zerosim.planning.streams import schedule
 from zerosim.planning.timeline import Machine, Timeline, replay
 
 
@@ -141,7 +141,7 @@ def _words(machine: Machine) -> str:
 def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]]) -> CallReport:
     """One call, whose messages are added to the traffic."""
     call, parts, sent = timeline.recording.calls[number], timeline.parts_of_call[number], 0
-    for level in schedule(call.shape):
+    for level in levels(call.shape):
         for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
                                                (level.nbytes * level.times).tolist(), strict=True):
             traffic[call.group[source], call.group[destination], call.purpose] += nbytes

@@ -3,8 +3,8 @@
 `zerosim.plan` makes a plan. `closed_forms` are the formulas that one teaches; `step` is the training step as events in
 the engine's order, over which transient memory and seconds are folds; `activations` and `flops` are of transformers,
 `shapes` knows models and `conventions` how texts and tools count bytes; `collectives` has the messages of each
-algorithm, `cost` their seconds, `hardware` devices and links. `recording` keeps a run, and `timeline` replays it on
-any machine.
+algorithm, from their own generators, `cost` their seconds, `hardware` devices and links. `recording` keeps a run;
+`streams` replays it on any machine, and `timeline` says what that comes to.
 """
 
 import warnings
@@ -20,6 +20,7 @@ from zerosim.planning import (
     recording,
     shapes,
     step,
+    streams,
     timeline,
 )
 from zerosim.planning.activations import Block
@@ -38,7 +39,6 @@ from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbyte
 from zerosim.planning.cuts import (
     LAYOUTS,
     ceil_cut,
-    chunk_lengths,
     clip,
     padded_unit_lengths,
     region_cuts,
@@ -77,7 +77,6 @@ __all__ = [
     "Transformer",
     "activations",
     "ceil_cut",
-    "chunk_lengths",
     "clip",
     "collectives",
     "conventions",
@@ -104,6 +103,7 @@ __all__ = [
     "shapes",
     "states_nbytes",
     "step",
+    "streams",
     "timeline",
     "unit_cuts",
     "vectors_sent",

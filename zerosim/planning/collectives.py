@@ -1,28 +1,48 @@
-"""The messages of every collective algorithm, level by level; bytes, messages and steps follow from them.
+"""The messages of a collective, step by step, from the algorithms' own generators; bytes, messages and steps of them.
 
-Legend: N ranks, r a rank, n bytes of the whole vector, 2^m the largest power of two up to N, v = (r - root) mod N.
+Legend: N ranks, r a rank, n bytes of the whole vector.
 
-An algorithm is one small generator of levels, in the order of every rank's own program. A level is a step of the
-collective where all ranks go at one pace; where some have more to do than others (trees, folds), `in_steps` finds the
-step in which each message goes. An empty message is a message. A rank sends and receives one message at a time.
+`ranks.collectives` has the algorithms, each once, as the generator that one rank runs. Here they run without data. In
+most algorithms all ranks do the same, each from its own place, so rank 0's generator stands for all; in the others
+every rank's runs. A level is a step: a message goes when both its ends have come to it, and all messages that can go at
+once make one step. An empty message is a message. A rank sends and receives one message at a time.
 
-Rings and rotations make N² messages, so their sums have closed forms too, which tests hold equal to the levels.
+For speed some is written here a second time: the levels of rings, which make N² messages, the sums of all that makes
+N², and which ranks fold where N is no power of two. Tests hold all of it equal to the generators.
 
-Sources: Thakur, Rabenseifner & Gropp 2005, sections 3 and 4 (the algorithms, and 4.5 for the fold of N - 2^m ranks);
-Patarasuk & Yuan 2009 (the ring, and 2(N-1)/N n as the least that any all-reduce can send).
+Sources: Thakur, Rabenseifner & Gropp 2005, sections 3 and 4 (the algorithms); Patarasuk & Yuan 2009 (the ring, and
+2(N-1)/N n as the least that any all-reduce can send).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
+from zerosim.ranks import collectives
+from zerosim.ranks.call import Call
+from zerosim.ranks.collectives import Fold
+from zerosim.ranks.hub import lockstep, steps_of, without_data
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger ones in Python's integers
+
+# By operation and name; the usual algorithm of each operation stands first.
+ALGORITHMS: Mapping[tuple[str, str], collectives.Algorithm] = {
+    (operation, name): row for operation, rows in collectives.ALGORITHMS.items() for name, row in rows.items()}
+POWERS_OF_TWO = frozenset(key for key, row in ALGORITHMS.items() if row.power_of_two)
+# In these all ranks do the same at the same time. What rank 0 does with rank or chunk i, rank r does with the one r
+# places further on; or, where partners swap, with i ^ r, unless some ranks sit out.
+ROTATED = frozenset({("reduce_scatter", "pairwise"), ("all_gather", "bruck"), ("all_reduce", "everyone"),
+                     ("all_to_all", "pairwise"), ("barrier", "dissemination")})
+SWAPPED = frozenset({("reduce_scatter", "halving"), ("all_gather", "doubling"), ("all_reduce", "doubling"),
+                     ("all_reduce", "rabenseifner")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +55,17 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
-    """The vector of one collective: who owns what (N+1 boundaries), bytes of an element, the root if there is one."""
+class CollectiveShape:
+    """The messages that a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
 
+    ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
+    """
+
+    operation: str
+    algorithm: str
     cut: Cut
     itemsize: int
+    wire_itemsize: int
     root: int = 0
 
     @property
@@ -52,35 +78,22 @@ class Vector:
         """n, the bytes of the whole vector."""
         return self.cut[-1] * self.itemsize
 
-    def chunks_nbytes(self, first: Ints, count: int = 1) -> Ints:
-        """Bytes of `count` chunks, N at most, from each of these on, counted round the ring; the shape of `first`."""
-        ends: Ints = np.array(self.cut, self._dtype) * self.itemsize
-        turns, last = np.divmod(first + count, self.ranks)
-        return np.asarray(ends[last] + turns.astype(self._dtype) * self.nbytes - ends[first])
-
-    def whole_nbytes(self, messages: int) -> Ints:
-        """n for each of so many messages, (messages,)."""
-        return np.full(messages, self.nbytes, self._dtype)
-
-    @property
-    def _dtype(self) -> type:
-        return np.int64 if self.nbytes < INT64_NBYTES else object
+    def array(self, nbytes: Any) -> Ints:
+        """Bytes of messages as an array that can hold n of them."""
+        return np.array(nbytes, np.int64 if self.cut[-1] * self.wire_itemsize < INT64_NBYTES else object)
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Messages that do not wait for each other: source, destination and bytes of each, (messages,); so often.
+    """The messages of one step: source, destination and bytes of each, (messages,); for so many steps.
 
-    In one level no rank sends twice, or receives twice.
+    No rank sends twice, or receives twice.
     """
 
     sources: Ints
     destinations: Ints
     nbytes: Ints
     times: int = 1
-
-
-Levels = Iterator[Level]
 
 
 def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Sent:
@@ -92,256 +105,159 @@ def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int 
     Raises ValueError for an algorithm that the collective does not have or that this N does not allow, for
     boundaries that do not rise from 0, and for a root that is no rank.
     """
-    return sent_of(collective, algorithm, checked_vector(collective, algorithm, cut, itemsize, root=root))
+    return sent_of(checked_shape(CollectiveShape(collective, algorithm, tuple(cut), itemsize, itemsize, root)))
 
 
-def checked_vector(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int = 0) -> Vector:
-    """The vector of a collective that makes sense; raises ValueError as `sent` does."""
-    vector = Vector(tuple(cut), checked_count("itemsize", itemsize, 1), root)
-    if vector.ranks < 1 or vector.cut[0] != 0 or any(low > high for low, high in pairwise(vector.cut)):
+def checked_shape(shape: CollectiveShape) -> CollectiveShape:
+    """The shape of a collective that can be; raises ValueError as `sent` does."""
+    key, ranks = (shape.operation, shape.algorithm), shape.ranks
+    itemsize = checked_count("itemsize", shape.itemsize, 1)
+    if ranks < 1 or shape.cut[0] != 0 or any(low > high for low, high in pairwise(shape.cut)):
         raise ValueError("cut must hold N+1 rising boundaries from 0 on, "
-                         f"got {vector.cut}; e.g. {ceil_cut(8, 2)}")
-    if not 0 <= root < vector.ranks:
-        raise ValueError(f"root={root} is no rank; the ranks are 0 to {vector.ranks - 1}")
-    if (collective, algorithm) not in ALGORITHMS:
+                         f"got {shape.cut}; e.g. {ceil_cut(8, 2)}")
+    if not 0 <= shape.root < ranks:
+        raise ValueError(f"root={shape.root} is no rank; the ranks are 0 to {ranks - 1}")
+    if key not in ALGORITHMS:
         known = ", ".join(" ".join(pair) for pair in ALGORITHMS)
-        raise ValueError(f"no algorithm {algorithm!r} for {collective!r}; there are {known}")
-    if (collective, algorithm) in POWERS_OF_TWO and vector.ranks & (vector.ranks - 1):
-        raise ValueError(f"{collective} {algorithm} swaps with partners at distances 1, 2, 4, ... and needs "
-                         f"a power of two, got {vector.ranks} ranks; take ring")
-    return vector
+        raise ValueError(f"no algorithm {shape.algorithm!r} for {shape.operation!r}; there are {known}")
+    if key in POWERS_OF_TWO and ranks & (ranks - 1):
+        raise ValueError(f"{' '.join(key)} swaps with partners at distances 1, 2, 4, ... and needs "
+                         f"a power of two, got {ranks} ranks; take ring")
+    return replace(shape, itemsize=itemsize)
 
 
-def levels(collective: str, algorithm: str, vector: Vector) -> Levels:
-    """The levels of one collective; the vector is one that `checked_vector` has let through."""
-    return ALGORITHMS[collective, algorithm](vector) if vector.ranks > 1 else iter(())
-
-
-def in_steps(levels: Iterable[Level], ranks: int) -> Iterator[tuple[Ints, Level]]:
-    """Each level with the step, counted from 0, in which each of its messages goes, (messages,).
-
-    A message goes when each of its ends has done all that its own program has before. All messages that can go at once
-    make one step. A level that goes several times takes that many steps; its ranks, all of them, go at one pace.
-    """
-    ready = np.zeros(ranks, np.int64)
-    for level in levels:
-        step = np.maximum(ready[level.sources], ready[level.destinations])
-        assert level.times == 1 or (step == step[0]).all(), "ranks at different paces cannot repeat a level"
-        yield step, level
-        after = step + level.times
-        ready[level.sources] = after
-        ready[level.destinations] = np.maximum(ready[level.destinations], after)
-
-
-def sent_of(collective: str, algorithm: str, vector: Vector) -> Sent:
-    """The sums over a collective's messages, by the closed form where there is one."""
-    rounds, ranks = ROUNDS.get((collective, algorithm)), vector.ranks
+def sent_of(shape: CollectiveShape) -> Sent:
+    """The sums over the messages of a shape that can be, by the closed form where there is one."""
+    rounds, ranks = ROUNDS.get((shape.operation, shape.algorithm)), shape.ranks
     if rounds is not None:
         steps = len(rounds) * (ranks - 1)
-        nbytes = np.sum([of(vector) for of in rounds], axis=0)
+        nbytes = np.sum([of(shape) for of in rounds], axis=0)
         return Sent(tuple(nbytes.tolist()), (steps,) * ranks, steps)
     nbytes, messages, steps = np.zeros(ranks, object), np.zeros(ranks, np.int64), 0
-    for level in levels(collective, algorithm, vector):
+    for level in levels(shape):
         nbytes[level.sources] += level.times * level.nbytes
         messages[level.sources] += level.times
-        steps += level.times  # in every algorithm here some chain goes through all levels
+        steps += level.times
     return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
 
 
-# -- rings and rotations ----------------------------------------------------------------------------------------------
+# -- step by step -----------------------------------------------------------------------------------------------------
 
 
-def _ring(first: int) -> Callable[[Vector], Levels]:
-    """N-1 steps to the right; in the first, rank r sends chunk r + first, and then always what came last."""
-
-    def ring(vector: Vector) -> Levels:
-        ranks = np.arange(vector.ranks)
-        chunks = vector.chunks_nbytes(ranks)
-        if (chunks == chunks[0]).all():
-            yield Level(ranks, (ranks + 1) % vector.ranks, chunks, vector.ranks - 1)
-            return
-        for step in range(vector.ranks - 1):
-            yield Level(ranks, (ranks + 1) % vector.ranks, np.roll(chunks, step - first))
-
-    return ring
-
-
-def _pairwise(direction: int) -> Callable[[Vector], Levels]:
-    """At step s a rank sends the owner s places on, in this direction, that one's chunk."""
-
-    def rotate(vector: Vector) -> Levels:
-        ranks = np.arange(vector.ranks)
-        chunks = vector.chunks_nbytes(ranks)
-        for step in range(1, vector.ranks):
-            owners = (ranks + direction * step) % vector.ranks
-            yield Level(ranks, owners, chunks[owners])
-
-    return rotate
+def levels(shape: CollectiveShape) -> Iterable[Level]:
+    """The messages of a shape that can be, step by step."""
+    key, ranks = (shape.operation, shape.algorithm), shape.ranks
+    if shape.algorithm == "ring":
+        return _ring(shape)
+    everyone = np.arange(ranks)
+    if key in ROTATED:
+        return _as_rank_0(shape, lambda index, _: (everyone + index) % ranks)
+    if key in SWAPPED:
+        if ranks & (ranks - 1):
+            return _in_steps(_folded(shape), ranks)
+        return _as_rank_0(shape, lambda index, count: (everyone ^ index) & -count)
+    return _rank_by_rank(shape)
 
 
-def _everyone(vector: Vector) -> Levels:
-    """At step s a rank sends n to the rank s places on."""
-    ranks = np.arange(vector.ranks)
-    for step in range(1, vector.ranks):
-        yield Level(ranks, (ranks + step) % vector.ranks, vector.whole_nbytes(vector.ranks))
+def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> Iterator[Level]:
+    """The exchanges of rank 0 and, at the same time, those of all ranks.
 
-
-def _bruck(vector: Vector) -> Levels:
-    """At distance d a rank sends its first d chunks, or as many as are missing, to the rank d places before."""
-    ranks, have = np.arange(vector.ranks), 1
-    while have < vector.ranks:
-        count = min(have, vector.ranks - have)
-        yield Level(ranks, (ranks - have) % vector.ranks, vector.chunks_nbytes(ranks, count))
-        have += count
-
-
-def _barrier(vector: Vector) -> Levels:
-    """Empty messages to the ranks 1, 2, 4, ... further on (Hensgen, Finkel & Manber 1988)."""
-    ranks, distance = np.arange(vector.ranks), 1
-    while distance < vector.ranks:
-        yield Level(ranks, (ranks + distance) % vector.ranks, np.zeros(vector.ranks, np.int64))
-        distance *= 2
-
-
-# -- halving, doubling, and the fold of N ranks to 2^m ----------------------------------------------------------------
-
-
-def _halving(vector: Vector) -> Levels:
-    """Partners N/2, N/4, ... apart: each sends the half of its range that the other keeps."""
-    ranks, count = np.arange(vector.ranks), vector.ranks // 2
-    while count:
-        partners = ranks ^ count
-        yield Level(ranks, partners, vector.chunks_nbytes(partners & ~(count - 1), count))
-        count //= 2
-
-
-def _doubling(vector: Vector) -> Levels:
-    """Partners 1, 2, 4, ... apart: each sends all chunks of its block."""
-    ranks, count = np.arange(vector.ranks), 1
-    while count < vector.ranks:
-        yield Level(ranks, ranks ^ count, vector.chunks_nbytes(ranks & ~(count - 1), count))
-        count *= 2
-
-
-def _doubling_of_whole_vectors(vector: Vector) -> Levels:
-    """Partners 1, 2, 4, ... apart swap whole vectors."""
-    ranks, distance = np.arange(vector.ranks), 1
-    while distance < vector.ranks:
-        yield Level(ranks, ranks ^ distance, vector.whole_nbytes(vector.ranks))
-        distance *= 2
-
-
-def _folded(inner_levels: Callable[[Vector], Levels]) -> Callable[[Vector], Levels]:
-    """Of the first 2(N - 2^m) ranks each even one hands n to the next, and is handed n at the end.
-
-    Between the two the 2^m active ranks work, which take the ceil cut where some sit out.
+    ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0.
     """
-
-    def fold(vector: Vector) -> Levels:
-        active = 1 << (vector.ranks.bit_length() - 1)
-        pairs = vector.ranks - active
-        inner = Vector(ceil_cut(vector.cut[-1], active), vector.itemsize) if pairs else vector
-        place, even = np.arange(active), 2 * np.arange(pairs)
-        acting = np.where(place < pairs, 2 * place + 1, place + pairs)
-        if pairs:
-            yield Level(even, even + 1, vector.whole_nbytes(pairs))
-        for level in inner_levels(inner):
-            yield Level(acting[level.sources], acting[level.destinations], level.nbytes)
-        if pairs:
-            yield Level(even + 1, even, vector.whole_nbytes(pairs))
-
-    return fold
+    call = _call(shape)
+    ends = shape.array(call.cut) * shape.wire_itemsize
+    for exchange in steps_of(without_data(call, 0, NullKernels())):
+        nbytes = np.full(shape.ranks, ends[-1])
+        if exchange.chunks:
+            count = len(exchange.chunks)
+            first = placed(exchange.chunks[0], count)
+            turns, last = np.divmod(first + count, shape.ranks)
+            nbytes = ends[last] + turns.astype(ends.dtype) * ends[-1] - ends[first]
+        assert exchange.to is not None
+        yield Level(np.arange(shape.ranks), placed(exchange.to, 1), nbytes)
 
 
-# -- roots ------------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=8)  # its sums and its seconds are asked for together
+def _rank_by_rank(shape: CollectiveShape) -> tuple[Level, ...]:
+    call, kernels = _call(shape), NullKernels()
+    hops = (hop for hop, _ in lockstep([without_data(call, rank, kernels) for rank in range(shape.ranks)]))
+    found = list[Level]()
+    for _, step in groupby(hops, key=lambda hop: hop.step):
+        sources, destinations, nbytes = zip(*((hop.source, hop.destination, hop.nbytes) for hop in step), strict=True)
+        found.append(Level(np.array(sources), np.array(destinations), shape.array(nbytes) * shape.wire_itemsize))
+    return tuple(found)
 
 
-def _between_places(vector: Vector, sources: Ints, destinations: Ints) -> Level:
-    """Whole vectors between places; place v is rank (root + v) mod N."""
-    return Level((sources + vector.root) % vector.ranks, (destinations + vector.root) % vector.ranks,
-                 vector.whole_nbytes(len(sources)))
+def _folded(shape: CollectiveShape) -> Iterator[Level]:
+    """Pairs of ranks act as one; what the 2^m active ranks do is what 2^m ranks do. In the order of each rank's own."""
+    fold = Fold.of(shape.ranks)
+    actual = np.array([fold.actual(index) for index in range(fold.active)])
+    idle, whole = 2 * np.arange(fold.pairs), shape.array([shape.nbytes] * fold.pairs)
+    yield Level(idle, idle + 1, whole)
+    for level in levels(replace(shape, cut=ceil_cut(shape.cut[-1], fold.active))):
+        yield Level(actual[level.sources], actual[level.destinations], level.nbytes)
+    yield Level(idle + 1, idle, whole)
 
 
-def _tree_reduce(vector: Vector) -> Levels:
-    """Places whose lowest bit is 1, 2, 4, ... send so far down."""
-    reach = 1
-    while reach < vector.ranks:
-        children = np.arange(reach, vector.ranks, 2 * reach)
-        yield _between_places(vector, children, children - reach)
-        reach *= 2
+def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
+    """The messages of levels that stand in the order of each rank's own program, in the steps in which they go."""
+    ready, steps = np.zeros(ranks, np.int64), defaultdict[int, list[tuple[Ints, Ints, Ints]]](list)
+    for level in ordered:
+        messages = level.sources, level.destinations, level.nbytes
+        step = np.maximum(ready[level.sources], ready[level.destinations])
+        for number in np.unique(step).tolist():
+            here = step == number
+            steps[number].append(tuple(column[here] for column in messages))
+        ready[level.sources] = ready[level.destinations] = step + 1
+    for _, parts in sorted(steps.items()):
+        sources, destinations, nbytes = map(np.concatenate, zip(*parts, strict=True))
+        yield Level(sources, destinations, nbytes)
 
 
-def _tree_broadcast(vector: Vector) -> Levels:
-    """The same tree, from its root."""
-    for level in reversed(list(_tree_reduce(vector))):
-        yield Level(level.destinations, level.sources, level.nbytes)
+def _call(shape: CollectiveShape) -> Call:
+    """The call of such messages, of elements of one byte; those of a barrier are empty, whatever the vector."""
+    cut = (0,) * len(shape.cut) if shape.operation == "barrier" else shape.cut
+    return Call(0, (), tuple(range(shape.ranks)), shape.operation, shape.algorithm, (cut[-1],), np.dtype("u1"), cut,
+                root=shape.root)
 
 
-def _naive_reduce(vector: Vector) -> Levels:
-    """The root takes one vector after another."""
-    for place in range(1, vector.ranks):
-        yield _between_places(vector, np.array([place]), np.array([0]))
+# -- closed forms -----------------------------------------------------------------------------------------------------
 
 
-def _naive_broadcast(vector: Vector) -> Levels:
-    for place in range(1, vector.ranks):
-        yield _between_places(vector, np.array([0]), np.array([place]))
+def _ring(shape: CollectiveShape) -> Iterator[Level]:
+    """N-1 steps to the right, once or twice: of partial sums, then of sums that are passed on as they came.
+
+    In the first, rank r sends chunk r - 1 of partial sums, or chunk r, and then always what came last.
+    """
+    ranks, lengths = np.arange(shape.ranks), np.diff(shape.array(shape.cut))
+    halves = {"reduce_scatter": [(-1, shape.wire_itemsize)], "all_gather": [(0, shape.wire_itemsize)],
+              "all_reduce": [(-1, shape.wire_itemsize), (0, shape.itemsize)]}
+    for first, itemsize in halves[shape.operation]:
+        right, chunks = (ranks + 1) % shape.ranks, lengths * itemsize
+        if (chunks == chunks[0]).all() and shape.ranks > 1:
+            yield Level(ranks, right, chunks, shape.ranks - 1)
+            continue
+        for step in range(shape.ranks - 1):
+            yield Level(ranks, right, np.roll(chunks, step - first))
 
 
-def _gather(vector: Vector) -> Levels:
-    """The root takes one chunk after another."""
-    for level in _naive_reduce(vector):
-        yield Level(level.sources, level.destinations, vector.chunks_nbytes(level.sources))
-
-
-def _in_turn(*parts: Callable[[Vector], Levels]) -> Callable[[Vector], Levels]:
-    """One collective after another."""
-    return lambda vector: (level for part in parts for level in part(vector))
-
-
-# The usual algorithm of each collective stands first.
-ALGORITHMS: Mapping[tuple[str, str], Callable[[Vector], Levels]] = {
-    ("reduce_scatter", "ring"): _ring(-1),
-    ("reduce_scatter", "pairwise"): _pairwise(-1),
-    ("reduce_scatter", "halving"): _halving,
-    ("all_gather", "ring"): _ring(0),
-    ("all_gather", "doubling"): _doubling,
-    ("all_gather", "bruck"): _bruck,
-    ("all_reduce", "ring"): _in_turn(_ring(-1), _ring(0)),
-    ("all_reduce", "doubling"): _folded(_doubling_of_whole_vectors),
-    ("all_reduce", "rabenseifner"): _folded(_in_turn(_halving, _doubling)),
-    ("all_reduce", "tree"): _in_turn(_tree_reduce, _tree_broadcast),
-    ("all_reduce", "naive"): _in_turn(_naive_reduce, _naive_broadcast),
-    ("all_reduce", "everyone"): _everyone,
-    ("broadcast", "tree"): _tree_broadcast,
-    ("broadcast", "naive"): _naive_broadcast,
-    ("reduce", "tree"): _tree_reduce,
-    ("reduce", "naive"): _naive_reduce,
-    ("gather", "pairwise"): _gather,
-    ("all_to_all", "pairwise"): _pairwise(1),
-    ("barrier", "dissemination"): _barrier,
-}
-# These swap halves with partners at distances 1, 2, 4, ... and have no fold.
-POWERS_OF_TWO = frozenset({("reduce_scatter", "halving"), ("all_gather", "doubling")})
-
-
-def _all_but_own(vector: Vector) -> Ints:
+def _all_but_own(shape: CollectiveShape) -> Ints:
     """Every chunk leaves once, but for the one that stays."""
-    return vector.nbytes - vector.chunks_nbytes(np.arange(vector.ranks))
+    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.itemsize
 
 
-def _all_but_the_last_to_arrive(vector: Vector) -> Ints:
+def _all_but_the_last_to_arrive(shape: CollectiveShape) -> Ints:
     """A rank passes on every chunk but its right neighbor's."""
-    return np.roll(_all_but_own(vector), -1)
+    return np.roll(_all_but_own(shape), -1)
 
 
-# Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all: the closed forms.
+# Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all.
 # Every step of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
-ROUNDS: Mapping[tuple[str, str], tuple[Callable[[Vector], Ints], ...]] = {
+ROUNDS: Mapping[tuple[str, str], tuple[Callable[[CollectiveShape], Ints], ...]] = {
     ("reduce_scatter", "ring"): (_all_but_own,),
     ("reduce_scatter", "pairwise"): (_all_but_own,),
     ("all_gather", "ring"): (_all_but_the_last_to_arrive,),
     ("all_reduce", "ring"): (_all_but_own, _all_but_the_last_to_arrive),
-    ("all_reduce", "everyone"): (lambda vector: (vector.ranks - 1) * vector.whole_nbytes(vector.ranks).astype(object),),
+    ("all_reduce", "everyone"): (lambda shape: np.full(shape.ranks, (shape.ranks - 1) * shape.nbytes, object),),
     ("all_to_all", "pairwise"): (_all_but_own,),
 }

@@ -17,13 +17,13 @@ nccl-tests, doc/PERFORMANCE.md, and for gather src/gather.cu (the bandwidths).
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, Sent, Vector, checked_vector, in_steps, levels, sent_of
+from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, CollectiveShape, Sent, checked_shape, levels, sent_of
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.planning.hardware import Link, Network
 
@@ -102,39 +102,31 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
 
     Raises ValueError as `collectives.sent` does, and for vectors of 2^62 bytes or more.
     """
-    vector = checked_vector(collective, algorithm, cut, itemsize, root=root)
-    if vector.nbytes >= INT64_NBYTES:
-        raise ValueError(f"a vector of {vector.nbytes} bytes was asked about; this computes with fewer than 2^62 bytes")
+    shape = checked_shape(CollectiveShape(collective, algorithm, tuple(cut), itemsize, itemsize, root))
+    if shape.nbytes >= INT64_NBYTES:
+        raise ValueError(f"a vector of {shape.nbytes} bytes was asked about; this computes with fewer than 2^62 bytes")
     latency, transfer = Fraction(0), Fraction(0)
-    for longest, times in longest_messages(collective, algorithm, vector, network).items():
+    for longest, times in longest_messages(shape, network).items():
         alpha, seconds = max(((link.alpha, nbytes / link.beta) for link, nbytes in longest), key=sum)
         latency, transfer = latency + times * alpha, transfer + times * seconds
-    return Cost(collective, algorithm, vector.ranks, vector.nbytes, sent_of(collective, algorithm, vector),
-                float(latency + transfer), float(latency), float(transfer))
+    return Cost(collective, algorithm, shape.ranks, shape.nbytes, sent_of(shape), float(latency + transfer),
+                float(latency), float(transfer))
 
 
 Longest = tuple[tuple[Link, int], ...]  # of one step: the bytes of its longest message on each kind of link
 
 
-def longest_messages(collective: str, algorithm: str, vector: Vector, network: Network) -> Counter[Longest]:
+def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longest]:
     """Number of steps of a collective by their longest messages, inside nodes and between them."""
-    if network.between is None and (collective, algorithm) in ROUNDS and vector.ranks > 1:
-        first = next(levels(collective, algorithm, vector))  # all steps have messages of the same lengths
-        steps = sent_of(collective, algorithm, vector).steps
-        return Counter({((network.inside, int(first.nbytes.max())),): steps})
-    of_step, times = defaultdict[int, dict[Link, int]](dict), dict[int, int]()
-    for step, level in in_steps(levels(collective, algorithm, vector), vector.ranks):
-        crosses = network.crosses(level.sources, level.destinations)
-        for number in {int(step[0])} if (step == step[0]).all() else set(step.tolist()):
-            times[number] = level.times  # a level that goes several times has its steps to itself
-            for link, here in ((network.inside, ~crosses), (network.between, crosses)):
-                nbytes = level.nbytes[here & (step == number)]
-                if link is not None and len(nbytes):
-                    of_step[number][link] = max(of_step[number].get(link, 0), int(nbytes.max()))
+    if network.between is None and (shape.operation, shape.algorithm) in ROUNDS and shape.ranks > 1:
+        first = next(iter(levels(shape)))  # all steps have messages of the same lengths
+        return Counter({((network.inside, int(first.nbytes.max())),): sent_of(shape).steps})
     found = Counter[Longest]()
-    for number, longest in of_step.items():
-        found[tuple((link, longest[link]) for link in (network.inside, network.between) if link in longest)] += (
-            times[number])
+    for level in levels(shape):
+        crosses = network.crosses(level.sources, level.destinations)
+        of_links = ((network.inside, level.nbytes[~crosses]), (network.between, level.nbytes[crosses]))
+        longest = tuple((link, int(nbytes.max())) for link, nbytes in of_links if link is not None and len(nbytes))
+        found[longest] += level.times
     return found
 
 
@@ -196,10 +188,11 @@ def curve(collective: str, algorithm: str, ranks: int, network: Network) -> Curv
     """
     ranks = checked_count("ranks", ranks, 1)
     # The shortest vector that N ranks, and the 2^m that are left where some sit out, cut into equal chunks.
-    unit = checked_vector(collective, algorithm, ceil_cut(ranks << (ranks.bit_length() - 1), ranks), 1)
+    cut = ceil_cut(ranks << (ranks.bit_length() - 1), ranks)
+    unit = checked_shape(CollectiveShape(collective, algorithm, cut, 1, 1))
     steps = [(times, [CostLine(Fraction(0), link.alpha, Fraction(nbytes, unit.nbytes) / link.beta)
                       for link, nbytes in longest])
-             for longest, times in longest_messages(collective, algorithm, unit, network).items()]
+             for longest, times in longest_messages(unit, network).items()]
     turns = [_crossing(*pair) for _, choices in steps for pair in combinations(choices, 2)]
     lines = []
     for start, within in _intervals(turns):

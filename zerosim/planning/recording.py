@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_whole
+from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.cuts import checked_count
 
 COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)
@@ -41,30 +42,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The messages that a collective makes: its algorithm, the N+1 boundaries of its vector, and bytes of an element.
-
-    ``itemsize`` is that of the vector, ``wire_itemsize`` that in which partial sums travel.
-    """
-
-    operation: str
-    algorithm: str
-    cut: tuple[int, ...]
-    itemsize: int
-    wire_itemsize: int
-    root: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """n, the bytes of the whole vector."""
-        return self.cut[-1] * self.itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedCall:
     """One collective of a run: its shape, its members' ranks, and which of their calls it is."""
 
-    shape: Shape
+    shape: CollectiveShape
     group: tuple[int, ...]
     communicator: tuple[int, ...]
     number: int
@@ -360,7 +341,7 @@ class Recorder:
         self.words: Numbering[str] = Numbering()
         self.path = 0  # of the latest collective: its Issue has none of its own
         self._call_numbers: dict[Hashable, int] = {}
-        self._shapes: dict[Shape, Shape] = {}
+        self._shapes: dict[CollectiveShape, CollectiveShape] = {}
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
 
     def program(self, trace: TraceLike) -> Program:
@@ -390,7 +371,7 @@ class Recorder:
         return seen[0]
 
     def _number(self, call: Any) -> int:
-        shape = Shape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
+        shape = CollectiveShape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
                       int(call.wire_dtype.itemsize), int(call.root))
         shape = self._shapes.setdefault(shape, shape)
         found = RecordedCall(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
@@ -454,7 +435,7 @@ COLUMNS = ("first", "second", "third")
 
 def to_plain(recording: Recording) -> dict[str, Any]:
     """The recording as dicts, lists, strings and whole numbers."""
-    shapes, groups = Numbering[Shape](), Numbering[tuple[int, ...]]()
+    shapes, groups = Numbering[CollectiveShape](), Numbering[tuple[int, ...]]()
     calls = [[shapes[call.shape], groups[call.group], list(call.communicator), call.number, call.purpose]
              for call in recording.calls]
     return {
@@ -481,7 +462,7 @@ def from_plain(plain: Any) -> Recording:
         raise ValueError(f"this recording is of version {plain.get('version')!r}, and version {VERSION} can be read; "
                          "record it again")
     try:
-        shapes = [Shape(**{**shape, "cut": tuple(shape["cut"])}) for shape in plain["shapes"]]
+        shapes = [CollectiveShape(**{**shape, "cut": tuple(shape["cut"])}) for shape in plain["shapes"]]
         groups = [tuple(group) for group in plain["groups"]]
         return Recording(
             tuple(_program(program) for program in plain["programs"]),

@@ -23,13 +23,13 @@ chunks are equal it ends so long after the last arrival, and for all members at 
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from zerosim.planning.collectives import Level, checked_vector, levels
+from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
 from zerosim.planning.machine import Pace, Prices, Seconds
 from zerosim.planning.recording import (
     COLLECTIVE,
@@ -42,25 +42,11 @@ from zerosim.planning.recording import (
     RecordedCall,
     RecordedMessage,
     Recording,
-    Shape,
     Transfer,
     shown,
 )
 
 # -- inside a collective ----------------------------------------------------------------------------------------------
-
-
-def schedule(shape: Shape) -> Iterator[Level]:
-    """The messages of a collective, level by level.
-
-    A ring's partial sums may travel in a format of their own; what its all-reduce passes on afterwards does not.
-    """
-    if shape.operation == "all_reduce" and shape.wire_itemsize != shape.itemsize:
-        for half, itemsize in (("reduce_scatter", shape.wire_itemsize), ("all_gather", shape.itemsize)):
-            yield from levels(half, "ring", checked_vector(half, "ring", shape.cut, itemsize))
-        return
-    vector = checked_vector(shape.operation, shape.algorithm, shape.cut, shape.wire_itemsize, root=shape.root)
-    yield from levels(shape.operation, shape.algorithm, vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +91,8 @@ class Collectives:
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self._priced: dict[tuple[Shape, tuple[int, ...]], list[PricedLevel]] = {}
-        self._together: dict[tuple[Shape, tuple[int, ...]], list[Seconds]] = {}
+        self._priced: dict[tuple[CollectiveShape, tuple[int, ...]], list[PricedLevel]] = {}
+        self._together: dict[tuple[CollectiveShape, tuple[int, ...]], list[Seconds]] = {}
 
     def priced(self, call: RecordedCall) -> list[PricedLevel]:
         """The call's messages with their prices."""
@@ -116,7 +102,7 @@ class Collectives:
             self._priced[key] = [PricedLevel([*zip(
                 level.sources.tolist(), level.destinations.tolist(),
                 self.prices.messages(group[level.sources], group[level.destinations], level.nbytes), strict=True)],
-                level.times) for level in schedule(call.shape)]
+                level.times) for level in levels(checked_shape(call.shape))]
         return self._priced[key]
 
     def ends(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[Seconds]:

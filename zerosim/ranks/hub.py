@@ -114,19 +114,22 @@ def lockstep(calls: Sequence[PendingCall], *, begin: Callable[[PendingCall], Ste
     """
     call = calls[0].call
     runners = [Runner(begin(me)) for me in calls]
-    step = 0
-    while any(runner.waiting is not None for runner in runners):
-        deliveries = [_delivery(runner.waiting, runners[runner.to].waiting, step, source, runner.to, calls[runner.to])
-                      for source, runner in enumerate(runners)
-                      if runner.to is not None and runners[runner.to].source == source]
-        assert deliveries, f"the algorithm {call.algorithm} of {call.operation} waits for itself"
+    step, arrived = 0, list(range(len(runners)))  # at an exchange that is new; of the others nothing can move yet
+    while any(runners[rank].waiting is not None for rank in arrived):
+        sources = {source for rank in arrived for source in (rank, runners[rank].source) if source is not None}
+        deliveries = [_delivery(runners[source].waiting, runners[to].waiting, step, source, to, calls[to])
+                      for source in sorted(sources)
+                      if (to := runners[source].to) is not None and runners[to].source == source]
         yield from carry(deliveries)
         for delivery in deliveries:
             runners[delivery.hop.source].to = runners[delivery.hop.destination].source = None
-        for runner in runners:
-            if runner.waiting is not None and runner.to is None and runner.source is None:
-                runner.advance()
+        ends = {end for delivery in deliveries for end in (delivery.hop.source, delivery.hop.destination)}
+        arrived = [rank for rank in sorted(ends) if runners[rank].to is None and runners[rank].source is None]
+        for rank in arrived:
+            runners[rank].advance()
         step += 1
+    assert all(runner.waiting is None for runner in runners), (
+        f"the algorithm {call.algorithm} of {call.operation} waits for itself")
 
 
 def _delivery(sender: Exchange | None, taker: Exchange | None, step: int, source: int, destination: int,

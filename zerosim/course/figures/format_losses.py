@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.precision_runs import BATCHES, POLICIES, SMALL_UNIT, FormatRun, format_run
+from zerosim.course.precision_runs import BATCHES, POLICIES, SMALL_UNIT, SmallRun, format_run
 from zerosim.display.drawing import LIGHT, Drawing, Style, heading, within_limits
 from zerosim.display.style import FORMAT_COLORS
 
@@ -32,7 +32,7 @@ class FormatLosses:
 
     unit: float
     window: int
-    runs: Mapping[str, FormatRun]
+    runs: Mapping[str, SmallRun]
 
     def curve(self, name: str) -> list[float]:
         """The mean loss of the last ``window`` steps, from the step on that has so many."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.course.precision_runs import FormatRun, format_run
+from zerosim.course.precision_runs import SmallRun, format_run
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, within_limits
 from zerosim.display.style import BLUE, ORANGE, PURPLE, VERMILLION
 from zerosim.numerics.loss_scale import Dynamic
@@ -24,7 +24,7 @@ class LossScaleData:
     """The same training under several rules."""
 
     rules: tuple[Dynamic, ...]
-    runs: tuple[FormatRun, ...]
+    runs: tuple[SmallRun, ...]
 
     def skips(self, place: int) -> dict[str, list[int]]:
         """The steps that one run skipped, counted from 1, by where a gradient was not finite."""
