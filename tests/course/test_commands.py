@@ -76,6 +76,7 @@ def test_help_explains_every_switch_of_every_command():
 @pytest.mark.parametrize(("command", "switches"), [
     ("replay", ["--weights 1,1,1,1", "--data 1,1:2;2,2:9", "--lr 0.01", "--ranks 3", "--compute bf16",
                 "--recompute none", "--layout per_unit", "--stage 2"]),
+    ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
                "--sample 3", "--steps 3"]),
@@ -92,18 +93,13 @@ def test_every_switch_changes_what_comes_out(command, switches):
         assert changed != plain, switch
 
 
-def test_every_switch_of_a_lesson_is_what_it_is_asked(tmp_path, monkeypatch):
-    text = tmp_path / "mine.txt"
+def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, monkeypatch):
+    text, question = tmp_path / "mine.txt", {"format": "fp8_e5m2", "model": "gpt-nano", "steps": 2}
     text.write_text("abc " * 200, encoding="utf-8")
     monkeypatch.setattr(precision, "rested", lambda policy, steps: (policy.compute, steps))
-    asked = {"precision": {"format": "fp8_e5m2", "model": "gpt-nano", "steps": 2},
-             "lost-updates": {"format": "bf16", "weight": 0.1, "update": -3e-4, "steps": 4}}
-    for command, question in asked.items():
-        switches = [f"--{name}={value}" for name, value in question.items()]
-        of_text = ["--text", str(text)] if command == "precision" else []
-        data = json.loads(ask(command, *switches, *of_text, "--json").stdout)
-        assert data["question"] == question
-        assert command != "precision" or data["underflows"]["text"] == "mine.txt"
+    switches = [f"--{name}={value}" for name, value in question.items()]
+    data = json.loads(ask("precision", *switches, "--text", str(text), "--json").stdout)
+    assert (data["question"], data["underflows"]["text"]) == (question, "mine.txt")
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -315,11 +311,14 @@ def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(col
 
 REFUSED = {
     "replay": [
-        ("--stage 4", "choose one of 0, 1, 2, 3, or all"), ("--weights 1,2", "four weights"),
+        ("--stage 4", "choose one of 0, 1, 2, 3, or all"),
+        ("--weights 1,2", "four weights w1, w2, w3, w4, found 2"),
+        ("--weights 1,2,3,nan", "weights must be finite numbers, found"),
         ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
-        ("--ranks 0", "at least one rank"), ("--ranks 3 --data 1,2:3", "1 samples for 3 ranks"),
+        *((f"--data {text}", "write for example") for text in ("1,3", "1:2", "a,b:c", "1,2,3:4", "1,3:5;")),
+        ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks"),
         ("--compute fp61", "fp16"), ("--layout units", "choose one of per_unit, contiguous"),
-        ("--recompute some", "segment(k)"), ("--lr -1", "lr")],
+        ("--recompute all", "names no policy; write 'none', 'block' or 'segment(k)'"), ("--lr -1", "lr")],
     "lost-updates": [
         ("--format fp61", "no number format is named 'fp61'; there are fp16, fp32, bf16, fp8_e4m3, fp8_e5m2"),
         ("--weight nan", "the weight must be a finite number, found nan"),
@@ -355,11 +354,14 @@ REFUSED = {
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there")],
     "compare": [
-        ("--over stages", "did you mean 'stage'"), ("--figure x.pdf", "end its name with one of .svg"),
+        ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute; did you "
+         "mean 'stage'"),
+        ("--values 0,3,0", "over stage the values 0, 3, 0; name two or more that differ, as in 0, 1, 2, 3"),
+        ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
         ("--figure /proc/x.svg", "asked to draw into '/proc/x.svg'"), ("--dark", "asked for --dark without a figure"),
         ("--values 0,²", "ZeRO has the stages"), ("--values 0,9", "ZeRO has the stages"),
-        ("--values 3", "name two or more that differ"),
+        ("--values 3", "over stage the values 3; name two or more that differ"),
         ("--over optimizer --values sgd,muon --layout per_unit", "Muon needs all of"),
         ("--capacity 70000", "stage 0: rank 0 asked for"), ("--capacity 100000 --values 3,2,1", "stage 1: rank")],
     "cost": [

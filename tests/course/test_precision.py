@@ -141,11 +141,9 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
         ((name, count) for name, count in lost.items() if count), key=lambda pair: (-pair[1], pair[0]))[:4]
 
 
-def test_questions_that_make_no_sense_and_texts_too_short_are_refused():
-    for settings, text in [
-            ({"format": "fp61"}, "no number format is named 'fp61'"), ({"model": "gpt-5"}, "the presets are gpt-nano"),
-            ({"steps": 0}, "steps=0 must be a whole number, 1 or more"), ({"steps": 1.5}, "steps=1.5 must be")]:
-        assert_refused(lambda settings=settings: PrecisionQuestion(**settings), text)
+def test_steps_that_are_no_whole_number_and_texts_too_short_are_refused():
+    """What the command line can ask is refused there: `test_commands`."""
+    assert_refused(lambda: PrecisionQuestion(steps=1.5), "steps=1.5 must be a whole number, 1 or more")
     tiny = texts.Corpus("tiny", np.arange(20, dtype=np.uint8))
     assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
 

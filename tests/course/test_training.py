@@ -282,13 +282,7 @@ def test_what_cannot_be_compared_is_refused_before_the_first_run():
     short, heard = texts.Corpus("short", shipped().tokens[:20]), []
     for changes, corpus, over, values, text, error in [
             ({}, shipped(), "compute", ["fp32", "fp61"], "no number format is named 'fp61'", ValueError),
-            ({}, shipped(), "stages", None, "asked to compare over 'stages'; choose one of stage, .* did you mean 'sta",
-             ValueError),
-            ({}, shipped(), "stage", [0], "over stage the values 0; name two or more that differ, as in 0, 1, 2, 3",
-             ValueError),
-            ({}, shipped(), "stage", [0, 3, 0], "over stage the values 0, 3, 0; name two or more that", ValueError),
             ({}, shipped(), "stage", [], "over stage the values none; name two", ValueError),
-            ({}, shipped(), "stage", [0, ""], "ZeRO has the stages", ValueError),
             ({}, short, "stage", None, "sequences of 8 need more", ValueError),
             ({"layout": "per_unit"}, shipped(), "optimizer", ["adamw", "muon"], "Muon needs all of", ValueError),
             ({"capacity_nbytes": 70_000}, shipped(), "stage", [3, 0], "^stage 0: rank 0 asked for",

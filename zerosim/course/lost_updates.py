@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zerosim.display.views import View
-from zerosim.display.views import plain as plain_data
+from zerosim.display.views import View, plain
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, Format, format_of
@@ -213,7 +212,7 @@ def all_outcomes(task: Task, formats: Sequence[str], seeds: Sequence[int]) -> It
     """Every method in every format in which it says something of its own, method by method."""
     low = [name for name in formats if name != "fp32"]
     for name in low:
-        yield from plain(task, name)
+        yield from uncured(task, name)
     yield from master(task, low)
     for name in formats:
         yield from kahan(task, name, name)
@@ -236,7 +235,7 @@ def path_of(task: Task, fmt: str) -> Array:
     return found
 
 
-def plain(task: Task, fmt: str, method: Method = "nothing") -> Iterator[Outcome]:
+def uncured(task: Task, fmt: str, method: Method = "nothing") -> Iterator[Outcome]:
     """w and δ in the format, and no cure."""
     path = path_of(task, fmt)
     yield from _outcomes(method, fmt, task, path[-1], np.count_nonzero(path[1:] != path[:-1], axis=0))
@@ -244,7 +243,7 @@ def plain(task: Task, fmt: str, method: Method = "nothing") -> Iterator[Outcome]
 
 def master(task: Task, formats: Sequence[str]) -> Iterator[Outcome]:
     """w and δ in fp32; and the copy of w that each format would compute with."""
-    found = list(plain(task, "fp32", "fp32_master"))
+    found = list(uncured(task, "fp32", "fp32_master"))
     yield from found
     for name in formats:
         copy = stored([float(np.float32(outcome.result)) for outcome in found], name)
@@ -562,7 +561,7 @@ class LostUpdates(Shown):
     def as_json(self) -> dict[str, Any]:
         """The same as plain data. Numbers are the shortest decimals that give back the same value; what is no finite
         number is the text "inf", "-inf" or "nan", since JSON has no such numbers."""
-        data: dict[str, Any] = plain_data(self)
+        data: dict[str, Any] = plain(self)
         return data
 
 

@@ -123,7 +123,7 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     state = state_nbytes(optimizer, (job.held(states.optimizer_sharded),), itemsize)
     own = {"optimizer_state": state} if state else {}  # whatever its formats are
     predicted = [found | own for found in closed_forms.resting_nbytes(job)[:len(resting)]]
-    assert list(resting) == predicted, "the ledger differs from the closed forms"
+    assert list(resting) == predicted, "the memory differs from the closed forms"
     sent = {purpose: nbytes[:len(resting)] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
     assert all(cluster.trace[rank].sent_nbytes(purpose) == nbytes for purpose, of_ranks in sent.items()
                for rank, nbytes in enumerate(of_ranks)), "the trace differs from the closed forms"
@@ -154,8 +154,8 @@ class MeasuredActivations:
 
 
 def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str) -> MeasuredActivations:
-    """Runs a step of a GPT of such blocks in bf16, and reads the ledger; its peak is asserted to be estimates to the
-    byte."""
+    """Runs a step of a GPT of such blocks in bf16, and reads its memory; the peak is asserted to be the estimate to
+    the byte."""
     cluster, kept = run_blocks(block, blocks, vocabulary, policy)
     found = MeasuredActivations(policy, kept, cluster.memory[0].peak_nbytes_of(FLOWING), flops_of_passes(cluster))
     assert found.peak_nbytes == fullest_nbytes(block, blocks, vocabulary, policy), "it differs from the estimate"
@@ -176,7 +176,7 @@ def flops_of_passes(cluster: Cluster) -> int:
 
 
 def measured_tensors(block: Block) -> dict[str, int]:
-    """Bytes of each tensor that one plain block holds after its forward pass, its input first, read from the ledger.
+    """Bytes of each tensor that one plain block holds after its forward pass, its input first, read from the trace.
 
     They are asserted to be the estimates to the byte. Statistics of a LayerNorm are two arrays, and one line here.
     """

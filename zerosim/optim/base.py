@@ -300,7 +300,7 @@ def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
         if w.ndim != 2 and state.keys() == optimizer.slots((1, 1)).keys():
             raise ValueError(f"{where} was handed a flat piece {w.shape} of a matrix, and never updates part of one: "
                              "take layout='whole_matrices', or gather=True, which gathers the matrix for each update "
-                             "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+                             "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
     wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}

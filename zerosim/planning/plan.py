@@ -33,9 +33,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
-from zerosim.planning import activations
 from zerosim.planning.activations import fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
@@ -267,7 +267,7 @@ class PlanConfig:
         if unknown := [stage for stage in self.stages if stage not in STAGES]:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
         for policy in self.recompute:
-            activations.parse(policy)
+            Recompute.parse(policy)
         convention_of(self.convention)
         optimizer = checked_optimizer(self.optimizer)
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
@@ -355,7 +355,7 @@ class PlanConfig:
         """
         model = self.model
         return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
-                   micro_batches=self.micro_batches, recompute_units=activations.parse(policy)[0],
+                   micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),

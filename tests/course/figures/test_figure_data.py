@@ -124,7 +124,7 @@ def test_a_measured_step_that_differs_from_the_closed_forms_is_no_measurement(mo
     right = closed_forms.resting_nbytes
     monkeypatch.setattr(closed_forms, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
     assert_refused(lambda: measured.measured_step((4, 4), zs.optim.Adam(), ranks=2, stage=1, policy=zs.Policy("fp16"),
-                                                  rows=1), "the ledger differs from the closed forms", AssertionError)
+                                                  rows=1), "the memory differs from the closed forms", AssertionError)
 
 
 SIXTEENTHS = {  # bytes per parameter at rest, replicated and shared, of Adam: ZeRO's paper, section 5
@@ -275,7 +275,7 @@ def test_a_path_ends_where_the_lesson_on_lost_updates_ends():
         path = lost_updates.path_of(task, name)
         assert (path.shape, path.dtype) == ((501, 3), zs.format_of(name).dtype)
         assert [float(w) for w in path[-1]] == [
-            float(np.float32(outcome.result)) for outcome in lost_updates.plain(task, name)]
+            float(np.float32(outcome.result)) for outcome in lost_updates.uncured(task, name)]
 
 
 def test_small_updates_are_lost_without_a_master_and_larger_ones_go_too_far_in_fp16():

@@ -13,7 +13,7 @@ from zerosim.planning import activations, closed_forms, collectives, hardware
 from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import sent
-from zerosim.planning.conventions import convention_of, estimate_nbytes, states_nbytes
+from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.flops import (
@@ -52,28 +52,20 @@ def states_of_blocks(blocks: int, channels: int, convention: str) -> float:
     return estimate_nbytes(weights, 1, STAGES[0], convention) / UNITS["TiB"]
 
 
-def estimate(parameters: int, ranks: int, stage: int, convention: str, largest_layer: int = 0,
-             unit: str = "GiB") -> float:
-    """The number that an estimator prints that knows a number of parameters."""
-    held = estimate_nbytes(parameters, ranks, STAGES[stage], convention, largest_layer=largest_layer)
-    return held / UNITS[unit]
-
-
-def estimate_of_preset(model: str, ranks: int, stage: int, convention: str, unit: str = "GiB") -> float:
-    """The number that an estimator prints of a model whose shapes are known."""
-    shape = model_shape(model)
-    return estimate(shape.parameters, ranks, stage, convention, shape.largest_layer_parameters, unit)
-
-
-def estimate_beside_host(ranks: int, model: str = "", parameters: int = 0, largest_layer: int = 0,
-                         unit: str = "GiB") -> float:
-    """DeepSpeed's third case of ZeRO-3: the shares of 16-bit parameters and the largest layer stay on the device."""
+def estimate(ranks: int, stage: int, convention: str | Convention, model: str = "", parameters: int = 0,
+             largest_layer: int = 0, unit: str = "GiB", **states: int) -> float:
+    """The number that an estimator prints of a model whose shapes are known, or that knows a number of parameters."""
     if model:
         shape = model_shape(model)
         parameters, largest_layer = shape.parameters, shape.largest_layer_parameters
+    held = estimate_nbytes(parameters, ranks, STAGES[stage], convention, largest_layer=largest_layer, **states)
+    return held / UNITS[unit]
+
+
+def estimate_beside_host(ranks: int, **of_model: Any) -> float:
+    """DeepSpeed's third case of ZeRO-3: the shares of 16-bit parameters and the largest layer stay on the device."""
     on_device = replace(convention_of("deepspeed-zero3"), gradient_copy=0, master=0)
-    return estimate_nbytes(parameters, ranks, STAGES[3], on_device, largest_layer=largest_layer,
-                                    optimizer_nbytes=0) / UNITS[unit]
+    return estimate(ranks, 3, on_device, **of_model, optimizer_nbytes=0)
 
 
 def kinds_of_preset(model: str, kinds: Sequence[str], multiple: int = 1, unit: str = "GiB") -> float:
@@ -235,7 +227,7 @@ def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
 
 QUANTITIES: dict[str, Callable[..., Any]] = {
     "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
-    "estimate of a preset": estimate_of_preset, "kind of a preset": kinds_of_preset,
+    "estimate of a preset": estimate, "kind of a preset": kinds_of_preset,
     "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,
     "vectors at": vectors_at, "all-reduce then all-gather": all_reduce_then_all_gather,
     "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
