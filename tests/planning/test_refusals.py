@@ -244,7 +244,6 @@ REFUSED = {
         (partial(states_nbytes, model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
         (partial(estimate_nbytes, 0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
         (partial(estimate_nbytes, 9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
-        (partial(conventions.StatePerElement, -1), "count must be at least 0, got -1"),
         (partial(states_nbytes, model_of_parameters(9), 2, STAGES[1], layout="per-unit"),
          "no layout is called 'per-unit'"),
         (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes of tensor"),
