@@ -3,11 +3,11 @@
 Published numbers are rows of `zerosim/course/published`, which `test_published` computes.
 """
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zerosim as zs
 from zerosim.course.published import activations as published
 from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
 
@@ -78,7 +78,7 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_
     moments = activations.snapshots(block, blocks, vocabulary, policy)
     (loss,) = [moment for moment in moments if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)  # its input, the logits, three numbers each
-    if activations.parse(policy)[0] is None and policy != "sub_block":
+    if zs.models.Recompute.parse(policy).units_per_segment is None and policy != "sub_block":
         assert loss.nbytes == {"activation": blocks * activations.kept(block, policy).nbytes + head}
     most = max(moment.total_nbytes for moment in moments)
     assert activations.fullest_nbytes(block, blocks, vocabulary, policy) == most

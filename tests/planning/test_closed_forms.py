@@ -5,8 +5,8 @@ Published numbers are rows of `zerosim/course/published`, which `test_published`
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from zerosim.planning import (
     Job,
     ShardedStates,
     ceil_cut,
-    chunk_lengths,
     clip,
     gathers_by_unit,
     gradient_peak_nbytes,
@@ -39,13 +38,13 @@ UNITS = st.lists(st.integers(0, 40), min_size=1, max_size=6).map(tuple)
 
 def owners(cuts):
     """The owner of each element, cut after cut."""
-    return [rank for cut in cuts for rank, n in enumerate(chunk_lengths(cut)) for _ in range(n)]
+    return [rank for cut in cuts for rank, n in enumerate(np.diff(cut)) for _ in range(n)]
 
 
 @given(length=st.integers(0, 500), ranks=WORLDS, ends=st.tuples(st.integers(0, 500), st.integers(0, 500)))
 def test_the_ceil_cut_covers_the_vector_with_n_falling_chunks_and_clipped_it_keeps_every_owner(length, ranks, ends):
     cut, (low, high) = ceil_cut(length, ranks), sorted(min(length, end) for end in ends)
-    chunks = list(chunk_lengths(cut))
+    chunks = np.diff(cut).tolist()
     assert (len(cut), cut[0], sum(chunks)) == (ranks + 1, 0, length)
     assert (max(chunks), sorted(chunks, reverse=True)) == (-(-length // ranks), chunks)
     assert owners([clip(cut, low, high)]) == owners([cut])[low:high]
@@ -72,7 +71,7 @@ def test_two_layouts_pad_and_cut_the_same_units_differently():
     assert padded_unit_lengths((3, 5, 2), 4, "contiguous") == (3, 5, 4)
     assert unit_cuts((2, 2), 2, "contiguous") == [(0, 2, 2), (0, 0, 2)]
     assert unit_cuts((2, 2), 2, "per_unit") == [(0, 1, 2), (0, 1, 2)]
-    assert [*accumulate(chunk_lengths(ceil_cut(9, 4)))] == [3, 6, 9, 9]
+    assert ceil_cut(9, 4) == (0, 3, 6, 9, 9)
 
 
 # -- bytes at rest ----------------------------------------------------------------------------------------------------

@@ -61,8 +61,6 @@ from zerosim.planning import (
 )
 from zerosim.planning import step as steps
 
-POLICIES = ("names no recomputation policy; there are none, block, segment(k), sub_block, selective, tiled, and two of "
-            "them as in segment(2)+tiled")
 ONE_KIND = Network(FAST)
 PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")
 PLAIN = Block(1, 2, 6, 3)
@@ -152,9 +150,13 @@ REFUSED = {
         (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
     ],
     "activations": [
-        *((partial(activations.parse, text), f"{text!r} {POLICIES}") for text in (
-            "", "all", "block+", "+tiled", "none+tiled", "tiled+block", "segment(0)", "segment()", "segment(2)+block",
-            "tiled+selective", "Block", None)),
+        *((partial(of, *arguments, policy), f"recompute={policy!r} names no policy; write 'none', 'block' or 'segment(")
+          for policy in ("most", "none+tiled", None) for of, *arguments in (
+              (activations.tensors, PLAIN), (activations.kept, PLAIN), (activations.peak_nbytes, PLAIN, 2),
+              (activations.fullest_nbytes, PLAIN, 2, 19), (activations.snapshots, PLAIN, 2, 19),
+              (flops.backward, PLAIN), (flops.recomputed, PLAIN, 1), (flops.recomputed_flops, PLAIN),
+              (flops.step_matmul_flops, PLAIN, 2, 19),
+              (flops.step_flops, shapes.PRESETS["gpt2"], 1, 8), (published_activations.peak_nbytes, PLAIN, 2))),
         (partial(Block, 0, 1, 4, 2), "batch must be at least 1, got 0"),
         (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; each head has as many channels as "
          "the others, so take a number of heads that divides the channels"),
@@ -183,9 +185,7 @@ REFUSED = {
          "are 0 or more, the others above 0"),
         (partial(flops.utilization, 1.0, 1.0, 1.0, 0), "devices must be at least 1, got 0"),
         (partial(flops.six_n, 0, 1), "parameters must be at least 1, got 0"),
-        (partial(flops.recomputed, activations.EXAMPLE, 1, "most"), f"'most' {POLICIES}"),
         (partial(flops.step_flops, shapes.PRESETS["gpt2"], 0, 8), "batch must be at least 1, got 0"),
-        (partial(flops.step_flops, shapes.PRESETS["gpt2"], 1, 8, "full"), f"'full' {POLICIES}"),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "what a block keeps and computes is counted for "
          "decoders alone, and this model has 6 blocks of encoder beside 6 of decoder; its states and its traffic are"),
         (partial(flops.forward, LLAMA.block(1, 8)), "the count of every step's operations is of blocks with 4096 "
@@ -244,7 +244,6 @@ REFUSED = {
         (partial(states_nbytes, model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
         (partial(estimate_nbytes, 0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
         (partial(estimate_nbytes, 9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
-        (partial(conventions.StatePerElement, -1), "count must be at least 0, got -1"),
         (partial(states_nbytes, model_of_parameters(9), 2, STAGES[1], layout="per-unit"),
          "no layout is called 'per-unit'"),
         (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes of tensor"),
@@ -267,7 +266,7 @@ REFUSED = {
         *((gpt2(stage=asked), f"stage={asked!r} must be all, or some of 0, 1, 2, 3") for asked in ("x", [1.7], None)),
         (gpt2(stage=[]), "a plan has rows for each stage, and none was asked for; name one at least"),
         (gpt2(recompute=[]), "for each recomputation policy, and none was asked for"),
-        (gpt2(recompute="some"), "names no recomputation policy"),
+        (gpt2(recompute="some"), "recompute='some' names no policy"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(device="h1000"), "did you mean 'h100-80'"),
         (gpt2(link="nvlink"), "no link is called 'nvlink'"),

@@ -101,8 +101,8 @@ def assert_gathered_units_peak_where_the_events_say(model, batch, keep=(), ranks
     tied = tuple((index, names.index(owner)) for index, unit in enumerate(model.units)
                  for owner in dict.fromkeys(unit.tied_weights.values()))
     job = Job(tuple(unit.parameter_count for unit in model.units), ranks, STAGES[3], policy=POLICY,
-              recompute_units=activations.parse(recompute)[0], kept_gathered=tuple(map(names.index, keep)), tied=tied,
-              prefetch=prefetch)
+              recompute_units=zs.models.Recompute.parse(recompute).units_per_segment,
+              kept_gathered=tuple(map(names.index, keep)), tied=tied, prefetch=prefetch)
     cluster = zs.Cluster(ranks)
     cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=POLICY, stage=3, keep_gathered=keep,
                                        recompute=recompute, prefetch=prefetch).step([batch]) and None)

@@ -3,11 +3,14 @@
 In a text, parts ... may be anything (`tests.support.literally`).
 """
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
 from tests.zero.optimizers import Factored, Normed, Plain, Shapeless, Uncut
@@ -136,6 +139,20 @@ def tokens_of_two_lengths(engine):
     engine.step([(tokens[0], tokens[1]), (tokens[0, :1], tokens[1, :1])])
 
 
+def another_scale_midway(engine, backwards):
+    engine.backward(engine.forward(X, T))
+    engine.loss_scale.update(True)
+    if backwards == 2:
+        engine.backward(engine.forward(X, T))
+    engine.reduce()
+
+
+def step_in_a_block_of_weights(engine):
+    with engine.weights(engine.model.units[0]):
+        engine.step([(X, T)])
+
+
+EIGHT = zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=8.0))
 MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=True)])
 
 
@@ -154,6 +171,10 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
     (lambda engine: engine.state("layer0.wait"), "no parameter 'layer0.wait'; it has ...did you mean 'layer0.weight'?",
      {}),
     *((weights_of(None, write=True), "read-only", {"stage": stage}) for stage in zs.STAGES),
+    *((step_in_a_block_of_weights, "inside a block `with engine.weights(unit)`, ...; end the block first",
+       {"stage": stage}) for stage in zs.STAGES),
+    *((partial(another_scale_midway, backwards=backwards), "the loss scale went from 8 to 4 within a step",
+       {"stage": stage, "policy": EIGHT}) for stage, backwards in covering(zs.STAGES, (1, 2))),
     *((weights_of(asked), "no unit of this engine's model; take one of engine.model.units: layer0, layer1", {})
       for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
     (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",

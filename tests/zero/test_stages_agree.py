@@ -97,8 +97,8 @@ CASES = {
         (1, {}), (3, {})]) for options in (
             {"tied": False}, {"units": "sub_block"}, {"units": 2}, {"normalization": "global"})},
     "GPT with dropout": case(lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)), runs=[
-        (stage, {"recompute": recompute})
-        for stage, recompute in covering(zs.STAGES, (*RECOMPUTE[:3], "sub_block", "selective"))]),
+        (stage, {"recompute": recompute}) for stage, recompute in (
+            *covering(zs.STAGES, (*RECOMPUTE[:3], "sub_block")), (3, "selective"))]),
     # -- optimizers: elements, matrices that one rank owns or all gather, norms of tensors, several in one model
     **{f"optimizer {number} {type(optimizer).__name__}": case("wide", 3 + number % 2, optimizer=optimizer)
        for number, optimizer in enumerate((*ELEMENTWISE, *NORMED))},

@@ -54,6 +54,8 @@ def train(rank: zs.Rank, model: Model, data: list, optimizer: Optimizer = ADAM, 
         "losses": [r.losses for r in results],
         "norms": [r.norm for r in results],
         "skipped": [r.skipped for r in results],
+        "scales": [*(r.scale for r in results), engine.loss_scale.scale],
+        "taken": engine.steps_taken,
         "held": rank.memory.now_nbytes_by_kind,
         **flat_state(engine),
     }
@@ -96,6 +98,8 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
         assert np.array_equal(result["losses"], [step["losses"][rank] for step in said], equal_nan=True)
         assert np.array_equal(result["norms"], [step["norm"] for step in said], equal_nan=True)
         assert result["skipped"] == [step["skipped"] for step in said]
+        assert result["scales"] == [*(step["scale"] for step in said), twin.scaler.scale]
+        assert result["taken"] == twin.taken
 
 
 def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,

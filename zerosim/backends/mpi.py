@@ -101,7 +101,7 @@ class Halves:
 BUILT_IN = ("f4", "f8")
 
 
-class NativeRequest:
+class NativeRequest(Request):
     """One non-blocking collective of the library, under way."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
@@ -124,9 +124,6 @@ class NativeRequest:
             return False
         self.me.finish(sent_by(self.me.call.normalized(), self.me.index))
         return True
-
-    def wait(self) -> None:
-        """The result is in memory."""
 
     def cancel(self) -> None:
         """A collective of the library cannot be given up: it is over when all ranks have begun it, or never."""
@@ -254,7 +251,7 @@ class MPIChannel:
 MESSAGES = 0  # the tag of a program's own messages; a collective's is 1 + its number, modulo what MPI can hold
 
 
-class MessageRequest:
+class MessageRequest(Request):
     """A message that the program sends itself."""
 
     def __init__(self, me: PendingExchange, halves: Halves, leftovers: Leftovers) -> None:
@@ -271,15 +268,12 @@ class MessageRequest:
             me.to_receive = False
         return before != (me.to_send, me.to_receive)
 
-    def wait(self) -> None:
-        """Does nothing: what has arrived is there."""
-
     def cancel(self) -> None:
         """Gives up the halves that have not moved."""
         self._halves.cancel(self._leftovers)
 
 
-class HopsRequest:
+class HopsRequest(Request):
     """A collective on its way: this rank's generator, and the hop that it waits for."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
@@ -307,9 +301,6 @@ class HopsRequest:
             self._next()
             moved = True
         return moved
-
-    def wait(self) -> None:
-        """The result is in memory."""
 
     def cancel(self) -> None:
         """Gives up the hop under way, and all that would have followed."""

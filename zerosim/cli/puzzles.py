@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import AsJson, busy, command, print_json, show
+from zerosim.cli.shell import AsJson, answer, busy, command, print_json
 
 if TYPE_CHECKING:
+    from zerosim.course.puzzles import Score
     from zerosim.course.puzzles.puzzle import Puzzle
 
 NOT_PASSED = 1  # exit code
@@ -27,7 +28,6 @@ def puzzles(
 ) -> None:
     """Exercises on ranks: write a ring, write ZeRO's steps, repair a broken one; checked for bits and scored."""
     from zerosim.course import puzzles as offered
-    from zerosim.course.puzzles import puzzle_named
 
     asked = [option for option, given in (("--stub", stub), ("--hint", hint is not None),
                                           ("--check", check is not None), ("--solution", solution)) if given]
@@ -36,13 +36,15 @@ def puzzles(
     if grade is not None:
         if name is not None or asked:
             raise ValueError("--grade takes a file and nothing else: zerosim puzzles --grade FILE.py")
-        _grade(grade, as_json)
+        scores = _graded(grade)
+        _print_scores(scores, {"grades": [score.as_json() for score in scores]}, as_json)
     elif name is None:
         if asked:
             raise ValueError(f"{asked[0]} is about one puzzle; name it: zerosim puzzles ring {asked[0]}")
         _print_all(as_json)
     elif check is not None:
-        _check(name, check, as_json)
+        score = _checked(name, check)
+        _print_scores([score], score.as_json(), as_json)
     elif hint is not None:
         _print(name, {"hint": hint, "text": offered.hint(name, hint)}, as_json)
     elif solution:
@@ -50,7 +52,7 @@ def puzzles(
     elif stub:
         _print(name, {"text": offered.stub(name)}, as_json)
     elif as_json:
-        print_json(_as_json(puzzle_named(name)))
+        print_json(_as_json(offered.puzzle_named(name)))
     else:
         typer.echo(offered.show(name))
 
@@ -73,10 +75,7 @@ def _print_all(as_json: bool) -> None:
     from zerosim.course.puzzles import PUZZLES
     from zerosim.display.views import TextLine, View, marked_table
 
-    if as_json:
-        print_json({"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]})
-        return
-    show(View("", "", (
+    answer(as_json, lambda: {"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]}, lambda: View("", "", (
         marked_table("puzzle", "what to write", ">hints", rows=[
             (puzzle.name, puzzle.title, str(len(puzzle.hints))) for puzzle in PUZZLES.values()]),
         TextLine(""),
@@ -85,65 +84,47 @@ def _print_all(as_json: bool) -> None:
         TextLine("zerosim puzzles mean --check mean.py:mean     runs it on 1 to 8 ranks"))))
 
 
-def _check(name: str, place: str, as_json: bool) -> None:
-    from zerosim.course.puzzles import puzzle_named
-    from zerosim.course.puzzles.checker import check_answer
+def _checked(name: str, place: str) -> Score:
+    from zerosim.course import puzzles as offered
     from zerosim.course.running import load
 
-    puzzle = puzzle_named(name)
-    answer = load(place)
+    offered.puzzle_named(name)
     with busy(f"checking {name} on 1 to 8 ranks"):
-        score = check_answer(puzzle, answer)
-    if as_json:
-        print_json(score.as_json())
-    else:
-        typer.echo(repr(score))
-    if not score.passed:
-        raise typer.Exit(NOT_PASSED)
+        return offered.check(name, load(place))
 
 
-def _grade(file: str, as_json: bool) -> None:
+def _graded(file: str) -> list[Score]:
     from pathlib import Path
 
-    from zerosim.course.puzzles.adapters import GRADERS
+    from zerosim.course.puzzles.grading import GRADERS
     from zerosim.course.running import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
     try:
-        there = defined_in(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be graded: {error}") from None
-    names = [name for name in GRADERS if name in there]
+        defined = _defined_in(Path(file).read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        why = f"line {error.lineno} is not Python: {error.msg}" if isinstance(error, SyntaxError) else error
+        raise ValueError(f"{file} cannot be graded: {why}") from None
+    names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
     with busy("grading on 1 to 8 ranks"):
-        scores = [GRADERS[name](load(f"{file}:{name}")) for name in names]
+        return [GRADERS[name](load(f"{file}:{name}")) for name in names]
+
+
+def _defined_in(text: str) -> set[str]:
+    """The names that a Python text binds at its top: functions, classes, variables, imports. The text is not run."""
+    from symtable import symtable
+
+    symbols = symtable(text, "", "exec").get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+
+
+def _print_scores(scores: list[Score], data: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json({"grades": [score.as_json() for score in scores]})
+        print_json(data)
     else:
         typer.echo("\n\n".join(map(repr, scores)))
     if not all(score.passed for score in scores):
         raise typer.Exit(NOT_PASSED)
-
-
-def defined_in(text: str) -> set[str]:
-    """The names that stand at the top of a Python text: functions, classes, variables, and what is imported by name.
-
-    Raises ValueError for what is no Python.
-    """
-    import ast
-
-    try:
-        body = ast.parse(text).body
-    except SyntaxError as error:
-        raise ValueError(f"line {error.lineno} is not Python: {error.msg}") from None
-    found = set()
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return found

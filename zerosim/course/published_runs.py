@@ -37,6 +37,11 @@ class Settled:
     estimated: float
     measured: float
 
+    @property
+    def ratio(self) -> float:
+        """Published over measured."""
+        return self.row.stated / self.measured
+
 
 def settled(*subjects: str) -> Iterator[Settled]:
     """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.

@@ -39,7 +39,6 @@ from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbyte
 from zerosim.planning.cuts import (
     LAYOUTS,
     ceil_cut,
-    chunk_lengths,
     clip,
     padded_unit_lengths,
     region_cuts,
@@ -78,7 +77,6 @@ __all__ = [
     "Transformer",
     "activations",
     "ceil_cut",
-    "chunk_lengths",
     "clip",
     "collectives",
     "conventions",

@@ -14,13 +14,12 @@ keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 3 (s
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
+from zerosim.models.units import Recompute
 from zerosim.planning.cuts import checked_count
 
 FP32_NBYTES = 4
@@ -149,7 +148,7 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
     Raises ValueError for a text that names no policy.
     """
-    return {name: _total(block, [name]) for name in INSIDE[parse(policy)[1]].kept}
+    return {name: _total(block, [name]) for name in INSIDE[Recompute.parse(policy).inside].kept}
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
@@ -161,7 +160,7 @@ def kept(block: Block, policy: str = "none") -> Kept:
     For "block" and "segment(k)" it is what a block keeps while its segment goes back. Raises ValueError for a text
     that names no policy. Source: Korthikanti et al. 2022, section 4.1, without its masks and LayerNorm outputs.
     """
-    return _total(block, INSIDE[parse(policy)[1]].kept)
+    return _total(block, INSIDE[Recompute.parse(policy).inside].kept)
 
 
 def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
@@ -180,12 +179,12 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
     Source: Chen et al. 2016, section 3; Korthikanti et al. 2022, section 5.
     """
     count = checked_count("blocks", blocks, 1)
-    k, inside = parse(policy)
-    of_block, stream = _total(block, INSIDE[inside].kept), Kept(block.stream, 0, block.itemsize)
-    again = [_total(block, part) for part in INSIDE[inside].again]
+    recompute = Recompute.parse(policy)
+    inside, stream = INSIDE[recompute.inside], Kept(block.stream, 0, block.itemsize)
+    of_block, again = _total(block, inside.kept), [_total(block, part) for part in inside.again]
     in_use = max(again, key=lambda part: part.nbytes, default=_total(block, ()))
-    runs = [(0, count)] if k is None else [(start, min(k, count - start)) for start in range(0, count, k)]
-    moments = [stream * index + of_block * length + in_use for index, (_, length) in enumerate(runs)]
+    runs = recompute.segments(count) or [range(count)]
+    moments = [stream * index + of_block * len(run) + in_use for index, run in enumerate(runs)]
     return max(moments, key=lambda moment: moment.nbytes)
 
 
@@ -223,25 +222,6 @@ def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
         raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
                          f"forward network of {4 * block.channels}; this one has {found} {block.feed_forward}; "
                          f"{instead}")
-
-
-def parse(policy: Any) -> tuple[int | None, str]:
-    """Blocks in a segment (None: no segments), and what is kept inside a block: a key of `INSIDE`.
-
-    >>> parse("none"), parse("block"), parse("segment(4)"), parse("tiled"), parse("segment(2)+tiled")
-    ((None, 'all'), (1, 'all'), (4, 'all'), (None, 'tiled'), (2, 'tiled'))
-
-    Raises ValueError for a text that names no policy.
-    """
-    between, plus, inside = re.sub(r"\s", "", str(policy)).partition("+")
-    if not plus and between in INSIDE_NAMES:
-        between, inside = "none", between
-    segment = re.fullmatch(r"none|block|segment\(0*([1-9]\d*)\)", between)
-    if segment is None or (inside and inside not in INSIDE_NAMES) or (plus and (between == "none" or not inside)):
-        raise ValueError(f"{policy!r} names no recomputation policy; there are none, block, segment(k), "
-                         f"{', '.join(INSIDE_NAMES)}, and two of them as in segment(2)+tiled")
-    k = 1 if between == "block" else int(segment[1]) if segment[1] else None
-    return k, inside or "all"
 
 
 def _total(block: Block, names: Iterable[str]) -> Kept:
@@ -384,10 +364,11 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
     step = checked_count("parts_per_unit", parts_per_unit, 1)
     units = [[], *(parts[start:start + step] for start in range(0, len(parts), step)), []]
     logits = block.positions * checked_count("vocabulary", vocabulary, 1)
+    recompute = Recompute.parse(policy)
     walk = Walk(units, block.stream * block.itemsize, logits * (output_itemsize or block.itemsize),
                 0 if output_itemsize in (None, block.itemsize) else logits * block.itemsize,
-                block.positions * FP32_NBYTES, parse(policy)[1], dropout)
-    return [one for one in walk.micro_batch(parse(policy)[0]) if between or one.step != BETWEEN]
+                block.positions * FP32_NBYTES, recompute.inside, dropout)
+    return [one for one in walk.micro_batch(recompute.units_per_segment) if between or one.step != BETWEEN]
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import did_you_mean
+from zerosim.ranks import call
 
-Cut = tuple[int, ...]
+Cut = call.Cut
 
 LAYOUTS = ("per_unit", "contiguous")
 MOST_BITS = 62  # of a count: products of a few of them still are floats, and sums of bytes fit 64 bits
@@ -26,9 +27,7 @@ def ceil_cut(length: int, ranks: int) -> Cut:
 
     Raises ValueError for fewer than one rank or a negative length.
     """
-    length, ranks = checked_count("length", length, 0), checked_count("ranks", ranks, 1)
-    chunk = -(-length // ranks)
-    return tuple(min(length, rank * chunk) for rank in range(ranks + 1))
+    return call.ceil_cut(checked_count("length", length, 0), checked_count("ranks", ranks, 1))
 
 
 def clip(cut: Cut, low: int, high: int) -> Cut:
@@ -38,15 +37,6 @@ def clip(cut: Cut, low: int, high: int) -> Cut:
     (0, 1, 3)
     """
     return tuple(min(max(boundary, low), high) - low for boundary in cut)
-
-
-def chunk_lengths(cut: Cut) -> tuple[int, ...]:
-    """Elements of each rank's chunk, in rank order.
-
-    >>> chunk_lengths((0, 2, 4, 5, 5))
-    (2, 2, 1, 0)
-    """
-    return tuple(end - start for start, end in pairwise(cut))
 
 
 def padded_unit_lengths(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit") -> tuple[int, ...]:

@@ -15,20 +15,18 @@ one by which the layers note it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.planning.activations import Block, parse, refuse_unless_plain, tensors
+from zerosim.models.layers import FROM_LOG_SUM, ROW_SUM, SOFTMAX, SOFTMAX_GRADIENT
+from zerosim.models.units import Recompute
+from zerosim.planning.activations import Block, refuse_unless_plain, tensors
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.shapes import Transformer
 
-# Operations per element, a transcendental function counted as one.
+# Operations per element, a transcendental function counted as one; attention's are in `models.layers`.
 LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
 LAYERNORM_OUTPUT = 4            # deviation, ·1/σ, ·weight, +bias
 LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the deviation at hand
 LAYERNORM_GRADIENT = 14
 GELU, GELU_GRADIENT = 8, 14
-SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
-FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
-ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
-SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
 # The steps of a block forward, in their order.
 STEPS = ("LayerNorm 1", "QKV", "scores", "softmax", "values", "projection", "residual 1",
@@ -90,7 +88,7 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
     four products where forward has two, and dS. The outputs of the LayerNorms are made again under every policy.
     Raises ValueError for a text that names no policy.
     """
-    products, stream, inside = matmuls(block), block.stream, parse(policy)[1]
+    products, stream, inside = matmuls(block), block.stream, Recompute.parse(policy).inside
     row_sums = ROW_SUM * (stream if inside == "tiled" else block.square)
     attention = 2 * (products["scores"] + products["values"])
     return {**{layer: 2 * products[layer] + outputs * stream for layer, outputs in BIASES.items()},
@@ -115,9 +113,9 @@ def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
 
     Raises ValueError for fewer than one block and for a text that names no policy.
     """
-    segment, inside = parse(policy)
-    whole = sum(forward(block).values()) if segment is not None else 0
-    return checked_count("blocks", blocks, 1) * (whole + _again(block, inside))
+    recompute = Recompute.parse(policy)
+    whole = sum(forward(block).values()) if recompute.units_per_segment else 0
+    return checked_count("blocks", blocks, 1) * (whole + _again(block, recompute.inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +210,9 @@ def recomputed_flops(block: Block, policy: str = "none") -> int:
 
     Raises ValueError for a text that names no policy.
     """
-    segment, inside = parse(policy)
-    products = matmuls(block)
-    return sum(products.get(step, 0) for step in AGAIN[inside]) + (matmul_flops(block) if segment is not None else 0)
+    recompute, products = Recompute.parse(policy), matmuls(block)
+    whole = sum(products.values()) if recompute.units_per_segment else 0
+    return whole + sum(products.get(step, 0) for step in AGAIN[recompute.inside])
 
 
 def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
@@ -229,7 +227,7 @@ def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = 
     Raises ValueError for counts below one and for a text that names no policy.
     Source: Narayanan et al. 2021, equation 3.
     """
-    passes = 3 if parse(policy)[0] is None else 4
+    passes = 4 if Recompute.parse(policy).units_per_segment else 3
     logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)
     return passes * checked_count("blocks", blocks, 1) * matmul_flops(block) + logits
 

@@ -33,15 +33,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
-from zerosim.planning import activations
+from zerosim.optim import Optimizer
 from zerosim.planning.activations import fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
-    OptimizerLike,
     checked_optimizer,
     convention_of,
     estimate_nbytes,
@@ -228,7 +228,7 @@ class PlanConfig:
     batch: int = 1
     tokens: int | None = None
     micro_batches: int = 1
-    optimizer: OptimizerLike = ADAM
+    optimizer: Optimizer = ADAM
     convention: str | Convention | Policy = "zero-paper"
     utilization: float = UTILIZATION
     offload: bool = False
@@ -267,7 +267,7 @@ class PlanConfig:
         if unknown := [stage for stage in self.stages if stage not in STAGES]:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
         for policy in self.recompute:
-            activations.parse(policy)
+            Recompute.parse(policy)
         convention_of(self.convention)
         optimizer = checked_optimizer(self.optimizer)
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
@@ -355,7 +355,7 @@ class PlanConfig:
         """
         model = self.model
         return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
-                   micro_batches=self.micro_batches, recompute_units=activations.parse(policy)[0],
+                   micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
@@ -564,7 +564,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
                 batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
-                optimizer: OptimizerLike = ADAM, convention: str | Convention | Policy | None = None,
+                optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1, offload: bool = False,
                 host_link: str | None = None, hardware: str | Path | None = None,
                 overheads: dict[str, int] | None = None) -> PlanConfig:

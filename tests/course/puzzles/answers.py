@@ -1,58 +1,88 @@
-"""Wrong answers are solutions with a few words changed; this changes them."""
+"""Wrong answers: solutions with a few words changed, whole texts, and a rank that hears of others without messages."""
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from zerosim.course import puzzles
-from zerosim.course.puzzles import solutions
+from zerosim.course.puzzles import grading, solutions
+
+Change = str | tuple[str, str] | Callable[..., Any]
 
 
-def changed(name: str, *changes: tuple[str, str]) -> Callable[..., Any]:
-    """The solution of a puzzle, each ``(old, new)`` replaced in its text, once."""
-    solution = solutions.SOLUTIONS[name]
-    text = inspect.getsource(solution)
+def answer_of(name: str, *changes: Change) -> Callable[..., Any]:
+    """An answer to a puzzle, or one of a course's functions: the solution, with ``new`` for each ``old`` in its text.
+
+    Or the function of a whole text, or a function as it is.
+    """
+    if changes and not isinstance(changes[0], tuple):
+        return written(changes[0]) if isinstance(changes[0], str) else changes[0]
+    text = inspect.getsource(solutions if name in grading.GRADERS else solutions.SOLUTIONS[name])
     for old, new in changes:
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}"
         text = text.replace(old, new)
-    return written(text, vars(inspect.getmodule(solution)))
+    return written(text, name, vars(solutions))
 
 
-def written(text: str, names: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """The function of a text."""
+def written(text: str, name: str = "", names: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """The function of a text, of this name or the first."""
+    text = textwrap.dedent(text)
     space: dict[str, Any] = {"np": np, **(names or {})}
-    before = set(space)
-    exec(compile(textwrap.dedent(text), "answer.py", "exec"), space)
-    name = textwrap.dedent(text).strip().partition("def ")[2].partition("(")[0]
-    assert name in space
-    assert name not in before or names is not None
-    return space[name]
+    exec(compile(text, "answer.py", "exec"), space)
+    return space[name or text.partition("def ")[2].partition("(")[0]]
+
+
+def score_of(name: str, answer: Callable[..., Any]) -> puzzles.Score:
+    """The score of an answer to a puzzle, or of one of a course's functions."""
+    return grading.GRADERS[name](answer) if name in grading.GRADERS else puzzles.check(name, answer)
 
 
 def refusal(name: str, answer: Callable[..., Any]) -> str:
     """The sentence that refuses an answer."""
-    score = puzzles.check(name, answer)
+    score = score_of(name, answer)
     assert score.verdict == "refused", score
     assert score.stars == "☆☆☆"
     return score.sentence
 
 
-def graded(name: str, changes: Sequence[tuple[str, str]]) -> str:
-    """The sentence that refuses one of a course's functions, which is the solutions' with its text changed."""
-    score = puzzles.adapters.GRADERS[name](function(name, changes))
-    assert score.verdict == "refused", score
-    return score.sentence
+class Hearsay:
+    """A rank that sends empty messages, and reads in a dict that all ranks share what others would have sent."""
+
+    def __init__(self, rank, shared):
+        self.rank, self.shared, self.calls = rank, shared, 0
+
+    def __getattr__(self, name):
+        return getattr(self.rank, name)
+
+    def exchange(self, x, to, out, source):
+        self.calls += 1
+        self.shared[self.size, self.calls, self.index] = x.copy()
+        self.rank.exchange(np.empty(0, x.dtype), to, np.empty(0, x.dtype), source)
+        out[...] = self.shared[self.size, self.calls, source]
+
+    def reduce_scatter(self, x):
+        return solutions.ring(self, x).copy()
+
+    def all_gather(self, shard, length):
+        return solutions.gather(self, shard, length)
+
+    def all_reduce(self, x, out):
+        out[...] = self.all_gather(self.reduce_scatter(x.reshape(-1)), x.size).reshape(x.shape)
+
+    def broadcast(self, x, out):
+        out[...] = self.all_gather(x.reshape(-1), self.size * x.size)[:x.size].reshape(x.shape)
 
 
-def function(name: str, changes: Sequence[tuple[str, str]] = ()) -> Callable[..., Any]:
-    """A course's function of the solutions, the module's text changed."""
-    text = inspect.getsource(solutions)
-    for old, new in changes:
-        assert text.count(old) == 1, (old, text.count(old))
-        text = text.replace(old, new)
-    space = {"__name__": "answers"}
-    exec(compile(text, "answers.py", "exec"), space)
-    return space[name]
+def by_hearsay(factory: Callable[..., Any], *, made: bool = True) -> Callable[..., Any]:
+    """A course's function whose object reads in shared memory, from its making on, or only once it is made."""
+    shared: dict[Any, Any] = {}
+
+    def answer(rank: Any, *given: Any) -> Any:
+        found = factory(Hearsay(rank, shared) if made else rank, *given)
+        found.rank = Hearsay(rank, shared)
+        return found
+
+    return answer

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.course.puzzles.answers import written
+from tests.course.puzzles.answers import answer_of
 from tests.support import assert_refused
 from zerosim.course import puzzles
 from zerosim.course.puzzles import PUZZLES, solutions
@@ -18,7 +18,7 @@ def test_a_solution_meets_every_target_and_a_stub_is_open_or_for_the_broken_prog
     score = puzzles.check(name, solutions.SOLUTIONS[name])
     assert (score.verdict, score.stars) == ("passed", "★★★"), score
     assert {row.ranks for row in score.rows} == {1, 2, 3, 4, 5, 8}
-    score = puzzles.check(name, written(str(puzzles.stub(name))))
+    score = puzzles.check(name, answer_of(name, str(puzzles.stub(name))))
     assert (score.verdict, score.passed) == ("refused" if name == "repair" else "open", False), score
     assert name == "repair" or score.sentence.startswith("A hole is open: ")
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.course.puzzles.answers import refusal
 from zerosim.course import puzzles
-from zerosim.course.puzzles import score, watching
+from zerosim.course.puzzles import grading, score, watching
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +16,6 @@ def pythons_own_handler():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(watching, "SECONDS", 0.2)
 
 
 def turning(rank, x):
@@ -48,13 +43,13 @@ def catching(rank, x):
         return total
 
 
-@pytest.mark.usefixtures("impatient")
-def test_an_answer_that_never_ends_is_refused_also_where_it_catches_the_interrupt():
+def test_an_answer_that_never_ends_is_refused_also_where_it_catches_the_interrupt(monkeypatch):
+    monkeypatch.setattr(watching, "SECONDS", 0.2)
     for name, answer, case in (("ring", turning, "N=1 (n=5)"), ("ring", calling, "N=1 (n=5)"),
                                ("ring", waiting, "N=1 (n=5)"), ("mean", catching, "N=1 (n=1)")):
         assert refusal(name, answer) == (f"On {case} it has not ended after 0.2 seconds; "
                                          "look for a loop that never ends.")
-    graded = puzzles.adapters.grade_ddp(lambda *given: turning(None, None))
+    graded = grading.grade_ddp(lambda *given: turning(None, None))
     assert "On N=1 it has not ended after 0.2 seconds" in graded.sentence
 
 
@@ -93,7 +88,7 @@ def alarms(monkeypatch):
 
 def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatch):
     monkeypatch.setattr(threading, "Event", UpWhenItIsSet)
-    with watching.limited("here", 0.001):
+    with watching.limited("here"):
         monkeypatch.undo()
     alarms[0].join()
     assert alarms[0]._off.said
@@ -125,7 +120,7 @@ def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):
 
     def watched():
         before = threading.enumerate()
-        with watching.limited("here", 0.01):
+        with watching.limited("here"):
             begun.append(set(threading.enumerate()) - set(before))
 
     thread = threading.Thread(target=watched)

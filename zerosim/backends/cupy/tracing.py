@@ -419,7 +419,10 @@ def compiled(text: str, name: str, device: int) -> Any:
 
 
 def launch(text: str, name: str, threads: int, arguments: Sequence[Any]) -> None:
-    """Runs a kernel with at least so many threads; nothing where that is 0. Raises ValueError for a NumPy array."""
+    """Runs a kernel with at least so many threads; nothing where that is 0. A Python int is passed as a u64.
+
+    Raises ValueError for a NumPy array.
+    """
     for x in arguments:
         if isinstance(x, np.ndarray):
             raise ValueError(f"a kernel of the GPU was given a NumPy array {x.shape} of type {x.dtype.name}, which "
@@ -429,7 +432,8 @@ def launch(text: str, name: str, threads: int, arguments: Sequence[Any]) -> None
         import cupy
 
         kernel = compiled(text, name, cupy.cuda.runtime.getDevice())
-        kernel((-(-threads // THREADS),), (THREADS,), tuple(arguments))
+        passed = tuple(np.uint64(x) if isinstance(x, int) else x for x in arguments)
+        kernel((-(-threads // THREADS),), (THREADS,), passed)
 
 
 def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *, Rest: np.dtype[Any] | None = None,

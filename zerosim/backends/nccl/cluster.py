@@ -95,7 +95,7 @@ HEARSAY_SECONDS = 5.0
 Finish = Callable[[], None]
 
 
-class OnStream:
+class OnStream(Request):
     """A part whose calls are on the stream: done for the host at once where its arrays lie on the device; where they
     lie on the host, and are carried by copies on the device, when ``finish`` has copied back what arrived."""
 
@@ -122,9 +122,9 @@ class OnStream:
         self._abort()
 
 
-class Broken:
+class Broken(Request):
     """A part that NCCL refused, perhaps because another rank has failed: then a note soon says so. If not, NCCL's
-    error is this rank's own."""
+    error is this rank's own. It is never done."""
 
     def __init__(self, error: Exception, abort: Finish) -> None:
         # Its frames know the arrays of the call and, by way of the backend's, this object: memory would keep those.
@@ -136,9 +136,6 @@ class Broken:
         if time.monotonic() > self._deadline:
             raise self._error
         return False
-
-    def wait(self) -> None:
-        """Never called: the part is never done."""
 
     def cancel(self) -> None:
         """Aborts NCCL."""

@@ -35,11 +35,12 @@ from zerosim.ranks.hub import RunOptions, check_thread
 from zerosim.ranks.process import Interrupts, clear_frames, forget_frames
 
 
-class Request(Protocol):
+class Request:
     """A call or message on its way."""
 
     def advance(self) -> bool:
         """Goes on as far as it can without waiting; True if it came any further."""
+        raise NotImplementedError
 
     def wait(self) -> None:
         """Called once, when the program waits for it and it is done: what it reads next must be there."""

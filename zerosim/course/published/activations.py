@@ -8,7 +8,8 @@ Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205
 
 from collections.abc import Mapping
 
-from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, parse, refuse_unless_plain
+from zerosim.models.units import Recompute
+from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, refuse_unless_plain
 from zerosim.planning.cuts import checked_count
 
 # Bytes of each tensor, as multiples of sbh and of as²b: section 4.1.
@@ -46,16 +47,14 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> int:
     all of its tensors, selective recomputation leaves the as²b of one block, tiled attention a log-sum-exp instead of
     it. Raises ValueError as that and as `tensors_nbytes` does.
     """
-    n, sizes, (k, inside) = checked_count("blocks", blocks, 1), tensors_nbytes(block), parse(policy)
+    n, sizes, recompute = checked_count("blocks", blocks, 1), tensors_nbytes(block), Recompute.parse(policy)
     inputs, attention, feed_forward = (sum(sizes[name] for name in part) for part in (INPUTS, ATTENTION, FEED_FORWARD))
     every, square = inputs + attention + feed_forward, 5 * block.square
     kept, again = {
         "all": (every, 0), "sub_block": (inputs, max(attention, feed_forward)), "selective": (every - square, square),
-        "tiled": (every - square + FP32_NBYTES * block.positions * block.heads, 0)}[inside]
-    if k is None:
-        return n * kept + again
-    return max(index * 2 * block.stream + min(k, n - start) * kept + again
-               for index, start in enumerate(range(0, n, k)))
+        "tiled": (every - square + FP32_NBYTES * block.positions * block.heads, 0)}[recompute.inside]
+    runs = recompute.segments(n) or [range(n)]
+    return max(index * 2 * block.stream + len(run) * kept + again for index, run in enumerate(runs))
 
 
 def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: bool = False,

@@ -1,14 +1,16 @@
 """Puzzles: exercises on ranks, checked for bits on several N, and scored on memory, bytes and steps.
 
 `list()` names them, `show(name)` states one and gives the stub to begin with, `hint(name, 1)` helps, `check(name,
-function)` judges, `solution(name)` tells all; `adapters` grades the functions that courses ask for. A check runs the
+function)` judges, `solution(name)` tells all; `grading` grades the functions that courses ask for. A check runs the
 function on clusters of 1 to 8 ranks, with other data on every rank; what is wrong, it says in one sentence.
 """
 
 import builtins
 import inspect
+import warnings
+from typing import Any
 
-from zerosim.course.puzzles import adapters, checker
+from zerosim.course.puzzles import checker, grading
 from zerosim.course.puzzles.puzzle import Answer, Puzzle, hole
 from zerosim.course.puzzles.score import Page, Score, filled
 from zerosim.course.puzzles.tasks import (
@@ -29,7 +31,7 @@ from zerosim.course.puzzles.tasks import (
 )
 from zerosim.numerics.checks import did_you_mean, is_count
 
-__all__ = ["Page", "Score", "adapters", "check", "hint", "hole", "list", "names", "show", "solution",
+__all__ = ["Page", "Score", "check", "grading", "hint", "hole", "list", "names", "show", "solution",
            "statement", "stub"]
 
 
@@ -58,7 +60,7 @@ def show(name: str) -> Page:
 
 def stub(name: str) -> Page:
     """The code with holes from which to begin. Raises ValueError for a name that there is not."""
-    return Page(puzzle_named(name).stub.strip() + "\n")
+    return Page(puzzle_named(name).stub)
 
 
 def hint(name: str, number: int = 1) -> Page:
@@ -97,3 +99,10 @@ def puzzle_named(name: str) -> Puzzle:
         return PUZZLES[name]
     raise ValueError(f"no puzzle is called {name!r}; there are {', '.join(PUZZLES)}"
                      f"{did_you_mean(name, PUZZLES)}")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "adapters":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("zs.puzzles.adapters is now called zs.puzzles.grading", DeprecationWarning, stacklevel=2)
+    return grading

@@ -66,7 +66,8 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
     _refuse_result(puzzle, case, _run(cluster, puzzle, case, answer, audit=audit))
     _refuse_forbidden_calls(puzzle, case, cluster)
     sent, least = sum(cluster.trace.sent_nbytes()), case.least_sent_nbytes
-    least = case.wire.all_nbytes if least is None else least
+    if least is None:
+        least = sum(sum(one.nbytes) for one in case.collectives)
     if sent < least:
         raise Refused(f"On {case.where} the ranks sent {sent:,} bytes in all where {least:,} "
                       "have to travel: what one rank knows of another's data must come in a message")
@@ -129,12 +130,14 @@ def _refuse_forbidden_calls(puzzle: Puzzle, case: Case, cluster: Cluster) -> Non
 
 def _refuse_excess(case: Case, found: Measured) -> None:
     for limit in case.limits:
-        most = getattr(found, limit.measure)
-        if most > limit.most:
+        value, most = getattr(found, limit.measure), limit.most
+        if most is None:
+            most = getattr(case.target, limit.measure)
+        if value > most:
             what = {"peak_nbytes": "a rank holds {:,} bytes at its fullest where {:,} are enough",
                     "sent_nbytes": "a rank sends {:,} bytes where {:,} are enough",
                     "steps": "there are {:,} steps in sequence where {:,} are enough"}[limit.measure]
-            raise Refused(f"On {case.where} {what.format(most, limit.most)}: {limit.why}")
+            raise Refused(f"On {case.where} {what.format(value, most)}: {limit.why}")
 
 
 def _refuse_clairvoyance(puzzle: Puzzle, answer: Answer) -> None:

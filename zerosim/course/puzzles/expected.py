@@ -1,14 +1,13 @@
-"""The right answers, in plain NumPy on all ranks' data at once, and the traffic of good ones, from the closed forms.
+"""The right answers, in plain NumPy on all ranks' data at once, and the traffic of good ones, as planned.
 
 Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to min(n, (c+1)·k).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from zerosim.planning.collectives import sent
+from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.cuts import ceil_cut
 
 Array = np.ndarray
@@ -29,11 +28,11 @@ def chunk_slices(length: int, ranks: int) -> list[slice]:
     return [slice(min(length, rank * chunk), min(length, (rank + 1) * chunk)) for rank in range(ranks)]
 
 
-def ring_sum(vectors: Sequence[Array]) -> Array:
-    """The sum (n,) whose chunk c is x[c+1] + x[c+2] + ... + x[c], as a ring adds it."""
+def ring_sum(vectors: Sequence[Array], way: int = 1) -> Array:
+    """The sum (n,) whose chunk c is x[c+1] + x[c+2] + ... + x[c], as a ring adds it; the other way round for -1."""
     ranks, total = len(vectors), np.empty_like(vectors[0])
     for c, own in enumerate(chunk_slices(len(total), ranks)):
-        total[own] = ordered_sum([vectors[(c + 1 + step) % ranks][own] for step in range(ranks)])
+        total[own] = ordered_sum([vectors[(c + way * step) % ranks][own] for step in range(1, ranks + 1)])
     return total
 
 
@@ -50,30 +49,6 @@ def chunks(vector: Array, ranks: int) -> list[Array]:
     return [vector[own].copy() for own in chunk_slices(len(vector), ranks)]
 
 
-class Wire(NamedTuple):
-    """The traffic of a collective: the bytes of the rank that sends most, of all ranks together, and the steps."""
-
-    most_nbytes: int
-    all_nbytes: int
-    steps: int
-
-
-def ring_wire(collective: str, length: int, ranks: int, itemsize: int = 4) -> Wire:
-    """A ring's: "reduce_scatter", "all_gather" or "all_reduce" of n elements."""
-    return _wire(collective, "ring", length, ranks, itemsize)
-
-
-def tree_wire(collective: str, length: int, ranks: int, itemsize: int = 4) -> Wire:
-    """A binomial tree's: "broadcast" or "reduce" of n elements, with root 0."""
-    return _wire(collective, "tree", length, ranks, itemsize)
-
-
-def _wire(collective: str, algorithm: str, length: int, ranks: int, itemsize: int) -> Wire:
-    found = sent(collective, algorithm, ceil_cut(length, ranks), itemsize)
-    return Wire(max(found.nbytes), sum(found.nbytes), found.steps)
-
-
-def in_sequence(*wires: Wire) -> Wire:
-    """Several collectives, one after another; the most is that of a rank that sends most in each."""
-    return Wire(sum(wire.most_nbytes for wire in wires), sum(wire.all_nbytes for wire in wires),
-                sum(wire.steps for wire in wires))
+def traffic(collective: str, length: int, ranks: int, itemsize: int = 4) -> Sent:
+    """The traffic of a collective of n elements: round a ring, or for a "broadcast" along a tree from rank 0."""
+    return sent(collective, "tree" if collective == "broadcast" else "ring", ceil_cut(length, ranks), itemsize)

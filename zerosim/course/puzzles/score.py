@@ -4,7 +4,7 @@ Every byte is that of the rank that has most; steps are hops one after the other
 """
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import groupby
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.display.views import Table, TextLine, View
+from zerosim.planning.collectives import Sent
 from zerosim.shown import Shown
 
 MEASURES = ("peak_nbytes", "sent_nbytes", "steps")
@@ -30,12 +31,17 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Memory at its fullest, bytes sent and steps of a good answer: from the closed forms."""
+class Measures:
+    """Memory at its fullest, bytes sent, and steps in sequence."""
 
     peak_nbytes: int
     sent_nbytes: int
     steps: int
+
+    @classmethod
+    def of(cls, peak_nbytes: int, collectives: Sequence[Sent]) -> "Measures":
+        """Those of collectives one after another; the bytes are those of a rank that sends most in each."""
+        return cls(peak_nbytes, sum(max(one.nbytes) for one in collectives), sum(one.steps for one in collectives))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Measured:
     peak_nbytes: int
     sent_nbytes: int
     steps: int
-    target: Target
+    target: Measures
 
 
 @dataclass(frozen=True, slots=True)

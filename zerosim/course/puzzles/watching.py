@@ -13,15 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.score import Hole, Measured, Refused, Target
-from zerosim.course.puzzles.steps import steps_in_sequence
+from zerosim.course.puzzles.score import Hole, Measured, Measures, Refused
 from zerosim.numerics.arrays import poison
+from zerosim.planning.hardware import MOST, Device, Link, Network
+from zerosim.planning.machine import Machine
+from zerosim.planning.recording import record
+from zerosim.planning.timeline import replay
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.rank import Rank, Work
+from zerosim.ranks.trace import Traces
 
 SECONDS = 60.0  # a case takes a fraction of one
+MADE_UP = "made up, so that seconds are steps", "today"
+COUNTS_STEPS = Machine(Device("computes in no time", 1, 1, MOST, {"fp32": MOST}, *MADE_UP),
+                       Network(Link("a second for every message", MOST, 1, *MADE_UP)), "fp32")
 
 
 def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -> Sequence[Any]:
@@ -40,21 +47,44 @@ def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -
             raise Refused(explained(where, error)) from error
 
 
-def measured(cluster: Cluster, title: str, target: Target) -> Measured:
-    """The most that a rank of the last run held and sent, and the steps in sequence, beside a target."""
-    return Measured(len(cluster.ranks), title, max(cluster.memory.peak_nbytes), max(cluster.trace.sent_nbytes()),
-                    steps_in_sequence(cluster.trace), target)
+def measured(cluster: Cluster, title: str, target: Measures) -> Measured:
+    """The measures of the last run, beside a target.
+
+    Raises Refused for a run that could not be where a rank communicates in the order in which it asks for it.
+    """
+    try:
+        found = measures(cluster)
+    except ValueError as error:
+        raise Refused(f"On N={len(cluster.ranks)} ({title}) {_first_sentence(str(error))}") from error
+    return Measured(len(cluster.ranks), title, found.peak_nbytes, found.sent_nbytes, found.steps, target)
+
+
+def measures(cluster: Cluster) -> Measures:
+    """The most that a rank of the last run held and sent, and the steps in sequence."""
+    return Measures(max(cluster.memory.peak_nbytes), max(cluster.trace.sent_nbytes()),
+                    steps_in_sequence(cluster.trace))
+
+
+def steps_in_sequence(traces: Traces) -> int:
+    """The hops on the longest chain of a run: its seconds where a message takes one, and computing none.
+
+    >>> cluster = Cluster(4)
+    >>> _ = cluster.run(lambda rank: rank.all_reduce(np.ones(8)))
+    >>> steps_in_sequence(cluster.trace)
+    6
+    """
+    seconds: float = replay(record(traces), COUNTS_STEPS).step_seconds
+    return round(seconds)
 
 
 @contextmanager
-def limited(where: str, seconds: float | None = None) -> Iterator[None]:
-    """Raises Refused where the ``with`` block has not ended after ``seconds`` (SECONDS where none are given).
+def limited(where: str) -> Iterator[None]:
+    """Raises Refused where the ``with`` block has not ended after SECONDS.
 
     Only the main thread can be interrupted, and only where Ctrl-C is not ignored; elsewhere the block runs on.
     """
-    limit = SECONDS if seconds is None else seconds
-    alarm = _Alarm(limit)
-    said = f"On {where} it has not ended after {limit:g} seconds; look for a loop that never ends"
+    alarm = _Alarm(SECONDS)
+    said = f"On {where} it has not ended after {SECONDS:g} seconds; look for a loop that never ends"
     try:
         try:
             if threading.current_thread() is threading.main_thread():
@@ -110,9 +140,7 @@ def explained(where: str, error: BaseException) -> str:
         case DeadlockError():
             lines = [" ".join(line.split()) for line in str(error).splitlines()[1:-1]]
             return f"On {where} no rank can go on: {'; '.join(lines)}"
-        case MismatchError():
-            return f"On {where} {_first_sentence(str(error))}"
-        case PendingWorkError() | OutOfMemoryError():
+        case MismatchError() | PendingWorkError() | OutOfMemoryError():
             return f"On {where} {_first_sentence(str(error))}"
     raised = next((note for note in getattr(error, "__notes__", ()) if note.startswith("raised by")), "")
     who = raised.removeprefix("raised by ").partition(" of ")[0] or "a rank"

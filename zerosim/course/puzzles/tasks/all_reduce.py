@@ -3,7 +3,7 @@
 Legend: N ranks, n elements, k = ⌈n/N⌉.
 """
 
-from zerosim.course.puzzles.expected import chunks, data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.expected import chunks, data, ordered_sum, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
@@ -22,10 +22,7 @@ Each chunk is added in the ring's order, x[c+1] + ... + x[c]. n need not be a mu
 exchange, reduce_scatter, all_gather (or the two that you wrote in `ring` and `gather`).
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def all_reduce(rank, x):
     shard = zs.puzzles.hole("your chunk of the sum")
     return zs.puzzles.hole("all chunks of the sum; how long is the whole?")
@@ -42,21 +39,21 @@ def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks."""
     xs = data("all_reduce", ranks, length)
     total, chunk = ring_sum(xs), -(-length // ranks)
-    wire = ring_wire("all_reduce", length, ranks)
     peak = max(length + 3 * chunk, 2 * length + chunk)
     return Case(
-        ranks, f"n={length}", vector_of(xs), [total] * ranks, 4 * peak, wire,
+        ranks, f"n={length}", vector_of(xs), [total] * ranks, 4 * peak,
+        [traffic("all_reduce", length, ranks)],
         mistakes=(Mistake("returned its own chunk alone; the all-gather is missing", chunks(total, ranks)),
                   Mistake("added in the order of the ranks, and not in that of the ring",
                           [ordered_sum(xs)] * ranks),
                   Mistake("returned the mean, and not the sum", [total / ranks] * ranks),
                   Mistake("returned its own vector, to which nothing was added", xs)),
-        limits=(Limit("sent_nbytes", wire.most_nbytes, "a ring sends 2(N-1)/N of a vector, everyone to everyone N-1"),
-                Limit("steps", wire.steps, "N-1 hops reduce and N-1 gather")),
+        limits=(Limit("sent_nbytes", "a ring sends 2(N-1)/N of a vector, everyone to everyone N-1"),
+                Limit("steps", "N-1 hops reduce and N-1 gather")),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "all_reduce", "An all-reduce is both", STATEMENT, STUB, HINTS, case,
+    "all_reduce", "An all-reduce is both", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"reduce_scatter", "all_gather"}),
     score="peak: x, the sum and a chunk (or x and three chunks); bytes: 2(N-1)/N of x; steps: 2(N-1)")

@@ -5,7 +5,7 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 
 SCALE = 1024.0
@@ -30,12 +30,7 @@ Prescribed: a rank adds its own micro-batches in their order; the ring adds the 
 fp32. The gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def average(rank, gradients, scale):
     m, n = gradients.shape
     total = rank.memory.alloc(n, np.float32, "gradient")
@@ -62,7 +57,7 @@ def case(ranks: int, length: int) -> Case:
     local = [ordered_sum(list(mine)) for mine in gradients]
     total, divisor = ring_sum(local), np.float32(SCALE * ranks * m)
     expected = total / divisor
-    wire, chunk = ring_wire("all_reduce", length, ranks), -(-length // ranks)
+    chunk = -(-length // ranks)
     wrong = {
         "did not divide by N, the number of ranks": total / np.float32(SCALE * m),
         "did not divide by m, the number of micro-batches": total / np.float32(SCALE * ranks),
@@ -74,14 +69,15 @@ def case(ranks: int, length: int) -> Case:
         "divided more than once, and rounded each time": total / np.float32(SCALE) / np.float32(ranks) / np.float32(m)}
     return Case(
         ranks, f"n={length}, m={m}", lambda rank: (held_copy(rank, gradients[rank.index], "gradient"), SCALE),
-        [expected] * ranks, 4 * ((m + 1) * length + 2 * chunk), wire,
+        [expected] * ranks, 4 * ((m + 1) * length + 2 * chunk),
+        [traffic("all_reduce", length, ranks)],
         mistakes=(*(Mistake(what, [result] * ranks) for what, result in wrong.items()),
                   Mistake("averaged its own gradients alone", [one / np.float32(SCALE * m) for one in local])),
-        limits=(Limit("sent_nbytes", wire.most_nbytes, "add up the micro-batches first, and reduce once"),),
+        limits=(Limit("sent_nbytes", "add up the micro-batches first, and reduce once"),),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "average", "The mean in the right place", STATEMENT, STUB, HINTS, case,
+    "average", "The mean in the right place", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}),
     score="peak: the m gradients, their sum, two chunks on the ring; bytes and steps: one all-reduce")

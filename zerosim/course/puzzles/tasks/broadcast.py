@@ -5,7 +5,7 @@ Legend: N ranks, n elements.
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import data, ring_sum, tree_wire
+from zerosim.course.puzzles.expected import data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
@@ -24,10 +24,7 @@ Write into x, and return it. The number of steps is to be log2 N, rounded up, fo
 recv, exchange.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def broadcast(rank, x):
     distance = 1  # the ranks below it have x
     while distance < rank.size:
@@ -50,19 +47,19 @@ HINTS = (
 def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks, of which only rank 0's matters."""
     xs = data("broadcast", ranks, length)
-    wire = tree_wire("broadcast", length, ranks)
     return Case(
-        ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, 4 * length, wire,
+        ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, 4 * length,
+        [traffic("broadcast", length, ranks)],
         mistakes=(Mistake("kept its own x", xs),
                   Mistake("returned what the rank before it had", [xs[max(0, rank - 1)] for rank in range(ranks)]),
                   Mistake("returned the sum", [ring_sum(xs)] * ranks),
                   Mistake("has x only where rank 0 sent it; the others were not reached",
                           [xs[0] if rank & (rank - 1) == 0 else xs[rank] for rank in range(ranks)])),
-        limits=(Limit("steps", wire.steps, "ranks that have x already could send it on meanwhile"),
-                Limit("peak_nbytes", 8 * length - 1, "a second vector is not needed; receive into x")),
+        limits=(Limit("steps", "ranks that have x already could send it on meanwhile"),
+                Limit("peak_nbytes", "a second vector is not needed; receive into x", 8 * length - 1)),
         shard_nbytes=np.dtype(np.float32).itemsize * length // ranks)
 
 
 PUZZLE = Puzzle(
-    "broadcast", "Broadcast along a tree", STATEMENT, STUB, HINTS, case, changes=frozenset({"x"}),
+    "broadcast", "Broadcast along a tree", STATEMENT, FUNCTION, HINTS, case, changes=frozenset({"x"}),
     score="peak: x alone; bytes and steps: a binomial tree's")

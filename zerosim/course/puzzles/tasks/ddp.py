@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import data, ring_sum, ring_wire
+from zerosim.course.puzzles.expected import data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
@@ -30,12 +30,7 @@ Prescribed: the bucket is reduced by one ring (chunks of K = ceil(T/N)), then di
 gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def ddp(rank, gradients):
     bucket = rank.memory.alloc(sum(g.size for g in gradients), np.float32, "gradient")
     start = 0
@@ -67,10 +62,10 @@ def case(ranks: int, length: int) -> Case:
     def arguments(rank: Rank) -> tuple[Any, ...]:
         return ([held_copy(rank, g, "gradient") for g in lists[rank.index]],)
 
-    wire, chunk = ring_wire("all_reduce", every, ranks), -(-every // ranks)
+    chunk = -(-every // ranks)
     return Case(
         ranks, f"n={length}, T={every}", arguments, [tensors(total / ranks, length)] * ranks,
-        4 * (2 * every + 2 * chunk), wire,
+        4 * (2 * every + 2 * chunk), [traffic("all_reduce", every, ranks)],
         mistakes=(Mistake("returned the sums, and not the means", [tensors(total, length)] * ranks),
                   Mistake("returned its own gradients", lists),
                   Mistake("divided its own gradients; nothing was added", [tensors(f / ranks, length) for f in flats]),
@@ -78,12 +73,12 @@ def case(ranks: int, length: int) -> Case:
                           [[one / ranks for one in apart]] * ranks),
                   Mistake("divided before the sum, and so rounded every addend",
                           [tensors(ring_sum([f / ranks for f in flats]), length)] * ranks)),
-        limits=(Limit("sent_nbytes", wire.most_nbytes, "one ring sends 2(N-1)/N of the bucket"),
-                Limit("steps", wire.steps, "one bucket takes 2(N-1) hops, however many tensors are in it")),
+        limits=(Limit("sent_nbytes", "one ring sends 2(N-1)/N of the bucket"),
+                Limit("steps", "one bucket takes 2(N-1) hops, however many tensors are in it")),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "ddp", "Average data-parallel gradients", STATEMENT, STUB, HINTS, case, audit_length=1 << 16,
+    "ddp", "Average data-parallel gradients", STATEMENT, FUNCTION, HINTS, case, audit_length=1 << 16,
     allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}),
     score="peak: the gradients, the bucket, two chunks on the ring; bytes and steps: one all-reduce of the bucket")

@@ -5,7 +5,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ring_wire
+from zerosim.course.puzzles.expected import chunk_slices, chunks, data, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 
 STATEMENT = """
@@ -24,12 +24,7 @@ has just got from the left one:
 The last chunks may be short or empty. Allowed: exchange.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def gather(rank, shard, n):
     N, k = rank.size, -(-n // rank.size)
 
@@ -55,7 +50,7 @@ def case(ranks: int, length: int) -> Case:
     """A vector in chunks on N ranks."""
     whole = data("gather", 1, length)[0]
     shards, cut = chunks(whole, ranks), chunk_slices(length, ranks)
-    wire, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
+    chunk = -(-length // ranks)
     turned = [np.concatenate([shards[(rank + step) % ranks] for step in range(ranks)]) for rank in range(ranks)]
     alone = []
     for own in cut:
@@ -63,18 +58,18 @@ def case(ranks: int, length: int) -> Case:
         alone[-1][own] = whole[own]
     return Case(
         ranks, f"n={length}", lambda rank: (held_copy(rank, shards[rank.index], "parameter"), length), [whole] * ranks,
-        4 * (length + chunk), wire,
+        4 * (length + chunk), [traffic("all_gather", length, ranks)],
         mistakes=(Mistake("put the chunks in the order of their arrival, its own first", turned),
                   Mistake("put the chunks in the wrong order, the last one first",
                           [np.concatenate(shards[::-1])] * ranks),
                   Mistake("has its own chunk alone; nothing arrived", alone)),
-        limits=(Limit("sent_nbytes", wire.most_nbytes, "a rank sends every chunk on once, but the last to arrive"),
-                Limit("steps", wire.steps, "all chunks travel at once, one hop a step"),
-                Limit("peak_nbytes", 4 * (length + 2 * chunk), "receive each chunk where it belongs; a second "
-                      "vector is not needed")),
+        limits=(Limit("sent_nbytes", "a rank sends every chunk on once, but the last to arrive"),
+                Limit("steps", "all chunks travel at once, one hop a step"),
+                Limit("peak_nbytes", "receive each chunk where it belongs; a second vector is not needed",
+                      4 * (length + 2 * chunk))),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "gather", "A ring all-gather", STATEMENT, STUB, HINTS, case,
+    "gather", "A ring all-gather", STATEMENT, FUNCTION, HINTS, case,
     score="peak: the vector and the own chunk; bytes: (N-1)/N of the vector; steps: N-1")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
+from zerosim.course.puzzles.expected import Array, chunks, data, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
@@ -34,12 +34,7 @@ roundings of fp32. Two numbers from each rank are all that has to travel. Allowe
 all_reduce.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def lamb(rank, weights, direction, valid, bias, bias_direction, lr):
     def squares(x):
         wide = x.astype(np.float64)
@@ -126,10 +121,10 @@ def case(ranks: int, length: int) -> Case:
         strict=True)] for rank in range(ranks)]
     alone = [(squares(w, bias) / squares(u, bias_direction)) ** 0.5
              for w, u in zip(chunks(weights, ranks), chunks(direction, ranks), strict=True)]
-    wire = ring_wire("all_gather", 2 * ranks, ranks, 8)
+    gather = traffic("all_gather", 2 * ranks, ranks, 8)
     return Case(
         ranks, f"n={length}, b={BIAS}", job.arguments, right,
-        4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, wire, least_sent_nbytes=2 * (ranks - 1) * 16,
+        4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, [gather], least_sent_nbytes=2 * (ranks - 1) * 16,
         mistakes=(
             Mistake("counted the bias, which every rank has, once for each rank",
                     job.results([over(biases=ranks)] * ranks)),
@@ -141,13 +136,13 @@ def case(ranks: int, length: int) -> Case:
             Mistake("forgot the square root", job.results([ratio**2] * ranks)),
             Mistake("took the ratio upside down", job.results([1 / ratio] * ranks)),
             Mistake("returned what it was given", job.results([0.0] * ranks))),
-        limits=(Limit("sent_nbytes", max(wire.most_nbytes, 2 * 2 * 8), "two numbers from each rank are all that has to "
-                      "travel"),),
+        limits=(Limit("sent_nbytes", "two numbers from each rank are all that has to travel",
+                      max(*gather.nbytes, 2 * 2 * 8)),),
         bounds=bounds, shard_nbytes=4 * job.chunk, scratch_shards=7)
 
 
 PUZZLE = Puzzle(
-    "lamb", "A norm over shards", STATEMENT, STUB, HINTS, case,
+    "lamb", "A norm over shards", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights", "bias"}),
     returns=("weights", "bias"),
     score="peak: what is given and two numbers of each rank; bytes and steps: an all-gather of 16 bytes per rank")

@@ -5,7 +5,7 @@ Legend: N ranks; n = 1 here.
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import data, ring_wire
+from zerosim.course.puzzles.expected import data, traffic
 from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, vector_of
 
 STATEMENT = """
@@ -23,10 +23,7 @@ No order of additions is prescribed. The result may differ from the true mean by
 |x| / N; a wrong formula differs by more. Allowed: exchange, all_reduce.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def mean(rank, x):
     total = zs.puzzles.hole("add up the x of all ranks; which collective does that?")
     total /= zs.puzzles.hole("how many numbers were added?")
@@ -46,10 +43,9 @@ def case(ranks: int, length: int) -> Case:
     exact = np.sum([x.astype(np.float64) for x in xs], axis=0)
     weight = np.sum([np.abs(x.astype(np.float64)) for x in xs], axis=0)
     total = exact.astype(np.float32)
-    wire = ring_wire("all_reduce", length, ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), [(exact / ranks).astype(np.float32)] * ranks,
-        4 * 4 * length, wire,
+        4 * 4 * length, [traffic("all_reduce", length, ranks)],
         mistakes=(Mistake("returned the sum, and not the mean", [total] * ranks),
                   Mistake("returned its own number", xs),
                   Mistake("divided its own number, and knows nothing of the others'", [x / ranks for x in xs]),
@@ -58,6 +54,6 @@ def case(ranks: int, length: int) -> Case:
 
 
 PUZZLE = Puzzle(
-    "mean", "The mean of one number", STATEMENT, STUB, HINTS, case, dict.fromkeys((1, 2, 3, 4, 5, 8), (1,)), 0,
+    "mean", "The mean of one number", STATEMENT, FUNCTION, HINTS, case, dict.fromkeys((1, 2, 3, 4, 5, 8), (1,)), 0,
     allowed=frozenset({"all_reduce"}),
     score="peak: the number, the result and the ring's two buffers; bytes and steps: a ring all-reduce's")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import Array, chunks, data, ring_wire
+from zerosim.course.puzzles.expected import Array, chunks, data, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
@@ -35,12 +35,7 @@ Write into weights. One byte from each rank is all that has to travel. Allowed: 
 all_reduce.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def overflow(rank, weights, gradient, lr, scale):
     flag = rank.memory.alloc(1, np.uint8, "workspace")
     flag[0] = zs.puzzles.hole("1 if something in my shard is inf or NaN, else 0")
@@ -78,21 +73,21 @@ def case(ranks: int, length: int) -> Case:
                 for w, new, skip in zip(shards, moved, skips, strict=True)]
 
     bad = [not np.isfinite(g).all() for g in gradients]
-    wire, chunk = ring_wire("all_gather", ranks, ranks, 1), -(-length // ranks)
+    gather, chunk = traffic("all_gather", ranks, ranks, 1), -(-length // ranks)
     found = {1: "inf on one rank", 3: "NaN on one rank"}.get(length % 4, "all finite")
     return Case(
         ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),
-        8 * chunk + 1 + ranks, wire, least_sent_nbytes=2 * (ranks - 1),
+        8 * chunk + 1 + ranks, [gather], least_sent_nbytes=2 * (ranks - 1),
         mistakes=(Mistake("decided by its own shard, and so not like the other ranks", outcome(bad)),
                   Mistake("did not skip, although one rank has inf or NaN", outcome([False] * ranks)),
                   Mistake("skipped, although nothing overflowed", outcome([True] * ranks)),
                   Mistake("skipped, but left the scale as it was", outcome([skipped] * ranks, halve=False))),
-        limits=(Limit("sent_nbytes", 8 * wire.most_nbytes + 8, "one flag from each rank is all that must travel"),),
+        limits=(Limit("sent_nbytes", "one flag from each rank is all that must travel", 8 * max(gather.nbytes) + 8),),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, STUB, HINTS, case, SIZES,
+    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, FUNCTION, HINTS, case, SIZES,
     allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights"}),
     returns=("weights", "scale", "skipped"),
     score="peak: two shards and a byte of each rank; bytes and steps: an all-gather of one byte per rank")

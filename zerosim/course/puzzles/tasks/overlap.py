@@ -3,8 +3,8 @@
 Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 """
 
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle
-from zerosim.course.puzzles.tasks.layered import layers
+from zerosim.course.puzzles.puzzle import Case, Puzzle
+from zerosim.course.puzzles.tasks.layered import backward_case
 from zerosim.ranks.trace import Collective, Compute, Trace, Traces, Wait
 
 STATEMENT = """
@@ -24,10 +24,7 @@ must live unchanged. Between the issue of a reduction and its wait the next grad
 not all of them: at most two whole gradients may be alive. Allowed: reduce_scatter.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def overlap(rank, lengths, gradient_of):
     shards, work = [None] * len(lengths), None
     for layer in reversed(range(len(lengths))):
@@ -49,17 +46,8 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A backward pass of four layers on N ranks."""
-    job = layers("overlap", ranks, length)
-    shards, largest, chunk = sum(job.shard_lengths), max(job.lengths), max(job.shard_lengths)
-    buffers = min(ranks - 1, 2) * chunk
-    target = 4 * (shards + 2 * largest + buffers)
-    return Case(
-        ranks, f"n={length}, {length + 2}, {length}, {length + 1}", job.arguments, job.right,
-        target, job.wire, mistakes=job.mistakes,
-        limits=(Limit("sent_nbytes", job.wire.most_nbytes, "a rank needs the sum of its own shard only"),
-                Limit("peak_nbytes", target + 4 * buffers, "more than two whole gradients are alive; wait for one "
-                      "before the next is sent on its way")),
-        look=exposed, shard_nbytes=4 * chunk, scratch_shards=5)
+    return backward_case("overlap", ranks, length, alive=2, look=exposed,
+                         why="more than two whole gradients are alive; wait for one before the next is sent on its way")
 
 
 def exposed(traces: Traces) -> str | None:
@@ -83,7 +71,7 @@ def _exposed(trace: Trace) -> str | None:
 
 
 PUZZLE = Puzzle(
-    "overlap", "Overlap a reduction with compute", STATEMENT, STUB, HINTS, case,
+    "overlap", "Overlap a reduction with compute", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"reduce_scatter"}),
     score="peak: the shards, two layers and the ring's buffers; bytes and steps: one reduce-scatter per layer, each "
           "hidden but the last")

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import chunk_slices, chunks, data, in_sequence, ordered_sum, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, ScalingLayer, held_copy
+from zerosim.course.puzzles.expected import chunks, data, ring_sum, traffic
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.tasks.layered import LAYERS, ScalingLayer, held_shards, layer_weights
 from zerosim.ranks.rank import Rank
-
-LAYERS = 4
 
 STATEMENT = """
 This program runs, on any number of ranks, and nobody complains. It goes forward through four layers whose
@@ -33,12 +32,7 @@ Each mistake that you repair uncovers the next one. x and the gradient are read-
 all_gather, reduce_scatter.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def repair(rank, shards, layer, x, gradient):
     n, N = len(x), rank.size
     weights = [rank.all_gather(shard, length=n) for shard in shards]
@@ -74,41 +68,37 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """Four layers forward and one gradient on N ranks."""
-    weights = [data(f"repair weights {layer}", 1, length)[0] for layer in range(LAYERS)]
+    weights = layer_weights("repair weights", length)
     xs, gradients = data("repair x", ranks, length), data("repair", ranks, length)
-    cut, shards = chunk_slices(length, ranks), [chunks(w, ranks) for w in weights]
     ys = [x.copy() for x in xs]
     for y in ys:
         for w in weights:
             np.multiply(w, y, out=y)
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
-        mine = [held_copy(rank, of_layer[rank.index], "parameter") for of_layer in shards]
-        x, gradient = held_copy(rank, xs[rank.index]), held_copy(rank, gradients[rank.index], "gradient")
-        return mine, ScalingLayer(rank), x, gradient
+        return (held_shards(rank, weights), ScalingLayer(rank), held_copy(rank, xs[rank.index]),
+                held_copy(rank, gradients[rank.index], "gradient"))
 
     total = ring_sum(gradients)
-    left = [ordered_sum([gradients[(c - 1 - step) % ranks][own] for step in range(ranks)])
-            for c, own in enumerate(cut)]
-    gather, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
-    wire = in_sequence(*[gather] * LAYERS, ring_wire("reduce_scatter", length, ranks))
+    left = chunks(ring_sum(gradients, -1), ranks)
+    chunk = -(-length // ranks)
     peak = 5 * length + LAYERS * chunk
     return Case(
         ranks, f"n={length}, L={LAYERS}", arguments,
         [(y, mean) for y, mean in zip(ys, chunks(total / ranks, ranks), strict=True)],
-        4 * peak, wire,
+        4 * peak, [*[traffic("all_gather", length, ranks)] * LAYERS, traffic("reduce_scatter", length, ranks)],
         mistakes=(Mistake("returned the sum of the gradients, and not their mean",
                           list(zip(ys, chunks(total, ranks), strict=True))),
                   Mistake("let the gradients go round the ring the other way",
                           [(y, one / ranks) for y, one in zip(ys, left, strict=True)]),
                   Mistake("let the gradients go round the ring the other way, and returned their sum, not their mean",
                           list(zip(ys, left, strict=True)))),
-        limits=(Limit("peak_nbytes", 4 * (peak + 2 * length), "gathered weights stay; gather one, use it, let it go"),),
+        limits=(Limit("peak_nbytes", "gathered weights stay; gather one, use it, let it go", 4 * (peak + 2 * length)),),
         shard_nbytes=4 * chunk, scratch_shards=5)
 
 
 PUZZLE = Puzzle(
-    "repair", "Repair a broken program", STATEMENT, STUB, HINTS, case,
+    "repair", "Repair a broken program", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"all_gather", "reduce_scatter"}),
     returns=("y", "mean"),
     score="peak: the shards and five vectors (x, the gradient, two activations, one layer's weights); bytes and steps: "

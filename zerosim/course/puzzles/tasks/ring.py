@@ -3,7 +3,7 @@
 Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to min(n, (c+1)·k).
 """
 
-from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, ring_wire
+from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
 
 STATEMENT = """
@@ -29,12 +29,7 @@ The last chunks may be short or empty. The order of additions is prescribed, x[c
 equal means equal bits. x is read-only. Allowed: exchange.
 """
 
-STUB = '''
-import numpy as np
-
-import zerosim as zs
-
-
+FUNCTION = '''
 def ring(rank, x):
     n, N = len(x), rank.size
     k = -(-n // N)
@@ -65,15 +60,12 @@ def case(ranks: int, length: int) -> Case:
     """A vector on each of N ranks."""
     xs = data("ring", ranks, length)
     total, cut = ring_sum(xs), chunk_slices(length, ranks)
-    backwards = chunks(total, ranks)
-    for c, own in enumerate(cut):
-        backwards[c] = ordered_sum([xs[(c - 1 - step) % ranks][own] for step in range(ranks)])
     without = [ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
                for c, own in enumerate(cut)]
-    wire, chunk = ring_wire("reduce_scatter", length, ranks), -(-length // ranks)
+    chunk = -(-length // ranks)
     return Case(
         ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
-        4 * (length + 2 * chunk), wire,
+        4 * (length + 2 * chunk), [traffic("reduce_scatter", length, ranks)],
         mistakes=(
             Mistake("returned the chunk that the next rank owns",
                     [total[cut[(rank + 1) % ranks]] for rank in range(ranks)]),
@@ -81,19 +73,19 @@ def case(ranks: int, length: int) -> Case:
                     [total[cut[(rank - 1) % ranks]] for rank in range(ranks)]),
             Mistake("added in the order of the ranks, and not in that of the ring",
                     [ordered_sum([x[own] for x in xs]) for own in cut]),
-            Mistake("let the chunks go round the ring the other way", backwards),
+            Mistake("let the chunks go round the ring the other way", chunks(ring_sum(xs, -1), ranks)),
             Mistake("left out its own copy", without),
             Mistake("returned the mean, and not the sum", [one / ranks for one in chunks(total, ranks)]),
             Mistake("returned its own chunk, to which nothing was added",
                     [x[own] for x, own in zip(xs, cut, strict=True)]),
             Mistake("returned the whole vector, and not its chunk", [total] * ranks)),
-        limits=(Limit("sent_nbytes", wire.most_nbytes, "each chunk leaves a rank once, and its own never"),
-                Limit("steps", wire.steps, "all chunks travel at once, one hop a step"),
-                Limit("peak_nbytes", 4 * (2 * length + 2 * chunk), "two chunks are on the way at a rank, never a "
-                      "second vector")),
+        limits=(Limit("sent_nbytes", "each chunk leaves a rank once, and its own never"),
+                Limit("steps", "all chunks travel at once, one hop a step"),
+                Limit("peak_nbytes", "two chunks are on the way at a rank, never a second vector",
+                      4 * (2 * length + 2 * chunk))),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "ring", "A ring reduce-scatter", STATEMENT, STUB, HINTS, case,
+    "ring", "A ring reduce-scatter", STATEMENT, FUNCTION, HINTS, case,
     score="peak: x and two chunks; bytes: (N-1)/N of x; steps: N-1")

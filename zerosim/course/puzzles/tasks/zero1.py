@@ -6,7 +6,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 
 from typing import Any
 
-from zerosim.course.puzzles.expected import Array, chunk_slices, data, in_sequence, ring_sum, ring_wire
+from zerosim.course.puzzles.expected import Array, chunk_slices, data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
@@ -35,10 +35,7 @@ Write into weights and momentum, and return them; the gradient is read-only. The
 Allowed: exchange, reduce_scatter, all_gather, all_reduce; but an all-reduce sends twice what is needed.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def zero1(rank, weights, gradient, momentum, lr):
     n, k = len(weights), -(-len(weights) // rank.size)
     own = slice(min(n, rank.index * k), min(n, (rank.index + 1) * k))
@@ -84,26 +81,25 @@ def case(ranks: int, length: int) -> Case:
         alone.append((mine, fresh[own]))
         own_only.append((weights.copy(), right[rank][1]))
         own_only[-1][0][own] = right[rank][0][own]
-    wire, chunk = ring_wire("reduce_scatter", length, ranks), -(-length // ranks)
-    both = in_sequence(wire, ring_wire("all_gather", length, ranks))
+    chunk = -(-length // ranks)
     mixed = weights.copy()
     for rank, own in enumerate(cut):
         mixed[own] = alone[rank][0][own]
     return Case(
-        ranks, f"n={length}", arguments, right, 4 * (2 * length + 4 * chunk), both,
+        ranks, f"n={length}", arguments, right, 4 * (2 * length + 4 * chunk),
+        [traffic("reduce_scatter", length, ranks), traffic("all_gather", length, ranks)],
         mistakes=(Mistake("updated with the sum, and not with the mean", results(total)),
                   Mistake("updated its own shard, and does not have the others'", own_only),
                   Mistake("updated with its own gradient, and not with the mean over ranks", alone),
                   Mistake("updated each shard with its owner's gradient alone; nothing was added",
                           [(mixed, alone[rank][1]) for rank in range(ranks)]),
                   Mistake("returned what it was given", [(weights, momentum[own]) for own in cut])),
-        limits=(Limit("sent_nbytes", both.most_nbytes, "a rank needs the sum of its own shard only, and an all-reduce "
-                      "brings it all"),),
+        limits=(Limit("sent_nbytes", "a rank needs the sum of its own shard only, and an all-reduce brings it all"),),
         shard_nbytes=4 * chunk)
 
 
 PUZZLE = Puzzle(
-    "zero1", "The step of ZeRO-1", STATEMENT, STUB, HINTS, case,
+    "zero1", "The step of ZeRO-1", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}), changes=frozenset({"weights", "momentum"}),
     returns=("weights", "momentum"),
     score="peak: weights, gradient and four shards; bytes: 2(N-1)/N of the gradient; steps: 2(N-1)")

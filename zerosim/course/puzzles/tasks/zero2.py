@@ -4,8 +4,8 @@ Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉.
 Source: Rajbhandari et al. 2020 (ZeRO), section 5.2.
 """
 
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle
-from zerosim.course.puzzles.tasks.layered import layers
+from zerosim.course.puzzles.puzzle import Case, Puzzle
+from zerosim.course.puzzles.tasks.layered import backward_case
 
 STATEMENT = """
 ZeRO-2: backward computes gradients layer by layer, from the last to the first. As soon as a layer's gradient
@@ -27,10 +27,7 @@ name, or rank.memory.free() it. A rank may hold its shards and two layers at mos
 exchange, reduce_scatter, all_reduce.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def zero2(rank, lengths, gradient_of):
     shards = [None] * len(lengths)
     for layer in reversed(range(len(lengths))):
@@ -50,20 +47,11 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A backward pass of four layers on N ranks."""
-    job = layers("zero2", ranks, length)
-    shards, largest, chunk = sum(job.shard_lengths), max(job.lengths), max(job.shard_lengths)
-    buffers = min(ranks - 1, 2) * chunk
-    return Case(
-        ranks, f"n={length}, {length + 2}, {length}, {length + 1}", job.arguments, job.right,
-        4 * (shards + largest + buffers), job.wire,
-        mistakes=job.mistakes,
-        limits=(Limit("sent_nbytes", job.wire.most_nbytes, "a rank needs the sum of its own shard only"),
-                Limit("peak_nbytes", 4 * (shards + 2 * largest + buffers), "full gradients are kept; reduce each "
-                      "layer's as soon as it is there, and let it go")),
-        shard_nbytes=4 * chunk, scratch_shards=5)
+    return backward_case("zero2", ranks, length, alive=1, why="full gradients are kept; reduce each layer's as soon as "
+                         "it is there, and let it go")
 
 
 PUZZLE = Puzzle(
-    "zero2", "ZeRO-2 reduces as backward goes", STATEMENT, STUB, HINTS, case,
+    "zero2", "ZeRO-2 reduces as backward goes", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"reduce_scatter", "all_reduce"}),
     score="peak: the shards, the largest layer and the ring's buffers; bytes and steps: one reduce-scatter per layer")

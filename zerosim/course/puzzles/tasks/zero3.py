@@ -4,15 +4,11 @@ Legend: N ranks, L layers of n elements each, k = ⌈n/N⌉.
 Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
 """
 
-from typing import Any
-
 import numpy as np
 
-from zerosim.course.puzzles.expected import Array, chunks, data, in_sequence, ring_sum, ring_wire
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, ScalingLayer, held_copy
-from zerosim.ranks.rank import Rank
-
-LAYERS = 4
+from zerosim.course.puzzles.expected import Array, data, traffic
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.tasks.layered import LAYERS, ScalingLayer, held_shards, layer_weights, mean_shards
 
 STATEMENT = """
 ZeRO-3: a rank rests with a shard of every layer's weights, and nothing more. A layer is gathered when it is
@@ -36,10 +32,7 @@ each layer's input, so forward keeps it; it must not keep gathered weights. Allo
 reduce_scatter.
 """
 
-STUB = '''
-import zerosim as zs
-
-
+FUNCTION = '''
 def zero3(rank, shards, layer, x):
     n, inputs = len(x), []
     for shard in shards:
@@ -64,37 +57,20 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """One forward and backward of four layers on N ranks."""
-    weights = [data(f"zero3 weights {layer}", 1, length)[0] for layer in range(LAYERS)]
-    inputs = data("zero3", ranks, length)
-    cut = [chunks(w, ranks) for w in weights]
-
-    def arguments(rank: Rank) -> tuple[Any, ...]:
-        mine = [held_copy(rank, shards[rank.index], "parameter", f"layer {layer}") for layer, shards in enumerate(cut)]
-        return mine, ScalingLayer(rank), held_copy(rank, inputs[rank.index])
-
-    local = [gradients(weights, x) for x in inputs]
-    sums = [ring_sum([mine[layer] for mine in local]) for layer in range(LAYERS)]
-    right = sharded([total / ranks for total in sums], ranks)
-    gather, chunk = ring_wire("all_gather", length, ranks), -(-length // ranks)
-    wire = in_sequence(*[gather, gather, ring_wire("reduce_scatter", length, ranks)] * LAYERS)
+    weights, inputs = layer_weights("zero3 weights", length), data("zero3", ranks, length)
+    right, mistakes = mean_shards([gradients(weights, x) for x in inputs])
+    gather, reduction = (traffic(collective, length, ranks) for collective in ("all_gather", "reduce_scatter"))
+    chunk = -(-length // ranks)
     peak = 8 * length + LAYERS * chunk
     return Case(
-        ranks, f"n={length}, L={LAYERS}", arguments, right, 4 * peak, wire,
-        mistakes=(Mistake("returned shards of the sums, and not of the means", sharded(sums, ranks)),
-                  Mistake("returned shards of its own gradients; nothing was added",
-                          [[chunks(g, ranks)[rank] for g in mine] for rank, mine in enumerate(local)]),
-                  Mistake("returned the layers in the order of backward, the last one first",
-                          [mine[::-1] for mine in right]),
-                  Mistake("returned whole gradients, and not its shards", [[total / ranks for total in sums]] * ranks)),
-        limits=(Limit("peak_nbytes", 4 * (peak + 2 * length), "gathered weights stay; free each layer's as soon as it "
-                      "is used, and gather it again in backward"),
-                Limit("sent_nbytes", wire.most_nbytes, "two gathers and one reduce-scatter for each layer")),
+        ranks, f"n={length}, L={LAYERS}",
+        lambda rank: (held_shards(rank, weights), ScalingLayer(rank), held_copy(rank, inputs[rank.index])), right,
+        4 * peak, [gather, gather, reduction] * LAYERS,
+        mistakes=mistakes,
+        limits=(Limit("peak_nbytes", "gathered weights stay; free each layer's as soon as it is used, and gather it "
+                      "again in backward", 4 * (peak + 2 * length)),
+                Limit("sent_nbytes", "two gathers and one reduce-scatter for each layer")),
         shard_nbytes=4 * chunk, scratch_shards=5)
-
-
-def sharded(vectors: list[Array], ranks: int) -> list[list[Array]]:
-    """By rank and layer, the rank's shard of each vector."""
-    return [[chunks(vector, ranks)[rank] for vector in vectors] for rank in range(ranks)]
 
 
 def gradients(weights: list[Array], x: Array) -> list[Array]:
@@ -110,7 +86,7 @@ def gradients(weights: list[Array], x: Array) -> list[Array]:
 
 
 PUZZLE = Puzzle(
-    "zero3", "ZeRO-3 gathers, uses and frees", STATEMENT, STUB, HINTS, case,
+    "zero3", "ZeRO-3 gathers, uses and frees", STATEMENT, FUNCTION, HINTS, case,
     allowed=frozenset({"all_gather", "reduce_scatter"}),
     score="peak: the shards and eight vectors (five activations, one layer's weights, dx, dw); bytes and steps: two "
           "gathers and a reduce-scatter for each layer")
