@@ -281,10 +281,10 @@ class PendingCall:
         if source is not out:
             self.kernels.cast_pack(source, out)
 
-    def copy_whole(self, source: Array, out: Array) -> None:
-        """Copies the rank's whole vector to where it is worked on, unless it lies there already."""
-        if not self.in_place and source is not out:
-            self.kernels.cast_pack(source, out)
+    def place(self, source: Array, out: Array) -> None:
+        """Copies what the rank brings to where it is worked on, unless it lies there already."""
+        if not self.in_place:
+            self.copy(source, out)
 
     def combine(self, a: Array, b: Array, out: Array) -> None:
         """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""

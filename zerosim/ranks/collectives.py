@@ -142,15 +142,9 @@ def halving_buffers(me: PendingCall) -> list[Buffer]:
 # Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, section 4.1; Bruck et al. 1997.
 
 
-def place_own(me: PendingCall, x: Array, out: Array) -> None:
-    """Puts the rank's own chunk where it belongs in the whole vector, unless it lies there already."""
-    if not me.in_place:
-        me.copy(x, me.chunk(out, me.index))
-
-
 def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Steps:
     """N-1 steps; every chunk goes once round, and each rank passes on the chunk that came last."""
-    place_own(me, x, out)
+    me.place(x, me.chunk(out, me.index))
     for step in range(me.size - 1):
         sent, arriving = me.neighbor(-step), me.neighbor(-1 - step)
         landing = me.chunk(out, arriving)
@@ -159,7 +153,7 @@ def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Steps:
 
 def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
     """log2 N steps, N a power of two: partners at distance 1, 2, 4, ... swap all that they have."""
-    place_own(me, x, out)
+    me.place(x, me.chunk(out, me.index))
     count = 1
     while count < me.size:
         partner, low = me.index ^ count, me.index & ~(count - 1)
@@ -209,7 +203,7 @@ def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Steps:
         yield Exchange(None, None, out, me.neighbor(-reach))
     else:
         reach = 1 << (me.size - 1).bit_length()
-        me.copy_whole(x, out)
+        me.place(x, out)
     while reach > 1:
         reach //= 2
         if v + reach < me.size:
@@ -219,7 +213,7 @@ def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Steps:
 def broadcast_naive(me: PendingCall, x: Array, out: Array) -> Steps:
     """The root sends to one rank after the other: N-1 steps, (N-1)n bytes from the root."""
     if me.index == me.root:
-        me.copy_whole(x, out)
+        me.place(x, out)
         for step in range(1, me.size):
             yield Exchange(out, me.neighbor(step), None, None)
     else:
@@ -235,7 +229,7 @@ def tree_sum(me: PendingCall, x: Array, total: Array) -> Steps:
     """The tree's sum in the root's ``total`` (n,); the other ranks that receive from someone add in theirs."""
     v, partial, landing = me.neighbor(-me.root), x, me.buffers[0]
     if v == 0 or receives_in_reduce(me):
-        me.copy_whole(x, total)
+        me.place(x, total)
         partial = total
     reach = 1
     while reach < me.size:
@@ -253,7 +247,7 @@ def reduce_naive(me: PendingCall, x: Array, out: Array) -> Steps:
     if me.index != me.root:
         yield Exchange(x, me.root, None, None)
         return
-    me.copy_whole(x, out)
+    me.place(x, out)
     for step in range(1, me.size):
         yield Exchange(None, None, me.buffers[0], me.neighbor(step))
         me.combine(out, me.buffers[0], out)
@@ -264,7 +258,7 @@ def gather_pairwise(me: PendingCall, x: Array, out: Array | None) -> Steps:
     if me.index != me.root:
         yield Exchange(x, me.root, None, None, (me.index,))
         return
-    me.copy(x, me.chunk(out, me.index))
+    me.place(x, me.chunk(out, me.index))
     for step in range(1, me.size):
         source = me.neighbor(step)
         yield Exchange(None, None, me.chunk(out, source), source)
@@ -396,7 +390,7 @@ def folded(me: PendingCall, out: Array, active_steps: Callable[[Fold, int], Step
 
 def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
     """log2 N steps: partners at distance 1, 2, 4, ... swap whole vectors and add them (a + b = b + a, same bits)."""
-    me.copy_whole(x, out)
+    me.place(x, out)
     landing = me.buffers[0]
 
     def active_steps(fold: Fold, virtual: int) -> Steps:
@@ -412,7 +406,7 @@ def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
 
 def all_reduce_rabenseifner(me: PendingCall, x: Array, out: Array) -> Steps:
     """A recursive-halving reduce-scatter, then a recursive-doubling all-gather: 2 log2 N steps, 2n(N-1)/N bytes."""
-    me.copy_whole(x, out)
+    me.place(x, out)
 
     def active_steps(fold: Fold, virtual: int) -> Steps:
         active = as_active(me, fold, virtual)
