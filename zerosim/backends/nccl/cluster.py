@@ -27,7 +27,7 @@ from zerosim.backends.nccl.collectives import (
 from zerosim.backends.processes.notes import Channel
 from zerosim.backends.processes.transport import ProcessBackend, ProcessCluster, Request
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.collectives import NATIVE
 from zerosim.ranks.errors import BackendError, ranks_text
@@ -154,8 +154,8 @@ class NCCLPointToPoint:
     def __init__(self, nccl: NCCL, streams: DeviceStreams, world: Communicator, index: int, ranks: int,
                  gone: Finish) -> None:
         self._nccl, self._streams, self._index, self._gone = nccl, streams, index, gone
-        self._world: Group = tuple(range(ranks)), ()
-        self._comms: dict[Group, Communicator] = {self._world: world}
+        self._world: GroupKey = tuple(range(ranks)), ()
+        self._comms: dict[GroupKey, Communicator] = {self._world: world}
 
     def begin(self, me: Pending) -> Request:
         """Puts all that the part asks for on the stream."""
@@ -202,7 +202,7 @@ class NCCLPointToPoint:
             sent += 0 if hop.send is None else hop.send.nbytes
         return sent
 
-    def _move(self, key: Group, sent: Any, to: int | None, out: Any, source: int | None) -> None:
+    def _move(self, key: GroupKey, sent: Any, to: int | None, out: Any, source: int | None) -> None:
         """A send and a receive in one group, either possibly absent; ranks are the group's indices."""
         with self._nccl.group():
             if to is not None:
@@ -260,7 +260,7 @@ class NCCLPointToPoint:
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """A communicator for the group. Its id comes from its first member, over the parent's communicator: so ranks
         that join no group need not take part, as they would have to in NCCL's own split."""
         members, streams = key[0], self._streams
