@@ -82,6 +82,13 @@ def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -
     np.add(average, scratch, out=average)
 
 
+def corrected_root(average: Array, correction: float, epsilon: float, out: Array) -> None:
+    """out = √(average/correction) + ε, by which an averaged gradient is divided."""
+    np.divide(average, correction, out=out)
+    np.sqrt(out, out=out)
+    np.add(out, epsilon, out=out)
+
+
 # -- Whole matrices ----------------------------------------------------------------------------------------------------
 # A symmetric matrix A (m, m); a matrix X (r, c); all float32. Decompositions are LAPACK's, in float64, and rounded to
 # float32 once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too. On a

@@ -132,8 +132,8 @@ class Link:
         """β, exactly as its decimals are written."""
         return Fraction(str(self.bytes_per_second))
 
-    def seconds(self, nbytes: int) -> float:
-        """α + n/β: how long a message of n bytes takes."""
+    def seconds(self, nbytes: Any) -> Any:
+        """α + n/β: how long a message of n bytes takes; a whole number, or an array of them, (n,)."""
         return self.latency_seconds + nbytes / self.bytes_per_second
 
 

@@ -36,12 +36,12 @@ from typing import Any
 from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
+from zerosim.optim import Optimizer
 from zerosim.planning.activations import fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
-    OptimizerLike,
     checked_optimizer,
     convention_of,
     estimate_nbytes,
@@ -228,7 +228,7 @@ class PlanConfig:
     batch: int = 1
     tokens: int | None = None
     micro_batches: int = 1
-    optimizer: OptimizerLike = ADAM
+    optimizer: Optimizer = ADAM
     convention: str | Convention | Policy = "zero-paper"
     utilization: float = UTILIZATION
     offload: bool = False
@@ -564,7 +564,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
                 batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
-                optimizer: OptimizerLike = ADAM, convention: str | Convention | Policy | None = None,
+                optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1, offload: bool = False,
                 host_link: str | None = None, hardware: str | Path | None = None,
                 overheads: dict[str, int] | None = None) -> PlanConfig:

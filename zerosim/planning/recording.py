@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zerosim.numerics.files import write_whole
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.cuts import checked_count
+from zerosim.ranks.trace import Trace
 
 COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)
 # By code, the tables that the three numbers point into; paths are names of spans, kinds and names are words.
@@ -303,7 +304,7 @@ def _check_members(recording: Recording) -> None:
                                  f"{shown(recording.calls[call].group)}, and is none of them")
 
 
-# -- from the traces of a run to tables: rows are known by the names of their classes and attributes alone ------------
+# -- from the traces of a run to tables: rows are known by the names of their classes ----------------------------------
 
 
 Entry = TypeVar("Entry", bound=Hashable)
@@ -316,18 +317,6 @@ class Numbering(dict[Entry, int]):
     def __missing__(self, entry: Entry) -> int:
         self[entry] = len(self)
         return self[entry]
-
-
-class TraceLike(Protocol):
-    """The ordered rows of one rank, and the bytes that it held by kind before the first."""
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """The rank's rows, in order."""
-
-    @property
-    def held_at_start(self) -> Mapping[str, int]:
-        """Bytes by kind."""
 
 
 class Recorder:
@@ -344,7 +333,7 @@ class Recorder:
         self._shapes: dict[CollectiveShape, CollectiveShape] = {}
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
 
-    def program(self, trace: TraceLike) -> Program:
+    def program(self, trace: Trace) -> Program:
         """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
         table: list[Numbers] = []
         for row in trace.rows:
@@ -409,7 +398,7 @@ READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
     "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row), to.paths[()], 0)}
 
 
-def record(traces: Iterable[TraceLike]) -> Recording:
+def record(traces: Iterable[Trace]) -> Recording:
     """The recording of a run, from the traces of its ranks in rank order.
 
     Raises ValueError for no traces, for rows of unknown classes, and for ranks that disagree about a call.

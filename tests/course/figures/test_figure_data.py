@@ -92,16 +92,17 @@ def one_step(ranks, widths, rows, *, bias=True, **options):
 def test_the_memory_figures_data_are_what_other_runs_ledgers_say():
     worlds = (1, 3, 4)
     data = figures.memory_data(worlds, (12, 12, 12), rows=2)
-    assert [(bars.ranks, bars.stage) for bars in data.bars] == list(itertools.product(worlds, zs.STAGES))
+    assert [(step.ranks, step.stage) for step in data.steps] == list(itertools.product(worlds, zs.STAGES))
     assert data.parameter_count == 2 * 12 * 13
-    for bars in data.bars:
-        cluster, _engines = one_step(bars.ranks, (12, 12, 12), 2, stage=bars.stage)
-        for drawn, ranks in ((bars.resting, [memory.now_nbytes_by_kind for memory in cluster.memory]),
-                             (bars.peak, [memory.peak_nbytes_by_kind for memory in cluster.memory])):
+    for step in data.steps:
+        cluster, _engines = one_step(step.ranks, (12, 12, 12), 2, stage=step.stage)
+        for drawn, ranks in ((data.resting(step), [memory.now_nbytes_by_kind for memory in cluster.memory]),
+                             (data.peak(step), [memory.peak_nbytes_by_kind for memory in cluster.memory])):
             in_bytes = {kind: held * data.parameter_count for kind, held in drawn.items()}
             assert in_bytes == pytest.approx(max(ranks, key=lambda held: sum(held.values())), rel=1e-12)
-        assert sum(bars.resting.values()) == pytest.approx(bars.formula_value, rel=1e-12)  # 12 is a multiple of every N
-        assert sum(bars.peak.values()) > sum(bars.resting.values())
+        # 12 is a multiple of every N
+        assert sum(data.resting(step).values()) == pytest.approx(float(step.formula_nbytes), rel=1e-12)
+        assert sum(data.peak(step).values()) > sum(data.resting(step).values())
     description = figures.memory(data).description
     for words in ("stage 0 rests at 16 (by formula 16)", "stage 1 rests at 7 (by formula 4 + 12/N)", "On 1 rank: stage",
                   "stage 2 rests at 5.5 (by formula 2 + 14/N)", "stage 3 rests at 4 (by formula 16/N)"):
@@ -493,12 +494,12 @@ def test_what_a_run_measures_is_what_the_formulas_say_and_not_what_does_not_clos
 def test_the_published_figures_numbers_are_the_tables_and_the_formulas(settled):
     data, still_open = seen.data_of("published"), [one for one in settled if not one.row.closes]
     open_rows = {row.label: row for row in published.published() if row.label}
-    assert {row.label for row in data.differing} == open_rows.keys()
-    for row in data.differing:
-        assert (row.published, row.brief) == (open_rows[row.label].printed, open_rows[row.label].brief)
-        assert row.measured == pytest.approx(open_rows[row.label].computed(), rel=0.04)
-    assert data.unlabeled == len(still_open) - len(data.differing) == 1  # a printed zero has no place among ratios
-    assert sorted(ratio for group in data.agreeing for ratio in group.ratios) == sorted(
+    assert [one.row for one in data.shown] == list(open_rows.values())
+    for one in data.shown:
+        assert one.measured == pytest.approx(one.row.computed(), rel=0.04)
+    assert data.differing == still_open
+    assert len(still_open) - len(data.shown) == 1  # a printed zero has no place among ratios
+    assert sorted(ratio for ratios in data.agreeing.values() for ratio in ratios) == sorted(
         one.row.stated / one.measured for one in settled if one.row.closes)
 
 
