@@ -155,7 +155,6 @@ REFUSED = {
               (activations.tensors, PLAIN), (activations.kept, PLAIN), (activations.peak_nbytes, PLAIN, 2),
               (activations.fullest_nbytes, PLAIN, 2, 19), (activations.snapshots, PLAIN, 2, 19),
               (flops.backward, PLAIN), (flops.recomputed, PLAIN, 1), (flops.recomputed_flops, PLAIN),
-              (flops.step_matmul_flops, PLAIN, 2, 19),
               (flops.step_flops, shapes.PRESETS["gpt2"], 1, 8), (published_activations.peak_nbytes, PLAIN, 2))),
         (partial(Block, 0, 1, 4, 2), "batch must be at least 1, got 0"),
         (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; each head has as many channels as "
