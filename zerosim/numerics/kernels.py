@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
+    BLOCK,
     SMALL,
     Array,
     Scratch,
@@ -39,12 +40,10 @@ from zerosim.numerics.blockwise import (
     PerColumn,
     PerRow,
     cast_block,
-    has_nonfinite,
     maximum,
     minimum,
+    nonfinite_codes,
     quiet,
-    square_sum,
-    sum_rows,
 )
 from zerosim.numerics.checks import (
     FP32,
@@ -80,6 +79,13 @@ def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -
     np.multiply(x, x, out=scratch)
     np.multiply(scratch, 1.0 - beta, out=scratch)
     np.add(average, scratch, out=average)
+
+
+def corrected_root(average: Array, correction: float, epsilon: float, out: Array) -> None:
+    """out = √(average/correction) + ε, by which an averaged gradient is divided."""
+    np.divide(average, correction, out=out)
+    np.sqrt(out, out=out)
+    np.add(out, epsilon, out=out)
 
 
 # -- Whole matrices ----------------------------------------------------------------------------------------------------
@@ -435,15 +441,35 @@ class NumpyKernels(BlockKernels):
         self._column_sum(x, out, work_type(x, out))
 
     def _column_sum(self, x: Array, out: Array, work: np.dtype[Any]) -> None:
-        total = self.room("column total", out.size, work)
-        sum_rows(x, total, lambda rows: self.wide("rows", np.ascontiguousarray(rows), work))
+        # NumPy adds the rows of contiguous rows in order, those of contiguous columns pairwise, as it does one column.
+        m, n = x.shape
+        rows_at_once = max(1, BLOCK // max(1, n)) if x.dtype != work else max(1, m)
+        total = self.room("column total", n, work)
+        total[...] = 0
+        for here in spans(m, rows_at_once):
+            rows = self.wide("rows", np.ascontiguousarray(x[here]), work)
+            if here.start > 0:
+                np.add(total, rows[0], out=rows[0])
+            if n == 1:
+                total[...] = np.add.accumulate(rows[:, 0])[-1]
+            else:
+                np.add.reduce(rows, axis=0, out=total)
+        np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
         self.cast_pack(total, out)
 
     @quiet
     def all_finite(self, x: Array) -> bool:
-        """True if no element of x is infinite or NaN."""
-        row = x.reshape(-1)
-        return not any(has_nonfinite(row[span], self.scratch_memory) for span in spans(row.size))
+        """True if no element of x is infinite or NaN: without the sign, their codes are the largest there are."""
+        constants = nonfinite_codes(x.dtype)
+        if constants is None:
+            return True
+        (mask, first), row = constants, x.reshape(-1)
+        for span in spans(row.size):
+            code = self.room("magnitude code", row[span].size, mask.dtype)
+            np.bitwise_and(row[span].view(mask.dtype), mask, out=code)
+            if code.max() >= first:
+                return False
+        return True
 
     def count_nan(self, x: Array) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
@@ -455,11 +481,17 @@ class NumpyKernels(BlockKernels):
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
         work = work_type(x)
-        factor, divisor = split_divisor(divisor, work)
+        factor, into_range = (np.array(number, work) for number in split_divisor(divisor, work))
         row, total = x.reshape(-1), 0.0
         for span in spans(row.size):
             block = self.wide("input 0", row[span], work)
-            total += square_sum(block, np.array(factor, work), np.array(divisor, work), self.scratch_memory)
+            quotient, square = self.room("quotient", block.size, work), self.room("square", block.size, FP64)
+            if factor != 1:
+                block = np.multiply(block, factor, out=quotient)
+            np.divide(block, into_range, out=quotient)
+            np.copyto(square, quotient)
+            np.multiply(square, square, out=square)
+            total += float(np.add.reduce(square))
         return total
 
     # --- steps of optimizers --------------------------------------------------------------------------------

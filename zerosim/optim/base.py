@@ -219,9 +219,13 @@ def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (1024, 10
     return 2 + 2 + 4 + state_nbytes(optimizer, shape) / count
 
 
-def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...]) -> int:
-    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights."""
-    return sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
+def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
+    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
+
+    What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
+    """
+    return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
+               for slot in optimizer.slots(shape).values())
 
 
 # -- What an optimizer says of itself ----------------------------------------------------------------------------------

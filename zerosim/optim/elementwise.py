@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from zerosim.numerics.kernels import move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
 from zerosim.optim.base import (
     AtLeastZero,
     Cut,
@@ -93,9 +93,7 @@ class Adam(Elementwise):
                   root: np.ndarray) -> None:
             move_average(m, g, self.beta1, change)
             move_square_average(v, g, self.beta2, change)
-            np.divide(v, correction2, out=root)
-            np.sqrt(root, out=root)
-            np.add(root, self.epsilon, out=root)
+            corrected_root(v, correction2, self.epsilon, root)
             np.divide(m, correction1, out=change)
             np.multiply(change, self.lr, out=change)
             np.divide(change, root, out=change)
@@ -259,9 +257,7 @@ class Adan(Elementwise):
             np.multiply(d, self.beta2, out=d)
             np.divide(m, corrections[0], out=part)
             np.add(part, d, out=d)
-            np.divide(n, corrections[2], out=part)
-            np.sqrt(part, out=part)
-            np.add(part, self.epsilon, out=part)
+            corrected_root(n, corrections[2], self.epsilon, part)
             np.multiply(d, self.lr, out=d)
             np.divide(d, part, out=d)
             np.subtract(w, d, out=w)
