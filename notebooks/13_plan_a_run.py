@@ -21,7 +21,7 @@
 # %%
 import zerosim as zs
 from zerosim.course.measured import measured_row
-from zerosim.display.plots import plan_bars, plan_bars_data
+from zerosim.display.plots import plan_bars
 from zerosim.models.text import shipped
 from zerosim.planning import explained
 
@@ -64,7 +64,7 @@ plan
 
 # %%
 print(plan.verdict)
-plan_bars(plan_bars_data(plan))
+plan_bars(plan)
 
 # %% [markdown]
 # **With nothing recomputed stage 3 is the first that fits**, 83.15 GB beside the 85.52 that such a GPU reports. What

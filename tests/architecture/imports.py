@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "models": {"numerics"},
     "optim": {"numerics"},
     "zero": {"numerics", "ranks", "models", "optim", "shown"},
-    "planning": {"numerics", "ranks", "models", "shown"},
+    "planning": {"numerics", "ranks", "models", "optim", "shown"},
     "backends": {"numerics", "ranks"},
     "connect": {"ranks", "backends"},
     "testing": {"numerics", "ranks", "models", "optim", "zero"},

@@ -6,9 +6,11 @@ from itertools import product
 import pytest
 
 import zerosim as zs
+from tests.backends.fake_cuda import RaceError
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, HERE, World
 from tests.ranks import programs
+from zerosim.backends.processes.notes import raised_elsewhere
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
 CALLS = ("another collective", "another shape", "another type", "another op")
@@ -32,7 +34,8 @@ def test_an_exception_of_any_rank_comes_out_on_every_rank_with_that_rank_named(w
         for error in errors_of(world, programs.fails, failing, kind, **options):
             assert type(error) is programs.Boom
             assert str(error) == f"only on rank {failing}"
-            assert any(note.startswith(f"raised by rank {failing} of {world.ranks}") for note in error.__notes__)
+            note, = [note for note in error.__notes__ if note.startswith(f"raised by rank {failing} of {world.ranks}")]
+            assert raised_elsewhere(error) == ("in another process:\nTraceback" in note and "programs.py" in note)
 
 
 def test_an_exception_that_cannot_travel_is_told_by_its_type_and_text(world: World) -> None:
@@ -115,6 +118,15 @@ def test_a_rank_that_has_waited_for_the_end_of_a_run_has_not_ended_the_next_one(
 
 def test_a_failure_while_all_are_in_the_librarys_own_collectives_leaves_a_world_that_works(library: World) -> None:
     assert {type(error) for error in errors_of(library, programs.fails_amid_native)} == {programs.Boom}
+
+
+@pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+def test_an_input_that_changes_before_its_wait_is_an_error(world: World, debug: bool) -> None:
+    """Without a copy of the input the judge of a double's streams may be the first to see it."""
+    seen = {zs.PendingWorkError} if debug or world.library != "NCCL" else {zs.PendingWorkError, RaceError}
+    for error in errors_of(world, programs.changes_its_input, debug=debug):
+        assert type(error) in seen
+        assert type(error) is RaceError or "the input of all_gather(call 0, (" in str(error)
 
 
 def test_a_rank_beyond_its_capacity_says_so_and_all_stop(world: World) -> None:

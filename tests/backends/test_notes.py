@@ -1,6 +1,5 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,13 +10,10 @@ import pytest
 import zerosim as zs
 from tests.support import assert_refused
 from zerosim.backends.processes.notes import (
-    AnnouncedCalls,
     Entered,
-    Failed,
     Finished,
     IssueCounts,
     Waiting,
-    raised_elsewhere,
     unmet,
     verdict,
 )
@@ -105,11 +101,10 @@ class Letters:
     index, size = 0, 3
 
     def __init__(self) -> None:
-        self.posted: list[int | None] = []
         self.notes: list[tuple[int, Entered]] = []
 
     def post(self, note: object, to: int | None = None) -> None:
-        self.posted.append(to)
+        """Nobody reads it."""
 
     def arrived(self) -> list[tuple[int, Entered]]:
         notes, self.notes = self.notes, []
@@ -120,21 +115,6 @@ def part(its: Call) -> PendingCall:
     """This rank's part in a call."""
     empty = np.empty(6, np.float32)
     return PendingCall(its, 0, NumpyKernels(), empty, empty)
-
-
-def test_an_agreement_waits_for_all_members_names_who_says_otherwise_and_is_forgotten() -> None:
-    channel = Letters()
-    agreement = AnnouncedCalls(channel)  # type: ignore[arg-type]
-    agreement.announce(part(call(0)))
-    assert channel.posted == [1, 2]
-    agreement.receive(1, Entered(call(0)))
-    assert not agreement.reached(part(call(0)))
-    agreement.receive(2, Entered(call(0)))
-    assert agreement.reached(part(call(0)))
-    assert not agreement.calls
-    agreement.announce(part(call(1)))
-    agreement.receive(2, Entered(call(1, length=7)))
-    assert_refused(lambda: agreement.reached(part(call(1))), r"rank 2 is in all_reduce\(call 1, \(7,\)", MISMATCH)
 
 
 class Begun:
@@ -167,23 +147,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     channel.notes = [(2, Entered(of_all))]
     backend.check_use(0)
     assert links.calls == ([of_all, of_two] if in_order else [of_two, of_all])
-
-
-def test_a_failure_travels_with_its_type_notes_and_traceback_where_its_class_can_be_had() -> None:
-    class Local(Exception):
-        pass
-
-    try:
-        raise zs.OutOfMemoryError("too much")
-    except zs.OutOfMemoryError as error:
-        told = pickle.loads(pickle.dumps(Failed.of(error))).error(2, 5)
-    assert (type(told), str(told)) == (zs.OutOfMemoryError, "too much")
-    assert raised_elsewhere(told)
-    assert not raised_elsewhere(zs.OutOfMemoryError("here"))
-    assert told.__notes__[0].startswith("raised by rank 2 of 5, in another process:\nTraceback")
-    assert "test_notes.py" in told.__notes__[0]
-    told = Failed.of(Local("mine")).error(0, 2)
-    assert (type(told), str(told)) == (zs.RemoteError, "Local: mine")
+    assert not backend.announced.calls, "what all have agreed on is forgotten"
 
 
 # -- a cluster of one process, with a channel and links that have nobody to talk to ------------------------------------

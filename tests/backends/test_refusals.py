@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
-from importlib.util import spec_from_loader
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -90,41 +90,27 @@ def test_a_cupy_that_cannot_be_imported_is_named_with_its_reason(monkeypatch, tm
                    zs.BackendError)
 
 
-class NCCLOf:
-    """Finds cupy.cuda.nccl, which is what a text makes of it, and nothing else."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        return spec_from_loader(name, self) if name == "cupy.cuda.nccl" else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: Any) -> None: ...
-
-    def exec_module(self, module: Any) -> None:
-        exec(self.text, vars(module))
+def warns() -> Any:
+    """What CuPy says where it does not find NCCL."""
+    warnings.warn("\nnccl library could not be loaded.\n\nReason: ImportError (libnccl.so.2: cannot open shared object "
+                  "file)\n\nYou can", stacklevel=1)
+    return SimpleNamespace(available=False)
 
 
-WARNING = ("import warnings\navailable = False\nwarnings.warn('''\nnccl library could not be loaded."
-           "\n\nReason: ImportError (libnccl.so.2: cannot open shared object file)\n\nYou can''')")
+def raises() -> Any:
+    raise ImportError("undefined symbol: ncclCommSplit")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    (WARNING, r"^CuPy is installed, but NCCL is not to be had: ImportError \(libnccl.so.2: cannot open shared object "
-              r"file\). Install it: pip install nvidia-nccl-cu12 \(for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for "
-              r"cupy-cuda13x\)$"),  # and no warning escapes: pytest makes errors of those
-    ("available = False", "NCCL is not to be had: CuPy was built without it"),
-    ("raise ImportError('undefined symbol: ncclCommSplit')",
-     r"is not to be had: undefined symbol: ncclCommSplit\. Install it: "),
+@pytest.mark.parametrize(("found", "said"), [
+    (warns, r"^CuPy is installed, but NCCL is not to be had: ImportError \(libnccl.so.2: cannot open shared object "
+            r"file\). Install it: pip install nvidia-nccl-cu12 \(for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for "
+            r"cupy-cuda13x\)$"),  # and no warning escapes: pytest makes errors of those
+    (lambda: SimpleNamespace(available=False), "NCCL is not to be had: CuPy was built without it"),
+    (raises, r"is not to be had: undefined symbol: ncclCommSplit\. Install it: "),
 ])
-def test_a_missing_nccl_is_told_with_its_reason(monkeypatch, text: str, said: str) -> None:
-    cuda = ModuleType("cupy.cuda")
-    cuda.__path__ = []  # type: ignore[attr-defined]
+def test_a_missing_nccl_is_told_with_its_reason(monkeypatch, found: Callable[[], Any], said: str) -> None:
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", ModuleType("none"))  # so that what was there comes back
-    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl")
-    monkeypatch.setattr(sys, "meta_path", [NCCLOf(text), *sys.meta_path])
+    monkeypatch.setitem(sys.modules, "cupy.cuda", type("Cuda", (), {"nccl": property(lambda self: found())})())
     assert_refused(NCCL, said, zs.BackendError)
 
 

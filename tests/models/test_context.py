@@ -1,6 +1,5 @@
 """The context that layers are called with."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,19 +74,3 @@ def test_the_fp8_experiment_rounds_values_to_e4m3_and_gradients_to_e5m2(gradient
     plain.matmul(a, b, unrounded, gradient=gradient)
     np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
     assert (bits_of(found) != bits_of(unrounded)).mean() > 0.5
-
-
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-def test_a_linear_unit_shows_the_input_and_the_output_gradient_of_its_weight(activation):
-    unit, seen = LinearUnit("one", 3, 2, activation), []
-    ctx = replace(context("fp32"), observe=lambda name, x, dy: seen.append((name, x, dy)))
-    w, x = {"one.weight": normal("fp32", (3, 2)), "one.bias": normal("fp32", (2,), 1)}, normal("fp32", (5, 3), 2)
-    y, kept = unit.forward(ctx, w, x)
-    assert seen == []
-    _, grads = unit.backward(ctx, w, kept, np.ones_like(y))
-    ((name, shown, dy),) = seen
-    assert {name} == unit.factored == {"one.weight"}
-    assert shown is x
-    # Sums of five products: a rounding or two of another order.
-    np.testing.assert_allclose(grads["one.weight"], x.T @ dy, rtol=1e-5, atol=1e-6)
-    assert dict(unit.tied_weights) == {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.models.gpt_runs import batch_of, run_of
+from tests.models.runs import batch_of, run_of
 from zerosim.models import GPT, PRESETS, generate, logits_of
 
 
@@ -61,8 +61,8 @@ def test_a_models_logits_are_those_of_its_units_without_dropout() -> None:
     plain = run_of(GPT("gpt-nano"), scatter=0.2)
     tokens, _ = batch_of(run.model, batch=1, tokens=4)
     found = logits_of(run.ctx, run.model, lambda unit: nullcontext(run.w), tokens)
-    assert (found == plain.logits(tokens)).all()
-    assert (found != run.logits(tokens)).any()
+    assert (found == plain.output(tokens)).all()
+    assert (found != run.output(tokens)).any()
 
 
 def test_weights_are_asked_for_the_units_of_the_model_that_was_given() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.models.contexts import bits_of
-from tests.models.gpt_runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
+from tests.models.runs import batch_of, run_of
+from zerosim.models import GPT, PRESETS, GPTConfig
 
 NANO = PRESETS["gpt-nano"]
 # Published: Radford et al. 2019 (their 117M and 345M have been corrected since); the checkpoints have exactly these.
@@ -73,35 +73,6 @@ def test_a_tied_head_shares_and_an_untied_one_owns() -> None:
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------
-
-
-def slope_along(run: Run, name: str, direction: np.ndarray, x: np.ndarray, target: np.ndarray) -> float:
-    """The central difference of the loss along a direction of one parameter, all in float64; its error is O(step²)."""
-    step, first = 1e-5, run.w[name]
-    losses = []
-    for sign in (1, -1):
-        run.w[name] = first + sign * step * direction
-        losses.append(run.loss(x, target))
-    run.w[name] = first
-    return (losses[0] - losses[1]) / (2 * step)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_gradients_of_the_whole_model_are_the_slopes_of_its_loss(tied: bool, dropout: float) -> None:
-    run = run_of(GPT(replace(NANO, dropout=dropout), tied=tied), "fp64", scatter=0.2)
-    x, target = batch_of(run.model, batch=3)
-    target[0, :3] = -1  # places without a target
-    _, gradients = run.gradients(x, target)
-    rng = np.random.default_rng(2)
-    assert gradients.keys() == run.model.shapes.keys()
-    for name, gradient in gradients.items():
-        # A direction that has a part of every element, and one that has a single one.
-        single = np.zeros(gradient.shape)
-        single.reshape(-1)[rng.integers(single.size)] = 1
-        for direction in (rng.standard_normal(gradient.shape), single):
-            wanted = slope_along(run, name, direction, x, target)
-            assert float(np.sum(gradient * direction)) == pytest.approx(wanted, rel=1e-6, abs=1e-8), name
 
 
 def test_any_batch_and_any_length_up_to_the_context_runs_and_leaves_the_other_places_without_a_gradient() -> None:
@@ -173,7 +144,7 @@ def test_nothing_of_the_future_reaches_a_logit() -> None:
     x, _ = batch_of(run.model)
     changed = x.copy()
     changed[:, 5:] = (changed[:, 5:] + 1) % NANO.vocabulary
-    before, after = run.logits(x), run.logits(changed)
+    before, after = run.output(x), run.output(changed)
     assert (before[:, :5] == after[:, :5]).all()
     assert (before[:, 5:] != after[:, 5:]).any(axis=-1).all()
 
@@ -200,45 +171,5 @@ def test_every_place_of_dropout_draws_random_numbers_of_its_own() -> None:
     run, names = run_of(GPT(replace(NANO, dropout=0.5))), []
     draw = run.ctx.draw
     run.ctx = replace(run.ctx, draw=lambda name, *words: names.append(name) or draw(name, *words))
-    run.logits(batch_of(run.model)[0])
+    run.output(batch_of(run.model)[0])
     assert names == ["embed", "block0.attention", "block0.ffn", "block1.attention", "block1.ffn"]
-
-
-# -- units ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keep", ["all", "sub_block", "selective", "tiled"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_no_unit_keeps_a_weight_from_forward_to_backward(tied: bool, keep: str) -> None:
-    """The weights of a stage-3 engine are freed in between, and others are gathered into other memory."""
-    run = run_of(GPT(replace(NANO, dropout=0.2), tied=tied), scatter=0.2)
-    run.ctx = replace(run.ctx, keep=keep)
-    x, target = batch_of(run.model)
-    _, wanted = run.gradients(x, target, Recompute(None, keep))
-    kept = []
-    for unit in run.model.units:
-        weights = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}
-        x, of_unit = unit.forward(run.ctx, weights, x)
-        kept.append(of_unit)
-        for array in weights.values():
-            array.fill(np.nan)
-    _, of_loss = run.model.loss.forward(run.ctx, x, target)
-    dy = run.model.loss.backward(run.ctx, of_loss, 1.0)
-    for unit in reversed(run.model.units):
-        weights = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}
-        dy, found = unit.backward(run.ctx, weights, kept.pop(), dy)
-        assert found.keys() == weights.keys()
-        for name in set(found) - {"wte"} if tied else found:  # a tied gradient is a sum over units
-            assert (bits_of(found[name]) == bits_of(wanted[name])).all(), name
-
-
-def test_the_linear_layers_show_what_the_factors_of_their_gradients_are_made_of() -> None:
-    """For every weight that a unit calls factored: an input x and an output gradient dy with xᵀ dy the gradient."""
-    run, seen = run_of(GPT("gpt-nano", tied=False), "fp64", scatter=0.2), {}
-    run.ctx = replace(run.ctx, observe=lambda name, x, dy: seen.update({name: x.T @ dy}))
-    _, gradients = run.gradients(*batch_of(run.model))
-    factored = {name for unit in run.model.units for name in unit.factored}
-    assert seen.keys() == factored == {name for name, shape in run.model.shapes.items()
-                                       if len(shape) == 2 and name not in ("wte", "wpe")}
-    for name, product in seen.items():
-        np.testing.assert_allclose(product, gradients[name], rtol=1e-10, atol=1e-14)  # float64, the same sums

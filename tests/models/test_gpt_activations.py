@@ -8,7 +8,7 @@ import pytest
 
 from tests.cases import covering
 from tests.models.contexts import bits_of
-from tests.models.gpt_runs import FLOWING, Run, batch_of, run_of
+from tests.models.runs import FLOWING, Run, batch_of, run_of
 from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
 from zerosim.numerics import kernels, policy
 from zerosim.planning import activations, flops
@@ -50,20 +50,6 @@ def test_between_forward_and_backward_each_block_holds_what_the_closed_form_says
         held.append(run.counting.now["activation"])
     # What block i+1 adds is its output, not yet its own, and less its input, which was there: the same bytes.
     assert np.diff(held).tolist() == [activations.kept(block, policy).nbytes] * 3
-
-
-@pytest.mark.parametrize("shape", [(1, 257, 4, 2), (2, 300, 6, 3)])
-def test_tiled_attention_holds_no_square_at_any_moment(shape):
-    """Neither in the ledger nor in the kernels' scratch: nothing of a run has T·T elements."""
-    run, _, x = setting(shape, layers=1)
-    keeping(run, "tiled")
-    run.counting.shapes.clear()
-    y, kept = run.model.units[1].forward(run.ctx, run.w, x)
-    run.model.units[1].backward(run.ctx, run.w, kept, np.ones_like(y))
-    tokens = shape[1]
-    assert not [found for found in run.counting.shapes if found[-2:] == (tokens, tokens)]
-    # What would hold one square of all heads in fp32 is more than all scratch of this small a model.
-    assert run.counting.kernels.scratch_nbytes < 4 * shape[3] * tokens**2 + 10 * 4 * tokens * 12 * shape[2]
 
 
 # -- the peak ---------------------------------------------------------------------------------------------------------
@@ -170,23 +156,6 @@ def test_recomputation_changes_no_bit_of_loss_and_gradients(policy, dropout, dty
     (loss, plain), (again, gradients) = run.gradients(*batch, inside), run.gradients(*batch, policy)
     assert loss == again
     assert all((bits_of(plain[name]) == bits_of(gradients[name])).all() for name in run.model.shapes)
-
-
-@pytest.mark.parametrize(("dtype", "unit_roundoff"), [("fp32", 2.0**-24), ("bf16", 2.0**-8), ("fp16", 2.0**-11)])
-@pytest.mark.parametrize("tokens", [8, 200])
-def test_tiled_attention_changes_gradients_by_some_roundings_only(tokens, dtype, unit_roundoff):
-    """It adds in another order and rounds other partial results: a few roundings u of the largest values involved,
-    which the layers above and below turn into no more than 30 of the largest element of each gradient."""
-    run = run_of(GPT(replace(NANO, context=tokens)), dtype, scatter=0.2)
-    batch = batch_of(run.model)
-    (loss, plain), (tiled_loss, tiled) = run.gradients(*batch), run.gradients(*batch, "tiled")
-    assert tiled_loss == pytest.approx(loss, rel=30 * unit_roundoff)
-    differs = False
-    for name in run.model.shapes:
-        a, b = plain[name].astype(np.float64), tiled[name].astype(np.float64)
-        assert np.abs(a - b).max() <= 30 * unit_roundoff * np.abs(a).max(), name
-        differs |= bool((a != b).any())
-    assert differs  # a switch that changes nothing would be no switch
 
 
 # -- every moment -----------------------------------------------------------------------------------------------------

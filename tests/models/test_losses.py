@@ -150,6 +150,9 @@ def test_the_global_mean_divides_by_all_places_and_the_own_one_by_its_tokens():
 def test_logits_at_the_end_of_the_format_overflow_nothing(name):
     largest = 6e4 if name == "fp16" else 3e38
     logits = np.array([[largest, 0, -largest], [-largest, -largest, -largest]]).astype(DTYPES[name])
+    with np.errstate(all="raise"):
+        loss, gradient = step(name, OWN, logits, np.array([0, 1]), 1e38)
+    assert not np.isfinite(gradient[1].astype(np.float64)).all() or name != "fp16"
     loss, gradient = step(name, OWN, logits, np.array([0, 1]))
     assert loss == pytest.approx(np.log(3) / 2, rel=1e-6)
     assert np.isfinite(gradient.astype(np.float64)).all()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.models.contexts import context
-from tests.models.gpt_runs import batch_of, run_of
+from tests.models.runs import batch_of, run_of
 from tests.support import assert_refused, literally
 from zerosim.models import (
     GPT,
@@ -147,7 +147,7 @@ LOSSES = [
 def logits_of(shape=None, **changed):
     run = run_of(GPT("gpt-nano"))
     run.ctx = replace(run.ctx, **changed)
-    return run.logits(batch_of(run.model)[0] if shape is None else z(*shape, dtype=np.int64))
+    return run.output(batch_of(run.model)[0] if shape is None else z(*shape, dtype=np.int64))
 
 
 def written(tokens=(0,), count=2, context=8, shares=(0.5, 0.5), **options):

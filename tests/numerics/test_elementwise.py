@@ -18,6 +18,7 @@ by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 LENGTHS = [0, 1, SMALL, SMALL + 1, SMALL_SUM, SMALL_SUM + 1, BLOCK - 1, BLOCK, BLOCK + 1]
 Apply = Callable[..., object]  # (inputs ..., out)
+NO_WORDS = np.zeros(BLOCK + 1, np.uint32)  # which drop nothing
 
 
 def operations(row: Row, other: np.dtype) -> dict[str, tuple[list[np.dtype], np.dtype, Apply]]:
@@ -35,6 +36,10 @@ def operations(row: Row, other: np.dtype) -> dict[str, tuple[list[np.dtype], np.
         "a cast": ([dtype], other, k.cast_pack), "a cast back": ([other], dtype, k.cast_pack),
         **{f"rounding {mode}": ([F32], F32, lambda x, out, f=function: f(x, out=out))
            for mode, function in rounded.items()},
+        **({} if other != dtype else {
+            "a gelu": ([dtype], dtype, k.gelu),
+            "an exact gelu's slope": ([dtype, dtype], dtype, partial(k.gelu_gradient, exact=True)),
+            "dropout": ([dtype], dtype, lambda x, out: k.drop(x, lambda span: NO_WORDS[span], 0, 1e30, out))}),
         "stochastic rounding": ([F32, np.dtype(np.uint32)], F32, lambda x, bits, out: rounding.round_to(
             x, row.name, "stochastic", bits=bits, out=out)),
     }

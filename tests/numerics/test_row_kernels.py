@@ -107,38 +107,3 @@ def test_values_are_widened_from_and_settled_into_views_of_any_strides(name: str
         KERNELS.settle(room, target)
         np.testing.assert_array_equal(target.astype(np.float32), wide, what)
     assert KERNELS.room_for("room", x, x.dtype) is KERNELS.wide("test", x, x.dtype) is x
-
-
-def test_the_kernels_of_layers_give_the_same_bits_under_any_errstate() -> None:
-    x = np.array([[[1e38, -1e38, 3e38, 1, 2, 3], [1e-40, 0, np.inf, -1, 1, 5]]], np.float32)
-
-    def results() -> list[np.ndarray]:
-        k, flat = kernels.NumpyKernels(), x[0]
-        out, p, log_sums = (np.empty(shape, np.float32) for shape in [(1, 2, 2), (1, 1, 2, 2), (1, 1, 2)])
-        some = []
-        w, mean, rstd, y = np.ones(6, np.float32), *np.empty((2, 2), np.float32), np.empty_like(flat)
-        k.attend(x, 1, p, out)
-        some += [out.copy(), p]
-        k.attend_gradient(x, 1, p, out, d := np.empty_like(x))
-        some += [d.copy()]
-        k.attend_tiled(x, 1, log_sums, out)
-        k.attend_tiled_gradient(x, 1, log_sums, out, out, d)
-        some += [out, log_sums, d]
-        k.normalize_rows(flat, w, w, 0.0, mean, rstd, y)
-        k.normalize_rows_gradient(flat, w, mean, rstd, y, dx := np.empty_like(y), dw := w.copy(), db := w.copy())
-        some += [y.copy(), mean, rstd, dx, dw, db]
-        some += [np.array(k.softmax_loss(flat, np.array([0, 2]), rstd)), rstd.copy()]
-        k.softmax_loss_gradient(flat, np.array([0, 2]), rstd, 1e38, y)
-        some += [y.copy()]
-        for exact in (False, True):
-            k.gelu(flat, y, exact=exact)
-            k.gelu_gradient(flat, y, dx, exact=exact)
-            some += [y.copy(), dx.copy()]
-        k.drop(flat, lambda span: np.zeros(12, np.uint32)[span], 0, 1e30, y)
-        k.relu(flat, dx, np.zeros(2, np.uint8))
-        return [*some, y, dx]
-
-    with np.errstate(all="raise"):
-        strict = results()
-    for one, other in zip(strict, results(), strict=True):
-        np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{other.itemsize}"))

@@ -155,7 +155,6 @@ REFUSED = {
               (activations.tensors, PLAIN), (activations.kept, PLAIN), (activations.peak_nbytes, PLAIN, 2),
               (activations.fullest_nbytes, PLAIN, 2, 19), (activations.snapshots, PLAIN, 2, 19),
               (flops.backward, PLAIN), (flops.recomputed, PLAIN, 1), (flops.recomputed_flops, PLAIN),
-              (flops.step_matmul_flops, PLAIN, 2, 19),
               (flops.step_flops, shapes.PRESETS["gpt2"], 1, 8), (published_activations.peak_nbytes, PLAIN, 2))),
         (partial(Block, 0, 1, 4, 2), "batch must be at least 1, got 0"),
         (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; each head has as many channels as "
@@ -244,7 +243,6 @@ REFUSED = {
         (partial(states_nbytes, model_of_parameters(9), 0, STAGES[1]), "ranks must be at least 1, got 0"),
         (partial(estimate_nbytes, 0, 4, STAGES[1]), "parameters must be at least 1, got 0"),
         (partial(estimate_nbytes, 9, 4, STAGES[1], largest_layer=-1), "largest_layer must be at least 0, got -1"),
-        (partial(conventions.StatePerElement, -1), "count must be at least 0, got -1"),
         (partial(states_nbytes, model_of_parameters(9), 2, STAGES[1], layout="per-unit"),
          "no layout is called 'per-unit'"),
         (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes of tensor"),

@@ -409,6 +409,14 @@ def fails_amid_native(rank: zs.Rank) -> None:
     rank.barrier()
 
 
+def changes_its_input(rank: zs.Rank) -> None:
+    """Every rank writes to what it has handed over."""
+    x = on_rank(rank, np.zeros(6, np.float32))
+    work = rank.all_gather(x, async_op=True)
+    x[...] = on_rank(rank, np.full(6, 2.0, np.float32))
+    work.wait()
+
+
 def holds(rank: zs.Rank, nbytes: int) -> int:
     """Asks for so many bytes on the last rank."""
     return rank.memory.alloc(nbytes if rank.index == rank.size - 1 else 1, np.uint8, "parameter").nbytes

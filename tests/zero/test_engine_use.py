@@ -1,13 +1,10 @@
 """The engine used in other ways than by step alone: loops by hand, failures, debug mode, engines that live on."""
 
-import cProfile
 import itertools
-import pstats
 import re
 import signal
 import threading
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +61,7 @@ def no_needless_all_gather(engine, mine, other):
     engine.reduce()
     engine.update()
     if engine.stage in (zs.STAGES[1], zs.STAGES[2]):
+        assert_refused(lambda: engine.forward(*other[0]), "ranks have not yet; call all_gather_parameters.* first")
         engine.all_gather_parameters()
 
 
@@ -114,22 +112,6 @@ def test_a_step_may_take_its_micro_batches_from_a_generator():
     assert len(alone(lambda rank: zs.Engine(rank, MODELS["odd"](), SGD).step((X, T) for _ in range(3)).losses)) == 3
 
 
-@pytest.mark.parametrize(("stage", "must"), [(0, False), (1, True), (2, True), (3, False)])
-def test_forward_after_an_update_without_all_gather_is_refused_where_replicas_disagree(stage, must):
-    def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
-        engine.backward(engine.forward(X, T))
-        engine.reduce()
-        engine.update()
-        if must:
-            with pytest.raises(ValueError, match=r"the other ranks have not yet; call all_gather_parameters\(\) first"):
-                engine.forward(X, T)
-        engine.all_gather_parameters()
-        return engine.forward(X, T).loss
-
-    assert zs.Cluster(2).run(program)
-
-
 def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_they_were_gathered():
     def program(rank, stage):
         engine = zs.Engine(rank, tied(), SGD, stage=stage, keep_gathered="all", prefetch=2)
@@ -143,19 +125,6 @@ def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_t
     assert zs.Cluster(2).run(program, 3)[0] == ({False}, False)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_an_update_inside_a_block_of_weights_which_would_grow_old_is_refused(stage):
-    def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=stage)
-        with (engine.weights(engine.model.units[0]),
-              pytest.raises(ValueError, match=r"inside a block `with engine\.weights.*; end the block first")):
-            engine.step([(X, T)])
-        engine.step([(X, T)])
-        return engine.steps_taken
-
-    assert list(zs.Cluster(2).run(program)) == [1, 1]
-
-
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -163,9 +132,10 @@ class Failing(Lender):
     """Owns a weight that another unit uses, and goes back when that one has, unless it is told to fail."""
 
     def backward(self, ctx, w, kept, dy):
+        found = super().backward(ctx, w, kept, dy)
         if "fails" in vars(self):
             raise ValueError("not today")
-        return super().backward(ctx, w, kept, dy)
+        return found
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"prefetch": 2}, {"bucket_nbytes": 64}], ids=str)
@@ -276,17 +246,6 @@ def test_ranks_that_have_taken_different_numbers_of_steps_are_stopped(stage):
         kept.cluster.run(lambda rank: (kept.engines[1] if rank.index else kept.make(rank)).step(kept.data[1][0]))
 
 
-def test_an_abandoned_step_leaves_nothing_in_the_ledger():
-    def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), SGD, stage=2)
-        before = rank.memory.now_nbytes
-        engine.gradients.grad_buffers(engine.model.units[0])
-        engine.abandon()
-        return rank.memory.now_nbytes - before
-
-    assert alone(program) == 0
-
-
 def test_a_schedule_that_fails_leaves_the_step_untaken():
     def program(rank):
         engine = zs.Engine(rank, MODELS["odd"](), ADAM, schedule={1: 1.0}.__getitem__)
@@ -308,7 +267,7 @@ def pythons_own_handler():
 
 @pytest.mark.usefixtures("pythons_own_handler")
 @pytest.mark.parametrize("options", [{}, {"overlap": True, "prefetch": 1}, {"recompute": "block"}], ids=str)
-def test_an_interrupted_training_step_leaves_an_empty_ledger_and_a_cluster_that_trains(options):
+def test_an_interrupted_training_step_leaves_an_empty_memory_and_a_cluster_that_trains(options):
     cluster, model = zs.Cluster(3), GPT("gpt-nano")
 
     def training(rank, steps, seconds=None):
@@ -442,20 +401,6 @@ def test_an_engine_lives_on_in_the_next_run_and_writes_its_arithmetic_into_that_
     assert list(found) == [result["master"] for result in outcome(model, data, stage=stage)]
 
 
-def test_a_users_plain_class_made_on_every_rank_is_the_same_optimizer():
-    model = MODELS["odd"]()
-    data = batches(model, 2, 1, 2)
-
-    def program(rank, differ):
-        engine = zs.Engine(rank, model, Plain(0.1 + differ * rank.index), stage=2)
-        engine.step(data[0][rank.index])
-        return bits(flat_state(engine)["parameter"])
-
-    assert len(set(zs.Cluster(2).run(program, 0))) == 1
-    with pytest.raises(zs.MismatchError, match=r"Plain\(lr=0.1\).*Plain\(lr=0.2\)"):
-        zs.Cluster(2).run(program, 0.1)
-
-
 @pytest.mark.parametrize("optimizer", [zs.optim.Adam(), zs.optim.LAMB()], ids=["Adam", "LAMB"])
 @pytest.mark.parametrize("state", ["fp32", "bf16"])
 def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, state):
@@ -475,23 +420,6 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
 
     peak, scratch = alone(program)
     assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
-
-
-def test_a_step_of_two_linear_layers_passes_at_most_25_files_of_the_package():
-    model, profile = Model([LinearUnit("a", 3, 5, first=True), LinearUnit("b", 5, 2)]), cProfile.Profile()
-
-    def program(rank):
-        engine = zs.Engine(rank, model, ADAM, stage=2)
-        engine.step([(X, T)])
-        if rank.index == 0:
-            profile.enable()
-        engine.step([(X, T)])
-        if rank.index == 0:
-            profile.disable()
-
-    zs.Cluster(2).run(program)
-    passed = {path for path, _, _ in pstats.Stats(profile).stats if path.startswith(str(Path(zs.__file__).parent))}
-    assert 15 < len(passed) <= 25, sorted(passed)
 
 
 def test_a_skipped_step_sends_no_parameters():

@@ -1,14 +1,23 @@
 """Loss scaling through the engine: who skips, what a skipped step changes, where scaling ends, what a scale does."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.cases import covering
-from tests.twin import Twin
-from tests.zero.training import ADAM, BF16, HUGE, MODELS, alone, batches, bits, flat_state, outcome, run
+from tests.zero.training import (
+    ADAM,
+    BF16,
+    HUGE,
+    MODELS,
+    alone,
+    assert_runs_equal_the_twin,
+    batches,
+    bits,
+    flat_state,
+    outcome,
+    run,
+)
 from zerosim.models import MLP
 from zerosim.numerics import loss_scale
 
@@ -16,91 +25,54 @@ ODD = MODELS["odd"]()
 PATTERN = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 1, 1]
 RULES = [("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2)]
 OPTIONS = [{}, {"bucket_nbytes": 6}, {"overlap": True, "bucket_nbytes": 10}, {"recompute": "block", "prefetch": 1}]
+FP16, EIGHT = zs.Policy("fp16"), zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=8.0))
+FEWER, ONE = MODELS["fewer_than_ranks"](), MLP((1, 1), bias=False, seed=1)
 
 
-def patterned(ranks, micro_batches):
+def patterned(ranks, micro_batches, pattern=PATTERN, model=ODD, culprit=HUGE):
     """Batches of which those steps overflow that the pattern says: in one micro-batch of one rank, each time others."""
-    data = batches(ODD, ranks, micro_batches, len(PATTERN))
-    for step, overflow in enumerate(PATTERN):
+    data = batches(model, ranks, micro_batches, len(pattern))
+    for step, overflow in enumerate(pattern):
         if overflow:
-            data[step][step % ranks][step % micro_batches] = HUGE
+            data[step][step % ranks][step % micro_batches] = culprit
     return data
 
 
-EIGHT = zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=8.0))
+def filled(x, target, model=ODD, rows=2):
+    """One micro-batch of these two numbers."""
+    widths = model.units[0].inputs, model.units[-1].outputs
+    return tuple(np.full((rows, width), value, np.float32) for width, value in zip(widths, (x, target), strict=True))
 
 
-def trained(rank, model, data, **options):
-    """The results of all steps, and the scale and the state after each of them."""
-    engine, seen = zs.Engine(rank, model, ADAM, **options), []
-    for step in data:
-        result = engine.step(step[rank.index])
-        seen.append((result, engine.loss_scale.scale, flat_state(engine)))
-    return seen
+# -- who skips: model, data, the steps that all ranks skip, options ---------------------------------------------------
+
+TO_THE_SUM = filled(2.0**8, -(2.0**7), ONE, rows=1)
+OVERFLOWS = {
+    **{f"{rule} {patience}, stage {stage}": (ODD, patterned(3, 3), PATTERN, {
+        "runs": [(stage, options)], "policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic(
+            rule, initial=256, window=2, hysteresis=patience))})
+       for stage, (rule, patience), options in covering(zs.STAGES, RULES, OPTIONS)},
+    "static scale": (ODD, patterned(3, 1, [0, 1, 0]), [0, 1, 0], {"policy": zs.Policy("fp16", loss_scale=8.0)}),
+    "bf16 unscaled": (ODD, patterned(3, 1, [0, 1, 0], culprit=filled(3e38, 0)), [0, 1, 0], {"policy": BF16}),
+    **{f"rank {rank} of owners of nothing": (
+        FEWER, patterned(4, 1, pattern, FEWER, filled(6e4, -6e4, FEWER)), pattern, {
+            "runs": [(stage, {})], "policy": EIGHT})
+       for stage, rank in covering(zs.STAGES, range(4)) for pattern in [[0] * rank + [1, 0]]},
+    "a sum": (ONE, [[[TO_THE_SUM]] * 2], [1], {"policy": FP16}),
+    "no addend of it": (ONE, [[[TO_THE_SUM]]], [0], {"policy": FP16}),
+    "a quotient by the scale, of a sum that fits": (ODD, [[[filled(1e3, 3e38)]]], [1], {
+        "policy": zs.Policy(loss_scale=2.0**-100)}),
+    "the scaled gradient of the loss": (ODD, batches(ODD, 2, 1, 1), [1], {
+        "policy": zs.Policy("fp16", loss_scale=2.0**40)}),
+}
 
 
-# -- who skips --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("stage", "how", "options"), covering(zs.STAGES, RULES, OPTIONS), ids=str)
-def test_an_overflow_anywhere_skips_the_step_of_all_by_the_trace_of_the_rule_and_changes_nothing_else(
-        stage, how, options):
-    rule = loss_scale.Dynamic(how[0], initial=256, window=2, hysteresis=how[1])
-    policy, data = zs.Policy("fp16", loss_scale=rule), patterned(3, 3)
-    twin = Twin(ODD, ADAM, 3, policy, "per_unit", "local_first" if stage < 2 else "reduce_first")
-    said = [twin.step(step) for step in data]
-    assert [step["skipped"] for step in said] == [bool(overflow) for overflow in PATTERN]
-    for seen in zs.Cluster(3).run(lambda rank: trained(rank, ODD, data, stage=stage, policy=policy, **options)):
-        scaler = rule.start()
-        for (result, scale, _), step in zip(seen, said, strict=True):
-            assert (result.skipped, result.scale) == (step["skipped"], step["scale"])
-            assert np.isnan(result.norm) == result.skipped
-            scaler.update(result.skipped)
-            assert scale == scaler.scale
-        for before, now in pairwise(seen):
-            same = [bits(before[2][key]) == bits(now[2][key]) for key in ("parameter", "master", "m", "v")]
-            assert same == [now[0].skipped] * 4
-        assert bits(seen[-1][2]["master"]) == bits(twin.master)
-
-
-def test_a_skipped_step_leaves_no_mark_and_bf16_skips_on_inf_without_any_scaling():
-    data = batches(ODD, 3, 1, 3)
-    for policy, culprit in ((zs.Policy("fp16", loss_scale=8.0), HUGE), (BF16, (
-            np.full((2, 3), 3e38, np.float32), np.zeros((2, 2), np.float32)))):
-        with_it = [data[0], [data[1][0], data[1][1], [culprit]], data[2]]
-        for stage in zs.STAGES:
-            found, clean = (run(ODD, of, stage=stage, policy=policy) for of in (with_it, [data[0], data[2]]))
-            assert [result["skipped"] for result in found] == [[False, True, False]] * 3
-            assert bits(found[0]["master"]) == bits(clean[0]["master"])
-
-
-@pytest.mark.parametrize(("stage", "culprit"), covering(zs.STAGES, range(4)))
-def test_ranks_that_own_nothing_hear_of_an_overflow_and_are_heard_and_count_the_same_steps(stage, culprit):
-    model = MODELS["fewer_than_ranks"]()  # two parameters
-    good, bad = batches(model, 4, 1, 2)
-    bad[culprit] = [(np.full((2, 1), 6e4, np.float32), np.full((2, 1), -6e4, np.float32))]
-
-    def program(rank):
-        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=EIGHT)
-        skipped = [engine.step(step[rank.index]).skipped for step in (good, bad, good)]
-        return skipped, engine.loss_scale.scale, engine.steps_taken
-
-    assert list(zs.Cluster(4).run(program)) == [([False, True, False], 4.0, 2)] * 4
-
-
-def test_an_overflow_of_the_sum_the_quotient_or_the_scaled_loss_gradient_is_seen():
-    one = MLP((1, 1), bias=False, seed=1)
-    data = [[[(np.full((1, 1), 2.0**8, np.float32), np.full((1, 1), -(2.0**7), np.float32))] for _ in range(2)]]
-    far = [[[(np.full((2, 3), 1e3, np.float32), np.full((2, 2), 3e38, np.float32))]]]
-    for stage in zs.STAGES:
-        every, single = (run(one, of, stage=stage, policy=zs.Policy("fp16")) for of in (data, [data[0][:1]]))
-        assert [result["skipped"] for result in every] == [[True]] * 2, "each rank's gradient is finite"
-        assert single[0]["skipped"] == [False]
-        quotient = run(ODD, far, stage=stage, policy=zs.Policy(loss_scale=2.0**-100))[0]
-        assert quotient["skipped"] == [True], "the sum fits in fp32; divided by the scale it does not"
-        assert np.isfinite(quotient["master"]).all()
-        scaled = run(ODD, batches(ODD, 2, 1, 1), stage=stage, policy=zs.Policy("fp16", loss_scale=2.0**40))
-        assert [result["skipped"] for result in scaled] == [[True]] * 2
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_an_overflow_anywhere_skips_the_step_of_all_ranks_and_changes_nothing_but_the_scale_as_in_the_twin(name):
+    model, data, skipped, options = OVERFLOWS[name]
+    twin, said = assert_runs_equal_the_twin(model, data, **options)
+    assert [step["skipped"] for step in said] == list(map(bool, skipped))
+    assert np.isfinite(twin.master).all()
 
 
 # -- where scaling ends -----------------------------------------------------------------------------------------------
@@ -153,7 +125,8 @@ def test_a_power_of_two_changes_no_bit_where_nothing_under_or_overflows(stage, c
     """Not of a clipped step either; and where S·N·k is 2^129, beyond fp32."""
     data = [[[(x / 64, target / 64) for x, target in mine] for mine in step] for step in batches(ODD, 4, 2, 3)]
     plain, scaled, beyond, other = (
-        outcome(ODD, data, stage=stage, policy=zs.Policy(compute, loss_scale=scale), clip_norm=0.01)
+        [result | {"scales": ""} for result in outcome(
+            ODD, data, stage=stage, policy=zs.Policy(compute, loss_scale=scale), clip_norm=0.01)]
         for scale in (1.0, 2.0**12, 2.0**126, 3.0))
     assert plain == scaled
     assert compute == "bf16" or plain == beyond
@@ -165,24 +138,6 @@ def test_small_gradients_are_lost_without_scaling_and_kept_with_it():
              for step in batches(ODD, 2, 1, 1)]
     lost, kept = (run(ODD, small, policy=zs.Policy("fp16", loss_scale=scale))[0]["m"] for scale in (1.0, 2.0**16))
     assert np.count_nonzero(lost) < np.count_nonzero(kept)
-
-
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("backwards", [1, 2])
-def test_a_scale_that_changes_between_a_steps_backwards_or_before_its_reduce_is_refused(stage, backwards):
-    """The gradients of one step are all of one S·loss: with two S their sum has no divisor."""
-    data = batches(ODD, 2, 2, 1)[0]
-
-    def program(rank):
-        engine = zs.Engine(rank, ODD, ADAM, stage=stage, policy=EIGHT)
-        engine.backward(engine.forward(*data[rank.index][0]))
-        engine.loss_scale.update(True)
-        if backwards == 2:
-            engine.backward(engine.forward(*data[rank.index][1]))
-        engine.reduce()
-
-    with pytest.raises(ValueError, match="the loss scale went from 8 to 4 within a step"):
-        zs.Cluster(2).run(program)
 
 
 def test_a_scaler_restored_in_another_engine_goes_on_with_the_trace():
@@ -199,4 +154,4 @@ def test_a_scaler_restored_in_another_engine_goes_on_with_the_trace():
         return scales
 
     whole = alone(program, len(data))
-    assert all(alone(program, split) == whole for split in range(len(data)))
+    assert all(alone(program, split) == whole for split in range(0, len(data), 4))

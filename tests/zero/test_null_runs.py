@@ -1,4 +1,4 @@
-"""A run without data: the ledger and the trace of the real run, event for event, and one rank that stands for all."""
+"""A run without data: the memory and the trace of the real run, event for event, and one rank that stands for all."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def assert_same_rows(one, other):
     assert len(one.rows) == len(other.rows)
 
 
-def assert_same_ledgers(one, other):
+def assert_same_memory(one, other):
     for question in ("now_nbytes", "peak_nbytes", "slack_nbytes", "peak_nbytes_by_kind"):
         assert getattr(one, question) == getattr(other, question), question
 
@@ -73,7 +73,7 @@ def assert_same_ledgers(one, other):
        bucket=st.none() | st.integers(200, 4000), prefetch=st.integers(0, 2), keep=st.sampled_from([None, (), "all"]),
        recompute=st.sampled_from(["none", "block", "segment(2)", "selective", "tiled", "sub_block"]),
        frozen=st.booleans(), mixed=st.booleans())
-def test_a_null_run_makes_the_real_runs_ledger_and_trace_event_for_event(
+def test_a_null_run_makes_the_real_runs_memory_and_trace_event_for_event(
         name, optimizer, ranks, stage, k, compute, reduce, layout, overlap, bucket, prefetch, keep, recompute, frozen,
         mixed):
     model = NAMED[name]()
@@ -92,7 +92,7 @@ def test_a_null_run_makes_the_real_runs_ledger_and_trace_event_for_event(
         return
     for rank in range(ranks):
         assert_same_rows(null.trace[rank], real.trace[rank])
-        assert_same_ledgers(null.memory[rank], real.memory[rank])
+        assert_same_memory(null.memory[rank], real.memory[rank])
 
 
 @pytest.mark.parametrize(("ranks", "stage", "optimizer"), [
@@ -105,7 +105,7 @@ def test_one_rank_stands_for_all_where_each_does_the_same(ranks, stage, optimize
         one = ran(zs.NullCluster(ranks, representative=index), *args, **options)
         assert len(one.trace) == len(one.memory) == len(one.runs[-1].results) == 1
         assert_same_rows(one.trace[0], every.trace[index])
-        assert_same_ledgers(one.memory[0], every.memory[index])
+        assert_same_memory(one.memory[0], every.memory[index])
         assert len(set(every.memory.peak_nbytes)) == 1
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.zero.optimizers import Spectral
 from tests.zero.training import ADAM, BF16, MODELS, batches, outcome
 from zerosim.models import MLP, CrossEntropy, LinearUnit, Model
 
@@ -23,40 +22,33 @@ def stepped(rank, model, data, *, optimizer, **options):
 # -- whole matrices ---------------------------------------------------------------------------------------------------
 
 
-def test_gathering_pays_in_the_ledger_and_whole_matrices_do_not():
-    matrices, rows = 3 * 7 + 7 * 5 + 5 * 2, 3 + 7 + 5
+def test_gathering_pays_in_bytes_sent_and_whole_matrices_do_not():
+    matrices, left = 3 * 7 + 7 * 5 + 5 * 2, 3 * 3 + 7 * 7 + 5 * 5
     for layout, gather, sent, kept in (("whole_matrices", False, 0, 1), ("whole_matrices", True, 0, 1),
-                                       ("per_unit", True, (4 + 4 + 2) * matrices * 3, 4)):
+                                       ("per_unit", True, (4 + 4 + 4 + 2) * matrices * 3, 4)):
         cluster = zs.Cluster(4)
         engines = cluster.run(lambda rank, layout=layout, gather=gather: stepped(
-            rank, WIDE, batches(WIDE, 4, 1, 1), optimizer=Spectral(), stage=1, policy=BF16, layout=layout,
+            rank, WIDE, batches(WIDE, 4, 1, 1), optimizer=zs.optim.SOAP(), stage=1, policy=BF16, layout=layout,
             gather=gather))
-        assert sum(cluster.trace.sent_nbytes("state")) == sent  # w and m in fp32 and g in bf16, each a ring
+        assert sum(cluster.trace.sent_nbytes("state")) == sent  # w, m and v in fp32 and g in bf16, each a ring
         found = [slot.size for engine in engines
-                 for (_, name), slot in engine.param_group.own_slots.items() if name == "rows"]
+                 for (_, name), slot in engine.param_group.own_slots.items() if name == "left"]
         # State of another shape is kept by the owner alone, or by all who own elements, and so compute.
-        assert (sum(found) == rows) if kept == 1 else (rows < sum(found) <= kept * rows), layout
+        assert (sum(found) == left) if kept == 1 else (left < sum(found) <= kept * left), layout
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.Muon(), zs.optim.LAMB(lr=0.01)], ids=lambda o: type(o).__name__)
-def test_the_ledger_charges_what_an_optimizer_keeps(optimizer):
-    cluster = zs.Cluster(2)
-    engines = cluster.run(lambda rank: zs.Engine(rank, MODEL, optimizer, stage=1, layout="whole_matrices", policy=BF16))
-    kept = sum(4 * int(np.prod(slot.shape)) for shape in MODEL.shapes.values()
-               for slot in optimizer.slots(shape).values())
-    assert len(engines) == 2
-    assert sum(memory.now_nbytes_by_kind.get("optimizer_state", 0) for memory in cluster.memory) == kept
-
-
-def test_a_group_of_another_optimizer_keeps_its_own_state_alone():
-    """Adam has two slots, SGD none: what a rank holds of state is 8 bytes for each element that Adam updates."""
-    model, groups = MODELS["odd"](), (zs.Group("layer0.*", optimizer=zs.optim.SGD(lr=0.1)),)
-    for stage in (0, 3):
-        cluster = zs.Cluster(3)
-        engines = cluster.run(lambda rank, s=stage: zs.Engine(rank, model, ADAM, stage=s, groups=groups))
-        state = [memory.now_nbytes_by_kind["optimizer_state"] for memory in cluster.memory]
-        assert len(engines) == 3
-        assert sum(state) == 8 * 12 * (3 if stage == 0 else 1)  # layer1: 5·2 + 2
+@pytest.mark.parametrize(("stage", "optimizer", "layer0"), [
+    (1, ADAM, ADAM), (1, zs.optim.Muon(), ADAM), (2, zs.optim.LAMB(lr=0.01), zs.optim.SGD(lr=0.1)),
+    (0, ADAM, zs.optim.SGD(lr=0.1)), (3, ADAM, zs.optim.SGD(lr=0.1))], ids=str)
+def test_a_rank_is_charged_for_what_each_parameters_own_optimizer_keeps(stage, optimizer, layer0):
+    cluster, groups = zs.Cluster(3), [zs.Group("layer0.*", optimizer=layer0)]
+    engines = cluster.run(lambda rank: zs.Engine(
+        rank, MODEL, optimizer, stage=stage, layout="whole_matrices", policy=BF16, groups=groups))
+    kept = sum(zs.optim.state_nbytes(layer0 if name.startswith("layer0") else optimizer, shape)
+               for name, shape in MODEL.shapes.items())
+    assert len(engines) == 3
+    state = [memory.now_nbytes_by_kind.get("optimizer_state", 0) for memory in cluster.memory]
+    assert sum(state) == kept * (3 if stage == 0 else 1)
 
 
 # -- factors of inputs and output gradients: the engine's own, and so without a twin ----------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 import zerosim as zs
-from tests.zero.training import BF16, MODELS, SGD, batches, outcome, run
+from tests.zero.training import BF16, MODELS, batches, run
 from zerosim.ranks import trace
 from zerosim.zero import PARTIAL, SHARDED, layout_of
 
@@ -90,15 +90,3 @@ def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_r
     assert (held["gradient"], held["master"], held["optimizer_state"]) == (2 * trained, 4 * trained, 8 * trained)
     for purpose in ("gradients", "parameters"):  # the all-gather, of biases alone
         assert cluster.trace[0].sent_nbytes(purpose) == 2 * trained * (ranks - 1)
-
-
-def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_reduce():
-    """The option is each rank's own affair: no collective differs."""
-    data, overlapping = batches(DEEP, 2, 1, 1), zs.Cluster(2)
-
-    def program(rank):
-        engine = zs.Engine(rank, DEEP, SGD, stage=2, overlap=rank.index == 0)
-        return engine.step(data[0][rank.index]).norm
-
-    norm, = {str([norm]) for norm in overlapping.run(program)}
-    assert norm == outcome(DEEP, data, stage=2, optimizer=SGD)[0]["norms"]

@@ -3,14 +3,17 @@
 In a text, parts ... may be anything (`tests.support.literally`).
 """
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
-from tests.zero.optimizers import Factored, Normed, Plain, Shapeless, Uncut
+from tests.zero.optimizers import Normed, Plain, Shapeless, Uncut
 from tests.zero.training import ADAM, MODELS, SGD, alone
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
@@ -36,8 +39,8 @@ def title(value):
     ({"optimizer": Normed(lr=0.1)}, "Normed needs norms of whole tensors, and has no direction()"),
     ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
     ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
-    ({"optimizer": Factored(), "layout": "whole_matrices"},
-     "Factored needs the factors ... the layer of layer0.bias does not hand over"),
+    ({"optimizer": zs.optim.KFAC(), "layout": "whole_matrices", "model": GPT("gpt-nano"), "groups": [
+        zs.Group("*ln_*", "*.bias", optimizer=ADAM)]}, "KFAC needs the factors ... layer of wte does not hand over"),
     ({"stage": 4}, "stages 0, 1, 2, 3, found 4; ...pass Stage("), ({"stage": True}, "found True"),
     ({"layout": "per_units"}, "did you mean 'per_unit'"), ({"layout": ["per_unit"]}, "no layout is called"),
     ({"recompute": "every"}, "names no policy"), ({"recompute": 3}, "recompute=3 names no policy"),
@@ -136,6 +139,20 @@ def tokens_of_two_lengths(engine):
     engine.step([(tokens[0], tokens[1]), (tokens[0, :1], tokens[1, :1])])
 
 
+def another_scale_midway(engine, backwards):
+    engine.backward(engine.forward(X, T))
+    engine.loss_scale.update(True)
+    if backwards == 2:
+        engine.backward(engine.forward(X, T))
+    engine.reduce()
+
+
+def step_in_a_block_of_weights(engine):
+    with engine.weights(engine.model.units[0]):
+        engine.step([(X, T)])
+
+
+EIGHT = zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=8.0))
 MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=True)])
 
 
@@ -154,6 +171,10 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
     (lambda engine: engine.state("layer0.wait"), "no parameter 'layer0.wait'; it has ...did you mean 'layer0.weight'?",
      {}),
     *((weights_of(None, write=True), "read-only", {"stage": stage}) for stage in zs.STAGES),
+    *((step_in_a_block_of_weights, "inside a block `with engine.weights(unit)`, ...; end the block first",
+       {"stage": stage}) for stage in zs.STAGES),
+    *((partial(another_scale_midway, backwards=backwards), "the loss scale went from 8 to 4 within a step",
+       {"stage": stage, "policy": EIGHT}) for stage, backwards in covering(zs.STAGES, (1, 2))),
     *((weights_of(asked), "no unit of this engine's model; take one of engine.model.units: layer0, layer1", {})
       for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
     (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",
@@ -222,6 +243,7 @@ def test_old_names_of_the_engine_work_and_warn():
 EQUAL_UNITS = Model([LinearUnit("a", 3, 3), LinearUnit("b", 3, 3)])  # shapes alone do not tell which is gathered
 DIFFERING = {
     "optimizer": lambda index: {"optimizer": zs.optim.SGD(lr=0.1 + index)},
+    "optimizer of a plain class": lambda index: {"optimizer": Plain(lr=0.1 + index)},
     "loss_scale": lambda index: {"policy": zs.Policy(loss_scale=1.0 + index)},
     "clip_norm": lambda index: {"clip_norm": 1.0 + index}, "seed": lambda index: {"seed": index},
     "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},

@@ -10,7 +10,7 @@ from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.transport import ProcessCluster, Request
 from zerosim.numerics.arrays import as_bytes
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import NATIVE, Exchange
 from zerosim.ranks.errors import BackendError, MismatchError
 from zerosim.ranks.hub import sent_by, steps_of
@@ -101,7 +101,7 @@ class Halves:
 BUILT_IN = ("f4", "f8")
 
 
-class NativeRequest:
+class NativeRequest(Request):
     """One non-blocking collective of the library, under way."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
@@ -124,9 +124,6 @@ class NativeRequest:
             return False
         self.me.finish(sent_by(self.me.call.normalized(), self.me.index))
         return True
-
-    def wait(self) -> None:
-        """The result is in memory."""
 
     def cancel(self) -> None:
         """A collective of the library cannot be given up: it is over when all ranks have begun it, or never."""
@@ -254,7 +251,7 @@ class MPIChannel:
 MESSAGES = 0  # the tag of a program's own messages; a collective's is 1 + its number, modulo what MPI can hold
 
 
-class MessageRequest:
+class MessageRequest(Request):
     """A message that the program sends itself."""
 
     def __init__(self, me: PendingExchange, halves: Halves, leftovers: Leftovers) -> None:
@@ -271,15 +268,12 @@ class MessageRequest:
             me.to_receive = False
         return before != (me.to_send, me.to_receive)
 
-    def wait(self) -> None:
-        """Does nothing: what has arrived is there."""
-
     def cancel(self) -> None:
         """Gives up the halves that have not moved."""
         self._halves.cancel(self._leftovers)
 
 
-class HopsRequest:
+class HopsRequest(Request):
     """A collective on its way: this rank's generator, and the hop that it waits for."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
@@ -308,9 +302,6 @@ class HopsRequest:
             moved = True
         return moved
 
-    def wait(self) -> None:
-        """The result is in memory."""
-
     def cancel(self) -> None:
         """Gives up the hop under way, and all that would have followed."""
         if self._halves is not None:
@@ -325,8 +316,8 @@ class MPIPointToPoint:
 
     def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
         self._mpi, self._rendezvous = mpi, rendezvous
-        self._world: Group = tuple(range(comm.size)), ()
-        self._comms: dict[Group, Any] = {self._world: comm}
+        self._world: GroupKey = tuple(range(comm.size)), ()
+        self._comms: dict[GroupKey, Any] = {self._world: comm}
         self._leftovers: Leftovers = []
 
     def begin(self, me: Pending) -> Request:
@@ -342,7 +333,7 @@ class MPIPointToPoint:
             return NativeRequest(me, self._mpi, comm, self._leftovers)
         return HopsRequest(me, self._mpi, comm, self._leftovers)
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])

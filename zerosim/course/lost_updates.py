@@ -446,36 +446,22 @@ class Moments:
 
 
 def moments(fmt: str, adam: Adam, gradient: float, steps: Sequence[int]) -> Iterator[Moments]:
-    """Adam's m and v with a constant gradient, at the given steps: computed in fp32, stored in ``fmt`` every step.
+    """The package's Adam with a constant gradient: its m and v at the given steps, rounded to ``fmt`` after every step.
 
-    mean = β·mean + (1-β)·x for both, each with its own β: the operations of the package's Adam in its order, made in
-    fp32, and one rounding to the format. The update is computed from m and v as they are stored, in fp32.
+    The update is (m/correction1) / (√(v/correction2) + ε) of m and v as they are stored, in fp32: Adam's at a learning
+    rate of 1.
     """
-    kernels, g, betas = NumpyKernels(), np.float32(gradient), (adam.beta1, adam.beta2)
-    both, x = stored([0.0, 0.0], fmt), np.array([g, g * g], np.float32)  # m and v; what they are averages of
-    keep, take = np.array(betas, np.float32), np.array([1.0 - beta for beta in betas], np.float32)
-
-    def average(old: Array, new: Array, out: Array) -> None:
-        np.add(old * keep, new * take, out=out)
-
+    w, g, both = np.zeros(1, np.float32), np.array([gradient], np.float32), np.zeros(2, np.float32)
+    context, state = UpdateContext(NumpyKernels()), {"m": both[:1], "v": both[1:]}
     for step in range(1, max(steps) + 1):
-        kernels.elementwise(average, both, x, out=both)
+        adam.update(context, w, g, state, step)
+        both[:] = round_to(both, fmt)
         if step in steps:
+            m, v = both
             corrections = 1.0 - adam.beta1**step, 1.0 - adam.beta2**step
-            m, v = (float(mean) for mean in both)
-            yield Moments(fmt, step, shortest(m), shortest(v), m / (corrections[0] * gradient),
-                          v / (corrections[1] * gradient**2), unit_update(both, adam, corrections))
-
-
-def unit_update(both: Array, adam: Adam, corrections: tuple[float, float]) -> float:
-    """(m/correction1) / (√(v/correction2) + ε), in fp32: Adam's update at a learning rate of 1."""
-    out = np.empty(1, np.float32)
-
-    def block(m: Array, v: Array, out: Array) -> None:
-        np.divide(m / corrections[0], np.sqrt(v / corrections[1]) + adam.epsilon, out=out)
-
-    NumpyKernels().elementwise(block, both[:1], both[1:], out=out)
-    return shortest(out[0])
+            update = (m / corrections[0]) / (np.sqrt(v / corrections[1]) + adam.epsilon)
+            yield Moments(fmt, step, shortest(m), shortest(v), float(m) / (corrections[0] * gradient),
+                          float(v) / (corrections[1] * gradient**2), shortest(update))
 
 
 # -- 6: the formats' smallest steps and numbers -----------------------------------------------------------------------

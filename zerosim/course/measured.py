@@ -10,7 +10,7 @@ from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
 from zerosim.models.units import Model
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer
+from zerosim.optim.base import Optimizer, state_nbytes
 from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
@@ -18,7 +18,6 @@ from zerosim.planning.conventions import (
     convention_of,
     normed_tensors,
     per_parameter_nbytes,
-    state_nbytes,
     states_nbytes,
 )
 from zerosim.planning.plan import PlanConfig

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, LargestValue, Rested, Trial, largest_values, policies, rested, trials
+from zerosim.course.training import whole_weights
 from zerosim.display.views import View, plain
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
@@ -185,12 +186,7 @@ def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Ar
     engine = Engine(rank, model, AdamW(LR))
     for step in range(steps):
         engine.step([_batch(model, corpus, step)])
-    found = {}
-    for name, shape in model.shapes.items():
-        master = engine.state(name)["master"]
-        assert master is not None, "every parameter is trained"
-        found[name] = master.reshape(shape).copy()
-    return found
+    return whole_weights(engine, "master")
 
 
 def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[Array, Array]:

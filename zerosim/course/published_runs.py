@@ -37,6 +37,11 @@ class Settled:
     estimated: float
     measured: float
 
+    @property
+    def ratio(self) -> float:
+        """Published over measured."""
+        return self.row.stated / self.measured
+
 
 def settled(*subjects: str) -> Iterator[Settled]:
     """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
@@ -64,48 +69,42 @@ def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of:
 # -- model states and what is sent -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredTraining:
-    """The memory of rank 0 after a step, by kind, and the bytes that it sent for gradients and parameters."""
-
-    parameters: int
-    resting_nbytes: Mapping[str, int]
-    sent_nbytes: int
-
-
 @cache
 def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16",
-         micro_batches: int = 1) -> MeasuredTraining:
-    """One step with Adam of a model that is a single matrix of P parameters."""
+         micro_batches: int = 1) -> tuple[Mapping[str, int], int]:
+    """One step with Adam of a single matrix of P parameters: the memory of rank 0 at rest after it, by kind, and the
+    bytes that it sent for gradients and parameters."""
     inputs = next(n for n in range(isqrt(parameters), 0, -1) if parameters % n == 0)
     cluster, widths = NullCluster(ranks, representative=0), (inputs, parameters // inputs)
     (held,) = run(cluster, MLP(widths, bias=False), Adam(), (1, widths[0]), (1, widths[1]), stage=stage,
                   policy=Policy(compute), micro_batches=micro_batches)
-    sent = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
-    return MeasuredTraining(parameters, held.at_rest, sent)
+    return held.at_rest, sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
 
 
 def states(parameters: int, ranks: int, stage: int, convention: str = "zero-paper") -> float:
     """GB at rest on a rank."""
-    return sum(step(parameters, ranks, stage, COMPUTE[convention]).resting_nbytes.values()) / 1e9
+    resting, _ = step(parameters, ranks, stage, COMPUTE[convention])
+    return sum(resting.values()) / 1e9
 
 
 def bytes_per_parameter(stage: int, ranks: int, convention: str = "zero-paper") -> float:
     """Bytes at rest on a rank for each parameter."""
-    found = step(MATRIX, ranks, stage, COMPUTE[convention])
-    return sum(found.resting_nbytes.values()) / found.parameters
+    resting, _ = step(MATRIX, ranks, stage, COMPUTE[convention])
+    return sum(resting.values()) / MATRIX
 
 
 def optimizer_bytes(stage: int) -> float:
     """Bytes per parameter, on all ranks together, of what a stage cuts of masters and moments."""
-    ranks, found = 8, step(MATRIX, 8, stage).resting_nbytes
-    return ranks * (found["master"] + found["optimizer_state"]) / MATRIX
+    ranks = 8
+    resting, _ = step(MATRIX, ranks, stage)
+    return ranks * (resting["master"] + resting["optimizer_state"]) / MATRIX
 
 
 def vectors(stage: int | Stage, ranks: int = MANY, micro_batches: int = 1) -> float:
     """Sent by a rank in a step, in vectors of all parameters."""
-    found = step(MATRIX * 128, ranks, stage, micro_batches=micro_batches)
-    return found.sent_nbytes / (2 * found.parameters)
+    parameters = MATRIX * 128
+    _, sent_nbytes = step(parameters, ranks, stage, micro_batches=micro_batches)
+    return sent_nbytes / (2 * parameters)
 
 
 # -- what blocks keep and compute --------------------------------------------------------------------------------------

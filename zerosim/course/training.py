@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
@@ -328,8 +329,7 @@ def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: He
     # The capacity is one for training: to look at the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
-    held_out, written = held_out_loss(engine, model, corpus), sample(engine, model, count, options.seed)
-    looked = None if held_out is None or written is None else (held_out, written)
+    looked = look(engine, model, corpus, count, options.seed)
     return _OfRank(steps, losses, resting, digest(engine), looked, last_step)
 
 
@@ -362,52 +362,41 @@ def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int
 
 
 # -- a trained model looked at: its loss on text held out, a digest of its weights, and what it writes -----------------
-# Rank 0 computes, and every rank takes part, since weights that rest sharded are gathered.
 
 PROMPT = "Call me "
 TEMPERATURE = 0.8
 HELD_OUT_ROWS = 16
 
 
-def logits(engine: Engine, model: GPT, tokens: np.ndarray) -> np.ndarray | None:
-    """tokens (B, T) -> logits (B, T, V) on rank 0; None on the others, which only show what they own."""
-    if engine.rank.index == 0:
-        return logits_of(engine.context(), model, engine.weights, tokens)
-    for unit in model.units:
-        with engine.weights(unit):
-            pass
-    return None
-
-
-def held_out_loss(engine: Engine, model: GPT, corpus: Corpus) -> float | None:
-    """The mean loss in nats on sequences that were not trained on; None on other ranks than 0."""
-    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
-    found = logits(engine, model, x)
-    return None if found is None else model.loss.forward(engine.context(), found, target)[0]
-
-
 def digest(engine: Engine) -> str:
     """SHA-256 of all master weights, in the order of the model, in hexadecimal; on every rank of what it sees."""
     found = sha256()
-    for name in engine.model.shapes:
-        found.update(np.ascontiguousarray(engine.state(name)["master"]).tobytes())
+    for master in whole_weights(engine, "master").values():
+        found.update(np.ascontiguousarray(master).tobytes())
     return found.hexdigest()
 
 
-def sample(engine: Engine, model: GPT, count: int, seed: int) -> str | None:
-    """The model's text after the prompt, ``count`` tokens of it; None on other ranks than 0.
+def whole_weights(engine: Engine, kind: str = "parameter") -> dict[str, np.ndarray]:
+    """Each whole parameter, or its "master", by name: gathered where it rests sharded, so on every rank at once."""
+    found = {name: engine.state(name)[kind] for name in engine.model.shapes}
+    return {name: weight for name, weight in found.items() if weight is not None}
 
+
+def look(engine: Engine, model: GPT, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
+    """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
+
+    Rank 0 computes; the others only show what they own, since weights that rest sharded are gathered, and have None.
     Raises ValueError for logits that are NaN or infinite.
     """
-    nothing = np.zeros((1, 1, VOCABULARY))
-
-    def next_logits(tokens: np.ndarray) -> np.ndarray:
-        found = logits(engine, model, tokens)
-        return nothing if found is None else found
-
-    written = generate(next_logits, list(PROMPT.encode()), count, context=model.config.context,
-                       temperature=TEMPERATURE, seed=seed)
-    return readable(written) if engine.rank.index == 0 else None
+    weights = whole_weights(engine)
+    if engine.rank.index:
+        return None
+    logits = partial(logits_of, engine.context(), model, lambda unit: nullcontext(weights))
+    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
+    held_out, _ = model.loss.forward(engine.context(), logits(x), target)
+    written = generate(logits, list(PROMPT.encode()), count, context=model.config.context, temperature=TEMPERATURE,
+                       seed=seed)
+    return held_out, readable(written)
 
 
 # -- the same training several times, side by side: under every stage, in every format, or with different optimizers ---

@@ -60,12 +60,22 @@ class Style:
             yield
 
     @contextmanager
-    def figure(self, width_inches: float, height_inches: float) -> "Iterator[Picture]":
-        """An empty figure, to be drawn inside the ``with`` block, while the style is in force."""
+    def figure(self, width: float, height: float, title: str = "", words: str = "", *,
+               below: float = 0.74) -> "Iterator[Picture]":
+        """A page of so many inches, to be drawn inside the ``with`` block, while the style is in force.
+
+        Above is its title, and words of second rank, whose middle lies ``below`` so many inches under the upper edge.
+        """
         from zerosim.display.picture import Picture
 
         with self.in_force():
-            yield Picture(figsize=(width_inches, height_inches))
+            figure = Picture(figsize=(width, height))
+            if title:
+                figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
+                # Where there is no second line, it would only move the first.
+                air: dict[str, Any] = {"linespacing": 1.45} if "\n" in words else {}
+                figure.text(0.2 / width, 1 - below / height, words, va="center", color=self.muted, **air)
+            yield figure
 
 
 LIGHT = Style("light", background="#FFFFFF", ink="#1A1A1A", muted="#595959", faint="#D4D4D4")
@@ -131,25 +141,6 @@ class Drawing:
         return f"{self.title}. {self.description}"
 
 
-def heading(figure: "Picture", title: str, words: str, style: Style, *, below: float = 0.74) -> None:
-    """The title, and words of second rank, whose middle lies ``below`` so many inches under the upper edge."""
-    width, height = figure.get_size_inches()
-    figure.text(0.2 / width, 1 - 0.34 / height, title, va="center", fontsize=17, fontweight="bold")
-    # Where there is no second line, it would only move the first.
-    air: dict[str, Any] = {"linespacing": 1.45} if "\n" in words else {}
-    figure.text(0.2 / width, 1 - below / height, words, va="center", color=style.muted, **air)
-
-
-def in_inches(figure: "Picture") -> Axes:
-    """Axes over the whole page, in inches from its lower left corner, without a frame."""
-    width, height = figure.get_size_inches()
-    axes: Axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, width)
-    axes.set_ylim(0, height)
-    axes.set_axis_off()
-    return axes
-
-
 def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
     """The color of a kind of memory, and hatching where it lives only during a step."""
     hatch = "" if kind in RESTING_KINDS else "////"
@@ -173,6 +164,16 @@ def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]]
         axes.fill_between(places, lower, upper, step="post", **looks(kind))
         low = high
     return low
+
+
+def stack_bar(bar: Callable[..., Any], at: float, thickness: float, held: Mapping[str, float],
+              looks: Callable[[str], dict[str, Any]]) -> float:
+    """A bar of kinds, each from where the one before it ends; returns the last end. ``bar`` is of axes: bar or barh."""
+    end = 0.0
+    for kind, value in held.items():
+        bar(at, value, thickness, end, **looks(kind))
+        end += value
+    return end
 
 
 def scale_of(nbytes: int) -> tuple[float, str]:

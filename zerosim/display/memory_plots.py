@@ -1,6 +1,6 @@
 """Figures of memory: one rank over a run, change by change; all ranks now and at most.
 
-Legend: N ranks, H changes of a ledger.
+Legend: H changes of what a rank holds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, scale_of, stack, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, scale_of, stack, stack_bar, within_limits
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS
 from zerosim.display.views import words
 from zerosim.ranks.memory import Memory
@@ -18,7 +18,7 @@ MOST_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerData:
+class MemoryOverRun:
     """Memory of one rank: (H + 1,) bytes of each kind, before the run's first change and after each.
 
     ``phases`` are (name, from, to) of the program's forward, backward and the like, in changes.
@@ -35,17 +35,7 @@ class LedgerData:
         return list(map(sum, zip(*self.nbytes.values(), strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class LedgersData:
-    """Bytes by kind of each rank, now and at its fullest."""
-
-    owners: tuple[str, ...]
-    now: tuple[Mapping[str, int], ...]
-    peak: tuple[Mapping[str, int], ...]
-    capacity_nbytes: int | None
-
-
-def ledger_data(memory: Memory) -> LedgerData:
+def memory_curve_data(memory: Memory) -> MemoryOverRun:
     """Reads the trace of the memory's last run; ValueError where nothing was held in it."""
     held = dict(memory.trace.held_at_start)
     kinds = [kind for kind in KIND_COLORS if kind in held or any(
@@ -57,12 +47,12 @@ def ledger_data(memory: Memory) -> LedgerData:
         if isinstance(row, Held):
             for kind, column in columns.items():
                 column.append(column[-1] + row.nbytes * (kind == row.kind))
-    return LedgerData(memory.owner, {kind: tuple(column) for kind, column in columns.items()}, memory.capacity_nbytes,
-                      tuple(_phases(memory.trace.rows)))
+    return MemoryOverRun(memory.owner, {kind: tuple(column) for kind, column in columns.items()},
+                         memory.capacity_nbytes, tuple(_phases(memory.trace.rows)))
 
 
 def _phases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
-    """The stretches of one phase, by the changes of the ledger in them, up to where another phase begins."""
+    """The stretches of one phase, by the changes in them, up to where another begins."""
     found, changes = list[tuple[str, int, int]](), 0
     for row in rows:
         changes += isinstance(row, Held)
@@ -74,19 +64,8 @@ def _phases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
     return [stretch for stretch in found if stretch[2] > stretch[1]]
 
 
-def ledgers_data(memories: Sequence[Memory]) -> LedgersData:
-    """Reads the ledgers of at most 16 ranks, the first ones; ValueError where none ever held anything."""
-    shown = memories[:MOST_RANKS]
-    if not any(memory.peak_nbytes for memory in shown):
-        raise ValueError("no rank has held anything yet, so there is nothing to draw; run a program first")
-    limits = {memory.capacity_nbytes for memory in shown}
-    return LedgersData(tuple(memory.owner for memory in shown), tuple(memory.now_nbytes_by_kind for memory in shown),
-                       tuple(memory.peak_nbytes_by_kind for memory in shown),
-                       limits.pop() if len(limits) == 1 else None)
-
-
-def ledger(data: LedgerData, style: Style = LIGHT) -> Drawing:
-    """Stacked areas by kind, from each change of the ledger to the next."""
+def memory_curve(data: MemoryOverRun, style: Style = LIGHT) -> Drawing:
+    """Stacked areas by kind, from each change to the next."""
     title = f"What {data.owner} held in the last run"
     peak, final = max(data.totals), data.totals[-1]
     with _page(style, title, f"At most {peak:,} bytes, {final:,} at the end. Hatched: kinds that live only during a "
@@ -121,29 +100,34 @@ def _strip(axes: Axes, phases: Sequence[tuple[str, int, int]], style: Style) -> 
         axes.set_ylim(0, 1.1 * top)
 
 
-def ledgers(data: LedgersData, style: Style = LIGHT) -> Drawing:
-    """Two stacked bars for each rank: now, and at its fullest instant."""
-    title, ranks = "What the ranks hold now, and held at their fullest", len(data.owners)
-    kinds = [kind for kind in KIND_COLORS if any(held.get(kind) for held in (*data.now, *data.peak))]
-    peak = max(sum(held.values()) for held in data.peak)
+def memories_bars(memories: Sequence[Memory], style: Style = LIGHT) -> Drawing:
+    """Two stacked bars for each rank, of many the first ones: now, and at its fullest instant.
+
+    Raises ValueError where none ever held anything.
+    """
+    shown = memories[:MOST_RANKS]
+    peak = max(memory.peak_nbytes for memory in shown)
+    if not peak:
+        raise ValueError("no rank has held anything yet, so there is nothing to draw; run a program first")
+    columns = [(memory.now_nbytes_by_kind, memory.peak_nbytes_by_kind) for memory in shown]
+    kinds = [kind for kind in KIND_COLORS if any(held.get(kind) for both in columns for held in both)]
+    limits, title = {memory.capacity_nbytes for memory in shown}, "What the ranks hold now, and held at their fullest"
     with _page(style, title, "Left bar of each rank: now; right bar: at its fullest instant.", kinds) as (figure, axes):
         unit, name = scale_of(peak)
-        for rank, (now, full) in enumerate(zip(data.now, data.peak, strict=True)):
-            for x, held in ((rank - 0.2, now), (rank + 0.2, full)):
-                low = 0.0
-                for kind in kinds:
-                    axes.bar(x, held.get(kind, 0) / unit, 0.36, bottom=low, **look(kind, style))
-                    low += held.get(kind, 0) / unit
-        _capacity(axes, data.capacity_nbytes, peak, unit, style)
-        axes.set_xticks(range(ranks), [owner.removeprefix("rank ") for owner in data.owners])
-        axes.set_xlim(-0.6, max(ranks, 3) - 0.4)
+        for rank, both in enumerate(columns):
+            for x, held in zip((rank - 0.2, rank + 0.2), both, strict=True):
+                stack_bar(axes.bar, x, 0.36, {kind: held.get(kind, 0) / unit for kind in kinds},
+                          lambda kind: look(kind, style))
+        _capacity(axes, limits.pop() if len(limits) == 1 else None, peak, unit, style)
+        axes.set_xticks(range(len(shown)), [memory.owner.removeprefix("rank ") for memory in shown])
+        axes.set_xlim(-0.6, max(len(shown), 3) - 0.4)
         axes.set_ylim(0, axes.get_ylim()[1])
         within_limits(axes)
         axes.set_xlabel("rank (its number)")
         axes.set_ylabel(f"held ({name})")
         axes.grid(axis="y")
-    said = "; ".join(f"{owner} {sum(now.values()):,} now and {sum(full.values()):,} at its fullest" for owner, now, full
-                     in zip(data.owners, data.now, data.peak, strict=True))
+    said = "; ".join(f"{memory.owner} {memory.now_nbytes:,} now and {memory.peak_nbytes:,} at its fullest"
+                     for memory in shown)
     return Drawing("ledgers", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
 
 
@@ -152,12 +136,10 @@ def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iter
     """A figure with its heading and a legend of kinds, and axes between them."""
     from matplotlib.patches import Patch
 
-    width, rows = 9.6, -(-len(kinds) // 4)
-    height = 5.3 + 0.27 * rows
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((0.95 / width, (0.85 + 0.27 * rows) / height, 1 - 1.25 / width,
-                                1 - (2.05 + 0.27 * rows) / height))
-        heading(figure, title, subtitle, style, below=0.76)
+    width, legend = 9.6, 0.27 * -(-len(kinds) // 4)
+    height = 5.3 + legend
+    with style.figure(width, height, title, subtitle, below=0.76) as figure:
+        axes = figure.add_axes((0.95 / width, (0.85 + legend) / height, 1 - 1.25 / width, 1 - (2.05 + legend) / height))
         figure.legend([Patch(**look(kind, style)) for kind in kinds], [words(kind) for kind in kinds],
                       loc="lower center", ncols=4, columnspacing=1.6)
         yield figure, axes

@@ -7,13 +7,35 @@ import html
 from base64 import b64encode
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure; ``drawing``, once it is finished, is the Drawing with its title and its words."""
+    """A page to draw on; ``drawing``, once it is finished, is the Drawing with its title and its words."""
 
     drawing: Any = None
+
+    def panel(self, *, left: float, right: float, top: float, bottom: float) -> Axes:
+        """Axes inside margins in inches."""
+        width, height = self.get_size_inches()
+        return self.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+
+    def panels(self, rows: int, columns: int, *, left: float, right: float, top: float, bottom: float,
+               sharex: bool = False, sharey: bool = False, **grid: Any) -> Any:
+        """Axes in rows and columns, (rows, columns), inside margins in inches; ``grid`` are options of a GridSpec."""
+        width, height = self.get_size_inches()
+        margins = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height, "bottom": bottom / height}
+        return self.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False, gridspec_kw=margins | grid)
+
+    def sheet(self) -> Axes:
+        """Axes over the whole page, in inches from its lower left corner, without a frame."""
+        width, height = self.get_size_inches()
+        axes: Axes = self.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, width)
+        axes.set_ylim(0, height)
+        axes.set_axis_off()
+        return axes
 
     def _repr_html_(self) -> str | None:
         """The picture as Jupyter shows it: as it is now, in an ``<img>`` of its own, whose ids meet no others."""

@@ -4,12 +4,11 @@ A plan is an estimate: it is read as data, and nothing is run.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, heading
-from zerosim.display.memory_plots import ledger, ledger_data, ledgers, ledgers_data
+from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, stack_bar
+from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
 from zerosim.display.objects import PARTS, parts_of, row_name
 from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS: Mapping[type, Callable[[Any, Style], Drawing]] = MappingProxyType({
-    Memory: lambda memory, style: ledger(ledger_data(memory), style),
-    Memories: lambda memories, style: ledgers(ledgers_data(memories), style),
+    Memory: lambda memory, style: memory_curve(memory_curve_data(memory), style),
+    Memories: memories_bars,
     Trace: lambda trace, style: trace_order(trace_order_data([trace]), style),
     Traces: lambda traces, style: trace_order(trace_order_data(traces), style),
-    Plan: lambda plan, style: plan_bars(plan_bars_data(plan), style)})
+    Plan: lambda plan, style: plan_bars(plan, style)})
 
 
 def plot(thing: Any, *, dark: bool = False) -> "Figure":
@@ -64,67 +63,37 @@ NAMES: Mapping[str, str] = MappingProxyType({"optimizer": "optimizer and masters
 HATCHED = ("transient",)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanBars:
-    """Bytes by part of each row, by its name, what the device has, and the verdict."""
+def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
+    """One stacked bar for each row of a plan, and a line where the device is full."""
+    from matplotlib.patches import Patch
 
-    model: str
-    verdict: str
-    bars: Mapping[str, Mapping[str, int]]
-    capacity_nbytes: int
-
-    @property
-    def parts(self) -> list[str]:
-        """The parts of which any row has anything."""
-        return [part for part in PARTS if any(held[part] for held in self.bars.values())]
-
-
-def plan_bars_data(plan: Plan) -> PlanBars:
-    """Reads a plan's rows."""
-    config = plan.config
-    what = f"{config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
-    return PlanBars(what, plan.verdict, {row_name(row): parts_of(row) for row in plan.rows},
-                    plan.rows[0].capacity_nbytes)
-
-
-def plan_bars(data: PlanBars, style: Style = LIGHT) -> Drawing:
-    """One stacked bar for each row, and a line where the device is full."""
-    title = f"What one rank would hold: {data.model}"
-    width, height = 11.0, 3.15 + 0.42 * len(data.bars)
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((1.85 / width, 1.6 / height, 1 - 3.55 / width, 1 - 2.85 / height))
-        widest = max(data.capacity_nbytes, *(sum(held.values()) for held in data.bars.values())) / 1e9
-        for place, held in enumerate(data.bars.values()):
-            low = 0.0
-            for part in data.parts:
-                axes.barh(place, held[part] / 1e9, 0.72, low, **_look(part, style))
-                low += held[part] / 1e9
-            fits = sum(held.values()) <= data.capacity_nbytes
-            axes.annotate(f"{low:,.1f}{'' if fits else ' (misses)'}", (low, place), (5, 0), textcoords="offset points",
-                          va="center", fontweight="normal" if fits else "bold", annotation_clip=False,
-                          bbox={"facecolor": style.background, "edgecolor": "none", "pad": 0.6})
-        axes.axvline(data.capacity_nbytes / 1e9, color=style.ink, linestyle="--", linewidth=1.4)
-        axes.annotate(f"the device has {data.capacity_nbytes / 1e9:,.1f}", (data.capacity_nbytes / 1e9, 1), (0, 4),
-                      xycoords=axes.get_xaxis_transform(), textcoords="offset points", ha="center", va="bottom")
-        axes.set_yticks(range(len(data.bars)), list(data.bars))
-        axes.set_ylim(len(data.bars) - 0.45, -0.55)
-        axes.set_xlim(0, widest * 1.02)
+    config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [parts_of(row) for row in plan.rows]
+    title = f"What one rank would hold: {config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
+    parts = [part for part in PARTS if any(held[part] for held in rows)]
+    with style.figure(11.0, 3.15 + 0.42 * len(rows), title, plan.verdict) as figure:
+        axes = figure.panel(left=1.85, right=1.7, top=1.25, bottom=1.6)
+        for place, (row, held) in enumerate(zip(plan.rows, rows, strict=True)):
+            end = stack_bar(axes.barh, place, 0.72, {part: held[part] / 1e9 for part in parts},
+                            lambda part: _look(part, style))
+            axes.annotate(f"{end:,.1f}{'' if row.fits else ' (misses)'}", (end, place), (5, 0),
+                          textcoords="offset points", va="center", fontweight="normal" if row.fits else "bold",
+                          annotation_clip=False, bbox={"facecolor": style.background, "edgecolor": "none", "pad": 0.6})
+        axes.axvline(capacity / 1e9, color=style.ink, linestyle="--", linewidth=1.4)
+        axes.annotate(f"the device has {capacity / 1e9:,.1f}", (capacity / 1e9, 1), (0, 4), ha="center", va="bottom",
+                      xycoords=axes.get_xaxis_transform(), textcoords="offset points")
+        axes.set_yticks(range(len(rows)), list(map(row_name, plan.rows)))
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.set_xlim(0, max(capacity, *(row.total_nbytes for row in plan.rows)) / 1e9 * 1.02)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel("held by one rank (GB)")
-        heading(figure, title, data.verdict, style)
-        figure.legend(*_legend(data, style), loc="lower center", ncols=4, columnspacing=1.6)
-    said = "; ".join(f"{name} {sum(held.values()) / 1e9:,.2f} GB" for name, held in data.bars.items())
-    return Drawing("plan", title, f"{data.verdict} Stacked bars: {said}. The device has "
-                   f"{data.capacity_nbytes / 1e9:,.2f} GB.", style, figure)
+        figure.legend([Patch(**_look(part, style)) for part in parts], [NAMES.get(part, part) for part in parts],
+                      loc="lower center", ncols=4, columnspacing=1.6)
+    said = "; ".join(f"{row_name(row)} {row.total_nbytes / 1e9:,.2f} GB" for row in plan.rows)
+    words = f"{plan.verdict} Stacked bars: {said}. The device has {capacity / 1e9:,.2f} GB."
+    return Drawing("plan", title, words, style, figure)
 
 
 def _look(part: str, style: Style) -> dict[str, Any]:
     hatch = "////" if part in HATCHED else ""
     return {"facecolor": PARTS[part], "edgecolor": style.background, "linewidth": 0.0, "hatch": hatch}
-
-
-def _legend(data: PlanBars, style: Style) -> tuple[list[Any], list[str]]:
-    from matplotlib.patches import Patch
-
-    return [Patch(**_look(part, style)) for part in data.parts], [NAMES.get(part, part) for part in data.parts]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.objects import step_view
 from zerosim.display.render_html import as_html
 from zerosim.display.style import ink_on, rank_color, short
@@ -124,7 +124,7 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
     half = max(1, data.chunks) * cell
     height = TOP + len(data.rows) * (ROW + GAP) + BOTTOM
     with style.figure(max(9.4, LEFT + 2 * half + 0.4 + RIGHT), height) as figure:
-        sheet = StepPage(in_inches(figure), style, data, cell, half, height)
+        sheet = StepPage(figure.sheet(), style, data, cell, half, height)
         sheet.words()
         for place, row in enumerate(data.rows):
             sheet.rank(place, row)

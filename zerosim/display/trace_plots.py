@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, in_inches, scale_of, stack, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, scale_of, stack, within_limits
 from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.ranks.hub import expand
@@ -77,11 +77,10 @@ def color_of(what: str) -> str:
 def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
     """A lane for each rank; under them, the bytes that the busiest rank has sent by then, stacked by purpose."""
     lanes = len(data.names)
-    width, height = 11.0, 5.0 + 0.42 * lanes
-    with style.figure(width, height) as figure:
-        grid = figure.add_gridspec(2, 1, height_ratios=(0.42 * lanes, 2.1), left=1.0 / width, right=1 - 0.3 / width,
-                                   top=1 - 1.1 / height, bottom=1.45 / height, hspace=0.35 / (0.2 + 0.21 * lanes))
-        order, sent = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
+    words = "Tall: a collective or a message; low: a stretch of arithmetic. Each is one event, however long it takes."
+    with style.figure(11.0, 5.0 + 0.42 * lanes, TITLE, words) as figure:
+        (order,), (sent,) = figure.panels(2, 1, left=1.0, right=0.3, top=1.1, bottom=1.45,
+                                          height_ratios=(0.42 * lanes, 2.1), hspace=0.35 / (0.2 + 0.21 * lanes))
         for place, whats in enumerate(data.whats):
             for sends, half in ((True, 0.4), (False, 0.2)):
                 here = [at for at, what in enumerate(whats) if (what in PURPOSE_COLORS) is sends]
@@ -97,8 +96,6 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             axes.set_xlim(0, max(1, *map(len, data.whats)))
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
-        heading(figure, TITLE, "Tall: a collective or a message; low: a stretch of "
-                "arithmetic. Each is one event, however long it takes.", style)
         figure.legend(*_legend(data), loc="lower center", ncols=5, columnspacing=1.6)
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 
@@ -198,7 +195,7 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
 
     height = SIDE + TOP - 0.6
     with style.figure(SIDE, height) as figure:
-        axes = in_inches(figure)
+        axes = figure.sheet()
         figure.text(0.2 / SIDE, 1 - 0.34 / height, _title(data), va="center", fontsize=17, fontweight="bold")
         figure.text(0.2 / SIDE, 1 - 0.84 / height, _subtitle(data), va="center", color=style.muted, linespacing=1.4)
         for link, nbytes in sorted(data.links.items(), key=lambda item: item[0] in data.around):

@@ -157,6 +157,10 @@ class BlockPart(ABC):
         """A parameter's full name."""
         return f"{self.block}.{layer}.{parameter}"
 
+    def _of(self, layer: str, arrays: Weights) -> tuple[np.ndarray, np.ndarray]:
+        """The arrays of a layer's weight and bias."""
+        return arrays[self.full(layer)], arrays[self.full(layer, "bias")]
+
     def initializer(self, name: str) -> Initializer:
         """Zeros for biases, ones for LayerNorm's weight, normal values for the others, by the seed and the name."""
         if name.endswith(".bias"):
@@ -180,16 +184,15 @@ class BlockPart(ABC):
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """y (B, T, C), and what the context says is saved: x alone, or a SavedByPart."""
         saved = self._run(ctx, w, x, ctx.keep)
-        y = layers.linear_forward(ctx, saved[-1], w[self.full(self.closing)], w[self.full(self.closing, "bias")])[0]
+        y = layers.linear_forward(ctx, saved[-1], *self._of(self.closing, w))[0]
         y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
         _add_to(ctx, y, x)
         return y, x if ctx.keep == SUB_BLOCK else saved
 
     def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> SavedByPart:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
-        h, norm = layers.layernorm_forward(ctx, rows_of(x), w[self.full(self.norm)], w[self.full(self.norm, "bias")],
-                                           self.config.epsilon)
-        h = layers.linear_forward(ctx, h, w[self.full(self.opening)], w[self.full(self.opening, "bias")])[0]
+        h, norm = layers.layernorm_forward(ctx, rows_of(x), *self._of(self.norm, w), self.config.epsilon)
+        h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
         h, middle = self.middle_forward(ctx, h, x.shape, keep)
         return norm, middle, h
 
@@ -204,11 +207,11 @@ class BlockPart(ABC):
         del closing
         dh = self.middle_backward(ctx, middle, dh, dy.shape)
         del middle
-        h = layers.layernorm_output(ctx, w[self.full(self.norm)], w[self.full(self.norm, "bias")], norm)
+        h = layers.layernorm_output(ctx, *self._of(self.norm, w), norm)
         dh = self._linear(ctx, w, self.opening, h, dh, grads)
         del h
-        dx = layers.layernorm_backward(ctx, w[self.full(self.norm)], norm, dh, grads[self.full(self.norm)],
-                                       grads[self.full(self.norm, "bias")]).reshape(dy.shape)
+        dx = layers.layernorm_backward(ctx, w[self.full(self.norm)], norm, dh, *self._of(self.norm, grads))
+        dx = dx.reshape(dy.shape)
         _add_to(ctx, dx, dy)
         return dx
 
@@ -217,7 +220,7 @@ class BlockPart(ABC):
         """One linear layer back: x (M, I), dy (M, O) -> dx (M, I)."""
         name = self.full(layer)
         ctx.observe(name, x, dy)
-        return layers.linear_backward(ctx, w[name], x, dy, grads[name], grads[self.full(layer, "bias")])
+        return layers.linear_backward(ctx, w[name], x, dy, *self._of(layer, grads))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,42 +23,6 @@ from zerosim.numerics.blockwise import BlockKernels, PerColumn, PerRow, cast_blo
 from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
 
-# -- One bit per element -----------------------------------------------------------------------------------------------
-# Which elements a ReLU let through. Both directions look at bit patterns and compute nothing, so no format is widened.
-
-WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def packed_nbytes(count: int) -> int:
-    """Bytes that ``count`` bits take."""
-    return -(-count // 8)
-
-
-def pack_nonzero(y: Array, out: Array) -> None:
-    """Sets bit i of ``out`` (uint8, ⌈n/8⌉) iff element i of ``y`` (n elements, any shape) is not +0."""
-    words = _words(y)
-    for here, packed in _blocks(words.shape[0]):
-        out[packed] = np.packbits(words[here] != 0)
-
-
-def select(bits: Array, x: Array, out: Array) -> None:
-    """``out`` = x where its bit is set, else +0, even where x is NaN; both of n elements in one dtype."""
-    words, chosen = _words(x), _words(out)
-    for here, packed in _blocks(words.shape[0]):
-        mask = np.unpackbits(bits[packed])[:words[here].shape[0]]
-        np.multiply(words[here], mask, out=chosen[here])
-
-
-def _words(x: Array) -> Array:
-    return x.reshape(-1).view(WORDS[x.dtype.itemsize])
-
-
-def _blocks(count: int) -> Iterator[tuple[slice, slice]]:
-    """The elements of each block, and the bytes that hold their bits: blocks begin at multiples of 8."""
-    for here in spans(count):
-        yield here, slice(here.start // 8, packed_nbytes(here.stop))
-
-
 # -- The complementary error function, which NumPy has not -------------------------------------------------------------
 # erfc(z) = t·exp(-z² + P(t)) with t = 2/(2 + z), for z >= 0: P is smooth on (0, 1], so that a Chebyshev series of few
 # terms is as exact as the arithmetic, and relative to the result, however small that is. The series is stored, so that
@@ -136,14 +100,35 @@ def relu(k: BlockKernels, x: Array, out: Array, bits: Array) -> None:
     """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
     check_operands("relu", x=x, out=out)
     k.run_blocks(_relu, [x], out, in_place=True)
-    pack_nonzero(out, bits)
+    codes = _codes_of(out)
+    for here, packed in _blocks_of_bits(codes.size):
+        bits[packed] = np.packbits(codes[here] != 0)
 
 
 def relu_gradient(bits: Array, dy: Array, out: Array) -> None:
     """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
     check_shapes("relu_gradient", dy=dy, out=out)
     check_same_type("relu_gradient", dy, out)
-    select(bits, dy, out)
+    codes, chosen = _codes_of(dy), _codes_of(out)
+    for here, packed in _blocks_of_bits(codes.size):
+        mask = np.unpackbits(bits[packed])[:codes[here].size]
+        np.multiply(codes[here], mask, out=chosen[here])
+
+
+def packed_nbytes(count: int) -> int:
+    """Bytes that ``count`` bits take."""
+    return -(-count // 8)
+
+
+def _codes_of(x: Array) -> Array:
+    """The elements' codes (n,), in which +0 is 0: to choose by them widens no format."""
+    return x.reshape(-1).view(f"u{x.itemsize}")
+
+
+def _blocks_of_bits(count: int) -> Iterator[tuple[slice, slice]]:
+    """The elements of each block, and the bytes that hold their bits: blocks begin at multiples of 8."""
+    for here in spans(count):
+        yield here, slice(here.start // 8, packed_nbytes(here.stop))
 
 
 def gelu(k: BlockKernels, x: Array, out: Array, *, exact: bool = False) -> None:
@@ -206,7 +191,7 @@ def _multiply_by(k: BlockKernels, table: Array, x: Array, dy: Array, out: Array)
 def _codes_in(k: BlockKernels, x: Array) -> Array:
     """The codes of a block, as indices: NumPy would make these itself, in memory that nobody counts."""
     index = k.room("table index", x.size, np.dtype(np.intp))
-    np.copyto(index, x.view(f"u{x.itemsize}"))
+    np.copyto(index, _codes_of(x))
     return index
 
 
@@ -551,8 +536,7 @@ def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array, mean: Array, rstd:
     """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
 
     def scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
-        np.subtract(x, mean, out=result)
-        result *= rstd
+        _normal(x, mean, rstd, result)
         result *= w
         result += b
 

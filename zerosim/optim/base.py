@@ -219,9 +219,13 @@ def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (1024, 10
     return 2 + 2 + 4 + state_nbytes(optimizer, shape) / count
 
 
-def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...]) -> int:
-    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights."""
-    return sum(math.prod(slot.shape) * format_of(slot.format).nbytes for slot in optimizer.slots(shape).values())
+def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
+    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
+
+    What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
+    """
+    return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
+               for slot in optimizer.slots(shape).values())
 
 
 # -- What an optimizer says of itself ----------------------------------------------------------------------------------
@@ -300,7 +304,7 @@ def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
         if w.ndim != 2 and state.keys() == optimizer.slots((1, 1)).keys():
             raise ValueError(f"{where} was handed a flat piece {w.shape} of a matrix, and never updates part of one: "
                              "take layout='whole_matrices', or gather=True, which gathers the matrix for each update "
-                             "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+                             "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
     wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
-from zerosim.numerics.kernels import move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
 from zerosim.optim.base import (
     AtLeastZero,
     Count,
@@ -355,9 +355,7 @@ class SOAP(MatrixOptimizer):
             move_square_average(v, turned, self.beta2, part)
 
         def divide(turned: np.ndarray, v: np.ndarray, root: np.ndarray) -> None:
-            np.divide(v, 1.0 - self.beta2**step, out=root)
-            np.sqrt(root, out=root)
-            np.add(root, self.epsilon, out=root)
+            corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
             np.divide(turned, 1.0 - self.beta1**step, out=turned)
             np.divide(turned, root, out=turned)
 

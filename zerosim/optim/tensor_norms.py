@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from zerosim.numerics.kernels import move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
 from zerosim.optim.base import (
     AtLeastZero,
     Cut,
@@ -82,9 +82,7 @@ class LAMB(TensorNormOptimizer):
 
     def _direction(self, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray,
                    step: int) -> None:
-        np.divide(v, 1.0 - self.beta2**step, out=root)
-        np.sqrt(root, out=root)
-        np.add(root, self.epsilon, out=root)
+        corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
         np.divide(m, 1.0 - self.beta1**step, out=u)
         np.divide(u, root, out=u)
         np.multiply(w, self.weight_decay, out=root)

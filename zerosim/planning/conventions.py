@@ -11,89 +11,32 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from zerosim.numerics.checks import did_you_mean
-from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
+from zerosim.optim import Adam, Optimizer, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import Cut, checked_count, padded_unit_lengths
 from zerosim.planning.shapes import ModelShape
 
-Shape = tuple[int, ...]
+ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
 
 
-class OptimizerLike(Protocol):
-    """An optimizer as `zerosim.optim` declares each, as far as a prediction needs it."""
-
-    @property
-    def cut(self) -> str: ...
-    @property
-    def needs(self) -> frozenset[str]: ...
-    def slots(self, shape: Shape) -> Mapping[str, Any]:
-        """The state kept for a tensor of this shape or a flat piece of one: slots with a shape and a format."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlot:
-    """One tensor of state, in fp32 unless said."""
-
-    shape: Shape
-    format: str = "fp32"
-
-
-@dataclass(frozen=True, slots=True)
-class StatePerElement:
-    """An optimizer of which only a number is known: the fp32 tensors that it keeps for each parameter.
-
-    >>> ADAM.slots((10,))
-    {'slot0': StateSlot(shape=(10,), format='fp32'), 'slot1': StateSlot(shape=(10,), format='fp32')}
-
-    Its state may be cut anywhere. Raises ValueError for a number of tensors that is negative or not whole.
-    """
-
-    count: int
-    cut: str = "anywhere"
-    needs: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        checked_count("count", self.count, 0)
-
-    def slots(self, shape: Shape) -> Mapping[str, StateSlot]:
-        """So many tensors of the parameter's own shape."""
-        return {f"slot{index}": StateSlot(shape) for index in range(self.count)}
-
-
-ADAM = StatePerElement(2)  # m and v: Kingma & Ba 2015, algorithm 1
-
-
-def state_nbytes(optimizer: OptimizerLike, shape: Shape, fp32_itemsize: int = 4) -> int:
-    """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
-
-    >>> state_nbytes(ADAM, (3, 4))
-    96
-
-    What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
-    """
-    return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
-               for slot in optimizer.slots(shape).values())
-
-
-def checked_optimizer(optimizer: Any) -> OptimizerLike:
-    """The optimizer; raises ValueError for what does not declare its state, as a name."""
-    if all(hasattr(optimizer, declared) for declared in ("cut", "needs", "slots")):
-        found: OptimizerLike = optimizer
-        return found
+def checked_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer; raises ValueError for what is none, as a name."""
+    if isinstance(optimizer, Optimizer):
+        return optimizer
     raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as zs.optim.AdamW() "
-                     "is, or StatePerElement(2) for two fp32 tensors beside the weights")
+                     "is")
 
 
-def normed_tensors(optimizer: OptimizerLike, tensors: int) -> int:
+def normed_tensors(optimizer: Optimizer, tensors: int) -> int:
     """Of so many tensors those whose own norms the optimizer reads: all, or none."""
     return tensors if "tensor_norm" in optimizer.needs else 0
 
 
-def per_parameter_nbytes(optimizer: OptimizerLike, fp32_itemsize: int = 4) -> int:
+def per_parameter_nbytes(optimizer: Optimizer, fp32_itemsize: int = 4) -> int:
     """Bytes of state for each parameter, of an optimizer whose state may be cut anywhere.
 
     >>> per_parameter_nbytes(ADAM)
@@ -107,7 +50,7 @@ def per_parameter_nbytes(optimizer: OptimizerLike, fp32_itemsize: int = 4) -> in
     return state_nbytes(optimizer, (1,), fp32_itemsize)
 
 
-def is_cut_anywhere(optimizer: OptimizerLike) -> bool:
+def is_cut_anywhere(optimizer: Optimizer) -> bool:
     """True where a shard of the optimizer's state may begin inside a tensor."""
     return optimizer.cut == "anywhere"
 
@@ -131,7 +74,7 @@ def whole_tensor_cut(lengths: Sequence[int], ranks: int) -> Cut:
     return (*(nearest(rank) for rank in range(count)), total)
 
 
-def shares_nbytes(optimizer: OptimizerLike, shapes: Iterable[Shape], ranks: int,
+def shares_nbytes(optimizer: Optimizer, shapes: Iterable[tuple[int, ...]], ranks: int,
                   fp32_itemsize: int = 4) -> list[tuple[int, int]]:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
@@ -241,7 +184,7 @@ def is_sharded(kind: str, states: ShardedStates) -> bool:
 
 
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
-                  convention: str | Convention | Policy = "zero-paper", *, optimizer: OptimizerLike = ADAM,
+                  convention: str | Convention | Policy = "zero-paper", *, optimizer: Optimizer = ADAM,
                   layout: str = "per_unit") -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 

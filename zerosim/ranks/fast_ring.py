@@ -5,6 +5,7 @@ Legend: n elements, N ranks, B elements of a cache block.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import setitem
 from typing import Any
 
@@ -51,40 +52,29 @@ def scratch_nbytes(call: Call) -> int:
 def run(calls: Sequence[PendingCall]) -> None:
     """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
     call, kernels = calls[0].call, calls[0].kernels
-    if not has_data(calls[0].x):
-        return
     inputs, outs = [me.x for me in calls], [me.out for me in calls]
-    match call.operation:
-        case "reduce_scatter":
-            reduce_scatter(call.cut, kernels, inputs, outs)
-        case "all_gather":
-            all_gather(call.cut, inputs, outs, [me.in_place for me in calls])
-        case _:
-            all_reduce(call.cut, kernels, inputs, outs)
-
-
-def reduce_scatter(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
-    """inputs N x (n,), outs[c] (len(chunk c),): out[c] = x[c+1] + x[c+2] + ... + x[c], rounded after each addition."""
-    if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
-        for out, total in zip(outs, stacked_sums(cut, kernels, inputs), strict=True):
-            out[:] = total[:len(out)]
+    if not has_data(inputs[0]):
         return
-    for c, out in enumerate(outs):
-        own = slice(cut[c], cut[c + 1])
-        ring_sum(kernels, [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], [out])
+    if call.operation == "all_gather":
+        all_gather(call.cut, inputs, outs, [me.in_place for me in calls])
+    else:
+        reduce(call.cut, kernels, inputs, outs, scatters=call.operation == "reduce_scatter")
 
 
-def all_reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
-    """inputs and outs N x (n,), out possibly x itself: every rank receives every chunk's sum."""
+def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray], *, scatters: bool) -> None:
+    """inputs N x (n,): the sum of chunk c is x[c+1] + x[c+2] + ... + x[c], rounded after each addition. It is all of
+    outs[c] (len(chunk c),) where the sum is scattered, else chunk c of every out (n,), which may be x itself."""
+    chunks = [slice(low, high) for low, high in pairwise(cut)]
     if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
-        sums = stacked_sums(cut, kernels, inputs)
-        whole = np.concatenate([total[:cut[c + 1] - cut[c]] for c, total in enumerate(sums)])
-        for out in outs:
-            out[:] = whole
+        sums = [total[:own.stop - own.start]
+                for total, own in zip(stacked_sums(cut, kernels, inputs), chunks, strict=True)]
+        whole = None if scatters else np.concatenate(sums)
+        for c, out in enumerate(outs):
+            out[:] = sums[c] if whole is None else whole
         return
-    for c in range(len(inputs)):
-        own = slice(cut[c], cut[c + 1])
-        ring_sum(kernels, [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], [out[own] for out in outs])
+    for c, own in enumerate(chunks):
+        addends = [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])]
+        ring_sum(kernels, addends, [outs[c]] if scatters else [out[own] for out in outs])
 
 
 def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], in_place: list[bool]) -> None:

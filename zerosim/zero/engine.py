@@ -537,7 +537,7 @@ def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any,
                 raise ValueError(
                     f"{kind} needs all of {name} {entry.shape}, which the layout {group.layout.name!r} lays on "
                     "several ranks; take layout='whole_matrices', or gather=True, which gathers it for each update "
-                    "and pays in the ledger, or give this parameter an elementwise optimizer by a Group")
+                    "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
             if "input_factors" in optimizer.needs:
                 if name not in factored:
                     raise ValueError(

@@ -148,7 +148,7 @@ CURVES = {
         panel.transfer)],
 }
 BARS = {
-    "memory": lambda data: [nbytes for bars in data.bars for held in (bars.resting, bars.peak)
+    "memory": lambda data: [nbytes for step in data.steps for held in (data.resting(step), data.peak(step))
                             for nbytes in held.values() if nbytes],
     "activations": lambda data: [*(np.array([*data.tensors.values()]) / 1e6), *(
         nbytes / 1e9 for one in data.policies for nbytes in (one.kept_nbytes, one.peak_nbytes - one.kept_nbytes))],

@@ -363,7 +363,7 @@ class CupyKernels(NumpyKernels):
         """The element of each row of x (M, C) in the column given for it (M,), or 0 where that is below 0."""
         found = self.room("picked", len(x), x.dtype)
         launch_typed(_PICK, "zs_pick", len(x),
-                     [x, contiguous(columns), found, np.uint64(x.shape[1]), np.uint64(len(x))],
+                     [x, contiguous(columns), found, x.shape[1], len(x)],
                      Work=x.dtype, Target=columns.dtype)
         return found
 
@@ -439,14 +439,14 @@ class CupyKernels(NumpyKernels):
         check_operands("relu", x=x, out=out)
         self.apply(lambda x, result: np.maximum(x, 0, out=result), [x], out)
         row = words(as_row(out))
-        launch_typed(_PACK, "zs_pack", bits.size, [row, bits, np.uint64(row.size)], Rest=row.dtype)
+        launch_typed(_PACK, "zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
 
     def relu_gradient(self, bits: Any, dy: Any, out: Any) -> None:
         """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
         check_shapes("relu_gradient", dy=dy, out=out)
         check_same_type("relu_gradient", dy, out)
         with self._row(out) as row:
-            launch_typed(_SELECT, "zs_select", row.size, [bits, words(as_row(dy)), words(row), np.uint64(row.size)],
+            launch_typed(_SELECT, "zs_select", row.size, [bits, words(as_row(dy)), words(row), row.size],
                          Rest=words(row).dtype)
 
     def gelu(self, x: Any, out: Any, *, exact: bool = False) -> None:
@@ -472,7 +472,7 @@ class CupyKernels(NumpyKernels):
                 drawn, here = draw(span), row[span]
                 launch_typed(_DROP, "zs_drop", here.size,
                              [source[span], drawn if on_device(drawn) else self.uploaded(drawn), here,
-                              np.uint64(threshold), np.asarray(factor, work)[()], np.uint64(here.size)],
+                              threshold, np.asarray(factor, work)[()], here.size],
                              Rest=x.dtype, To=out.dtype, Work=work)  # fmt: skip
 
     # --- products, on tensor cores: operands in 16 bits as they rest, sums in float32, one rounding at the end ---
@@ -534,7 +534,7 @@ class CupyKernels(NumpyKernels):
         """The number of elements whose code, masked, is at least `low`."""
         row, found = words(as_row(x)), self.xp.zeros(1, np.uint32)
         launch_typed(_CODES_FROM, "zs_codes_from", row.size,
-                     [row, found, np.uint64(mask), np.uint64(low), np.uint64(row.size)], Rest=row.dtype)
+                     [row, found, mask, low, row.size], Rest=row.dtype)
         return int(to_host(found)[0])
 
     def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
@@ -558,8 +558,8 @@ class CupyKernels(NumpyKernels):
         leaves, sums = self.room("leaves", count, FP64), self.room("square sums", blocks, FP64)
         with np.errstate(all="ignore"):
             numbers = [np.asarray(number, work)[()] for number in split_divisor(divisor, work)]
-        launch_typed(_LEAVES, "zs_leaves", count, [row, leaves, *numbers, np.uint64(count)], Rest=row.dtype, Work=work)
-        launch(_HALVES, "zs_halves", blocks, [leaves, sums, np.uint64(blocks)])
+        launch_typed(_LEAVES, "zs_leaves", count, [row, leaves, *numbers, count], Rest=row.dtype, Work=work)
+        launch(_HALVES, "zs_halves", blocks, [leaves, sums, blocks])
         return sums
 
     def _column_sum(self, x: Any, out: Any, work: np.dtype[Any]) -> None:
@@ -570,7 +570,7 @@ class CupyKernels(NumpyKernels):
         """out (⌈m/step⌉, n) = the sums of every `step` rows of x (m, n), from the first to the last."""
         with self._row(out) as row:
             launch_typed(_COLUMNS, "zs_columns", row.size,
-                         [contiguous(x), row, *map(np.uint64, (*x.shape, step, row.size)), np.int32(ends)],
+                         [contiguous(x), row, *x.shape, step, row.size, np.int32(ends)],
                          Rest=x.dtype, To=out.dtype, Work=work)
 
     def quantized(self, x: Any, fmt: str) -> Any:
@@ -603,8 +603,8 @@ class CupyKernels(NumpyKernels):
         starts = self.xp.searchsorted(rows[order], self.xp.arange(out.shape[0] + 1))
         with self._row(out) as row:
             launch_typed(_ADD_ROWS, "zs_add_rows", row.size,
-                         [contiguous(x), order.astype(np.int64), starts.astype(np.int64), row,
-                          *map(np.uint64, (columns, max(1, BLOCK // max(1, columns)), row.size))],
+                         [contiguous(x), order.astype(np.int64), starts.astype(np.int64), row, columns,
+                          max(1, BLOCK // max(1, columns)), row.size],
                          Rest=x.dtype, To=out.dtype, Work=work_type(x, out))  # fmt: skip
 
     def softmax_loss_gradient(self, logits: Any, targets: Any, log_sums: Any, factor: float, out: Any) -> None:
@@ -613,7 +613,7 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             launch_typed(_LOSS_GRADIENT, "zs_loss_gradient", row.size,
                          [contiguous(logits), contiguous(targets), contiguous(log_sums), row,
-                          np.asarray(factor, work)[()], np.uint64(logits.shape[1]), np.uint64(row.size)],
+                          np.asarray(factor, work)[()], logits.shape[1], row.size],
                          Rest=logits.dtype, To=out.dtype, Work=work, Target=targets.dtype,
                          Sums=log_sums.dtype)  # fmt: skip
 

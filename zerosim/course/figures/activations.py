@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, scale_of, within_limits
 from zerosim.display.style import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
@@ -68,18 +68,14 @@ def _colors(style: Style) -> tuple[str, ...]:
 
 def activations(data: Activations, style: Style = LIGHT) -> Drawing:
     """Bars of tensors, bars of policies, and lines over the sequence's length."""
-    width, height = 13.6, 10.8
-    with style.figure(width, height) as figure:
-        above = figure.add_gridspec(1, 2, left=2.15 / width, right=1 - 0.3 / width, top=1 - 1.65 / height,
-                                    bottom=5.7 / height, wspace=0.42)
-        below = figure.add_gridspec(1, 1, left=1.05 / width, right=1 - 0.3 / width, top=4.5 / height,
-                                    bottom=1.2 / height)
-        _tensors(figure.add_subplot(above[0]), data)
-        _policies(figure.add_subplot(above[1]), data, style)
-        lines = figure.add_subplot(below[0])
+    height, words = 10.8, (f"Ledgers of runs without data: {data.block};\n{data.model}. "
+                           "Lines are by formula, marks from ledgers.")
+    with style.figure(13.6, height, TITLE, words, below=0.86) as figure:
+        ((tensors, policies),) = figure.panels(1, 2, left=2.15, right=0.3, top=1.65, bottom=5.7, wspace=0.42)
+        _tensors(tensors, data)
+        _policies(policies, data, style)
+        ((lines,),) = figure.panels(1, 1, left=1.05, right=0.3, top=height - 4.5, bottom=1.2)
         _lines(lines, data, style)
-        heading(figure, TITLE, f"Ledgers of runs without data: {data.block};\n{data.model}. "
-                "Lines are by formula, marks from ledgers.", style, below=0.86)
         figure.legend(*lines.get_legend_handles_labels(), loc="lower center", ncols=7, columnspacing=1.5)
     return Drawing("activations", TITLE, _description(data), style, figure)
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from zerosim.course.training import Comparison
-from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, heading, within_limits
+from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, stack_bar, within_limits
 from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.display.views import words
 from zerosim.numerics.units import counted
@@ -58,7 +59,8 @@ def comparison_data(found: Comparison) -> ComparisonData:
 
 def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
     """Three panels: losses as lines, memory as stacked bars by kind, traffic as stacked bars by purpose."""
-    with style.figure(14, 7) as figure:
+    words = f"Measured: {data.what}. Bytes of the rank that holds or sends most; hatched: held only during a step."
+    with style.figure(14, 7, TITLE, words) as figure:
         figure.subplots_adjust(left=0.055, right=0.985, top=0.82, bottom=0.38, wspace=0.24)
         losses, held, sent = figure.subplots(1, 3)
         _losses(losses, data, style)
@@ -70,8 +72,6 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
             box = panel.get_position()
             figure.legend(*panel.get_legend_handles_labels(), loc="upper center", ncols=2, handlelength=3.4,
                           bbox_to_anchor=(box.x0 + box.width / 2, LEGEND_TOP))
-        heading(figure, TITLE, f"Measured: {data.what}. Bytes of the rank that holds or sends most; "
-                "hatched: held only during a step.", style)
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
 
@@ -122,14 +122,16 @@ def _losses(axes: Axes, data: ComparisonData, style: Style) -> None:
 def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], ...], colors: Mapping[str, str],
           style: Style) -> None:
     present = [kind for kind in colors if any(stack.get(kind) for stack in stacks)]
+
+    def looks(kind: str) -> dict[str, Any]:
+        hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
+        return {"facecolor": colors[kind], "hatch": hatch, "edgecolor": style.background, "linewidth": 0.6}
+
     for place, stack in enumerate(stacks):
-        low = 0.0
-        for kind in present:
-            hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
-            axes.bar(place, stack.get(kind, 0) / MEGA, 0.62, bottom=low, facecolor=colors[kind], hatch=hatch,
-                     edgecolor=style.background, linewidth=0.6, label=words(kind) if not place else None)
-            low += stack.get(kind, 0) / MEGA
-        axes.annotate(f"{low:.3g}", (place, low), (0, 4), textcoords="offset points", ha="center")
+        total = stack_bar(axes.bar, place, 0.62, {kind: stack.get(kind, 0) / MEGA for kind in present}, looks)
+        axes.annotate(f"{total:.3g}", (place, total), (0, 4), textcoords="offset points", ha="center")
+    for kind, bars in zip(present, axes.containers, strict=False):  # of the first bar, by which the legend goes
+        bars.set_label(words(kind))
     long = max(map(len, data.labels)) * len(data.labels) > LETTERS
     axes.set_xticks(range(len(data.labels)), data.labels, rotation=20 if long else 0)
     axes.set_xlabel(data.over)

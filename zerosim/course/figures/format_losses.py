@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, POLICIES, SMALL_UNIT, SmallRun, format_run
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading, within_limits
+from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
 from zerosim.display.style import FORMAT_COLORS
 
 TITLE = "The same training in several formats"
@@ -53,9 +53,9 @@ def format_losses_data(steps: int = 160, unit: float = SMALL_UNIT, names: Sequen
 
 def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
     """A line for each format, named at its end."""
-    width, height = 11.6, 6.8
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((1.0 / width, 1.75 / height, 1 - 1.35 / width, 1 - 3.2 / height))
+    words = f"Adam on a small network. {_about(data.unit)}\nDashed: something is left out."
+    with style.figure(11.6, 6.8, TITLE, words, below=0.88) as figure:
+        axes = figure.panel(left=1.0, right=0.35, top=1.45, bottom=1.75)
         for name in data.runs:
             curve = data.curve(name)
             (line,) = axes.plot(range(data.window, data.window + len(curve)), curve, solid_capstyle="butt",
@@ -66,8 +66,6 @@ def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
         within_limits(axes)
         axes.grid()
         figure.legend(loc="lower center", ncols=2, handlelength=3.4, columnspacing=2.0)
-        heading(figure, TITLE, f"Adam on a small network. {_about(data.unit)}\nDashed: something "
-                "is left out.", style, below=0.88)
     return Drawing("format-losses", TITLE, _description(data), style, figure)
 
 

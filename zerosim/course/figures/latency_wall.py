@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import BLUE, GREEN, ORANGE, VERMILLION
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
@@ -111,11 +111,11 @@ def _replayed(ranks: int, nbytes: int, algorithm: str, network: Network) -> floa
 
 def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
     """Two panels of lines on logarithmic scales, marks on them, and the wall as a line across."""
-    width, height = 14.0, 7.0
-    with style.figure(width, height) as figure:
-        sizes, worlds = figure.subplots(1, 2, gridspec_kw={
-            "left": 0.95 / width, "right": 1 - 0.3 / width, "top": 1 - 1.7 / height, "bottom": 1.85 / height,
-            "wspace": 0.18})
+    height, words = 7.0, (
+        f"All-reduce over {data.link}. Lines by formula, marks from replayed runs. Dotted: the two parts of the\n"
+        "ring's time, latency 2(N-1)α and transfer 2(N-1)/N·n/β; at the wall, dashed, they are equal.")
+    with style.figure(14.0, height, TITLE, words, below=0.86) as figure:
+        ((sizes, worlds),) = figure.panels(1, 2, left=0.95, right=0.3, top=1.7, bottom=1.85, wspace=0.18)
         _lines(sizes, data.by_nbytes, ("mostly latency", "mostly transfer"), style)
         _lines(worlds, data.by_ranks, ("mostly transfer", "mostly latency"), style)
         sizes.set_xlabel("the vector's length (bytes)")
@@ -126,9 +126,6 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
         worlds.set_xticks(data.by_ranks.values, [f"{ranks:,}" for ranks in data.by_ranks.values])
         worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", loc="left",
                          fontweight="bold")
-        heading(figure, TITLE, f"All-reduce over {data.link}. Lines by formula, marks from "
-                "replayed runs. Dotted: the two parts of the\nring's time, latency 2(N-1)α and transfer "
-                "2(N-1)/N·n/β; at the wall, dashed, they are equal.", style, below=0.86)
         figure.legend(*sizes.get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0,
                       bbox_to_anchor=(0.5, 0.35 / height))
         figure.text(0.5, 0.24 / height, "In this model the ring never wins against halving and doubling. In practice "

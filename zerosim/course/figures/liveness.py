@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from zerosim.course.figures.timeline import STEP, step_traces
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, stack, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, stack, within_limits
 from zerosim.display.replayed import MACHINE, ReplayedRank, replayed_rank
 from zerosim.display.style import PHASE_COLORS
 from zerosim.planning.recording import record
@@ -52,17 +52,13 @@ def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
     """Stacked areas over time, a panel for each stage, the phases as bars above them."""
     from matplotlib.patches import Patch
 
-    width, height = 12.0, 2.7 + 2.6 * len(data.lives)
-    with style.figure(width, height) as figure:
-        panels = figure.subplots(len(data.lives), 1, sharex=True, squeeze=False, gridspec_kw={
-            "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.5 / height, "bottom": 1.45 / height,
-            "hspace": 0.28})[:, 0]
+    rows, words = len(data.lives), f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only inside a step."
+    with style.figure(12.0, 2.7 + 2.6 * rows, TITLE, words) as figure:
+        panels = figure.panels(rows, 1, left=1.1, right=0.3, top=1.5, bottom=1.45, hspace=0.28, sharex=True)[:, 0]
         top = 1.22 * max(max(data.held(stage)) for stage in data.lives)
         for axes, stage in zip(panels, data.lives, strict=True):
             _panel(axes, data, stage, top, style)
         panels[-1].set_xlabel("time since the step began (µs)")
-        heading(figure, TITLE, f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only "
-                "inside a step.", style)
         figure.legend([Patch(**look(kind, style)) for kind in GRADIENT_KINDS],
                       list(NAMES.values()), loc="lower center", ncols=3, columnspacing=1.6)
     return Drawing("liveness", TITLE, _description(data), style, figure)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.course.precision_runs import SmallRun, format_run
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, within_limits
 from zerosim.display.style import BLUE, ORANGE, PURPLE, VERMILLION
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
@@ -46,17 +46,14 @@ def loss_scale_data(kinds: Sequence[tuple[str, int]] = (("torch", 1), ("deepspee
 
 def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
     """A panel for each rule: stairs of S, and a mark on each skipped step."""
-    width, height = 11.6, 2.95 + 2.5 * len(data.runs)
-    with style.figure(width, height) as figure:
-        panels = figure.subplots(len(data.runs), 1, sharex=True, squeeze=False, gridspec_kw={
-            "left": 1.1 / width, "right": 1 - 0.3 / width, "top": 1 - 1.8 / height, "bottom": 1.4 / height,
-            "hspace": 0.3})[:, 0]
+    rows, words = len(data.runs), (
+        f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is a step that all of them skipped, since a "
+        "gradient was inf or NaN.\nThe window is how many good steps it takes until S grows" + _one_more(data) + ".")
+    with style.figure(11.6, 2.95 + 2.5 * rows, TITLE, words, below=0.88) as figure:
+        panels = figure.panels(rows, 1, left=1.1, right=0.3, top=1.8, bottom=1.4, hspace=0.3, sharex=True)[:, 0]
         for place, axes in enumerate(panels):
             _panel(axes, data, place)
         panels[-1].set_xlabel("step of the training (steps)")
-        heading(figure, TITLE, f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is "
-                "a step that all of them skipped, since a gradient was inf or NaN.\nThe window is how many good "
-                f"steps it takes until S grows{_one_more(data)}.", style, below=0.88)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend([lines[name] for name in _labels()], _labels(), loc="lower center", ncols=4, columnspacing=1.8)
     return Drawing("loss-scale", TITLE, _description(data), style, figure)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.measured import MeasuredStep, measured_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, stack_bar
 from zerosim.display.style import KIND_COLORS
 from zerosim.display.views import words
 from zerosim.numerics.policy import Policy
@@ -17,113 +17,90 @@ from zerosim.numerics.units import counted
 from zerosim.optim.elementwise import Adam
 from zerosim.zero.placements import STAGES
 
+TITLE = "What one rank holds under ZeRO's stages"
+BAR_WIDTH, BAR_OFFSET = 0.38, 0.21
+MARKER: Mapping[str, Any] = MappingProxyType({"marker": ">", "markersize": 8, "linestyle": "", "clip_on": False})
 Bytes = Mapping[str, float]  # kind -> bytes per parameter
 
 
 @dataclass(frozen=True, slots=True)
-class StageBars:
-    """One stage on N ranks, in bytes per parameter of the fullest rank, by kind; ``formula`` is the closed form's."""
-
-    stage: int
-    ranks: int
-    resting: Bytes
-    peak: Bytes
-    formula: str
-    formula_value: float
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryData:
-    """All stages for every N, of one model that was trained for a step."""
+    """A step of one model under all stages for every N."""
 
     model: str
-    parameter_count: int
-    bars: tuple[StageBars, ...]
+    steps: tuple[MeasuredStep, ...]
+
+    @property
+    def parameter_count(self) -> int:
+        """P."""
+        return self.steps[0].parameter_count
 
     @property
     def worlds(self) -> list[int]:
         """The N that were run, in order."""
-        return list(dict.fromkeys(bars.ranks for bars in self.bars))
+        return list(dict.fromkeys(step.ranks for step in self.steps))
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of which anything is held, in the order of the stack."""
-        return [kind for kind in KIND_COLORS if any(b.resting.get(kind) or b.peak.get(kind) for b in self.bars)]
+        return [kind for kind in KIND_COLORS if any(self.resting(step).get(kind) or self.peak(step).get(kind)
+                                                    for step in self.steps)]
 
-    def of_world(self, ranks: int) -> list[StageBars]:
+    def of_world(self, ranks: int) -> list[MeasuredStep]:
         """The stages on N ranks."""
-        return [bars for bars in self.bars if bars.ranks == ranks]
+        return [step for step in self.steps if step.ranks == ranks]
+
+    def resting(self, step: MeasuredStep) -> Bytes:
+        """Bytes per parameter of each kind that a rank holds at rest; units are padded, and all ranks hold the same."""
+        return {kind: nbytes / self.parameter_count for kind, nbytes in step.resting_nbytes[0].items()}
+
+    def peak(self, step: MeasuredStep) -> Bytes:
+        """The same at its fullest instant."""
+        return {kind: nbytes / self.parameter_count for kind, nbytes in step.peak_nbytes[0].items()}
 
 
 def memory_data(worlds: Sequence[int] = (4, 16), widths: Sequence[int] = (64,) * 9, rows: int = 8,
                 compute: str = "fp16") -> MemoryData:
     """Trains an MLP with Adam for one step, on every N and under every stage, and reads the ledgers."""
-    steps = [measured_step(widths, Adam(), ranks=ranks, stage=stage, policy=Policy(compute), rows=rows)
-             for ranks in worlds for stage in STAGES]
-    return MemoryData(f"an MLP of {len(widths) - 1} layers in {compute} with Adam, {rows} samples per rank",
-                      steps[0].parameter_count, tuple(map(_bars, steps)))
-
-
-def _bars(step: MeasuredStep) -> StageBars:
-    resting, peak = (_per_parameter(max(per_rank, key=lambda held: sum(held.values())), step.parameter_count)
-                     for per_rank in (step.resting_nbytes, step.peak_nbytes))
-    return StageBars(step.stage, step.ranks, resting, peak, step.formula, float(step.formula_nbytes))
-
-
-def _per_parameter(nbytes: Mapping[str, int], parameter_count: int) -> Bytes:
-    return MappingProxyType({kind: held / parameter_count for kind, held in nbytes.items()})
-
-
-TITLE = "What one rank holds under ZeRO's stages"
-BAR_WIDTH, BAR_OFFSET = 0.38, 0.21
-MARKER: Mapping[str, Any] = MappingProxyType({"marker": ">", "markersize": 8, "linestyle": "", "clip_on": False})
+    return MemoryData(f"an MLP of {len(widths) - 1} layers in {compute} with Adam, {rows} samples per rank", tuple(
+        measured_step(widths, Adam(), ranks=ranks, stage=stage, policy=Policy(compute), rows=rows)
+        for ranks in worlds for stage in STAGES))
 
 
 def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
     """Stacked bars by kind: per stage one at rest, with the formula's value beside it, and one at the peak."""
-    width, height = max(9.2, 5.6 * len(data.worlds) + 0.9), 7.6
-    with style.figure(width, height) as figure:
-        figure.subplots_adjust(left=0.85 / width, right=1 - 0.2 / width, top=1 - 1.6 / height, bottom=2.4 / height,
-                               wspace=0.06)
-        panels = figure.subplots(1, len(data.worlds), sharey=True, squeeze=False)[0]
+    columns, words = len(data.worlds), (
+        f"Measured: {data.model}; {data.parameter_count:,} parameters.\nHatched: held only during a step.")
+    with style.figure(max(9.2, 5.6 * columns + 0.9), 7.6, TITLE, words, below=0.84) as figure:
+        (panels,) = figure.panels(1, columns, left=0.85, right=0.2, top=1.6, bottom=2.4, wspace=0.06, sharey=True)
         for axes, ranks in zip(panels, data.worlds, strict=True):
             _panel(axes, data, ranks, style)
         panels[0].set_ylabel("held by one rank (bytes per parameter)")
-        heading(figure, TITLE, f"Measured: {data.model}; {data.parameter_count:,} parameters.\n"
-                "Hatched: held only during a step.", style, below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
     return Drawing("memory", TITLE, _description(data), style, figure)
 
 
 def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
     """The stages on N ranks."""
-    bars = data.of_world(ranks)
-    for place, stage in enumerate(bars):
-        for offset, held in ((-BAR_OFFSET, stage.resting), (BAR_OFFSET, stage.peak)):
-            total = _stack(axes, place + offset, held, data.kinds, style)
+    steps = data.of_world(ranks)
+    for place, step in enumerate(steps):
+        for offset, held in ((-BAR_OFFSET, data.resting(step)), (BAR_OFFSET, data.peak(step))):
+            total = stack_bar(axes.bar, place + offset, BAR_WIDTH, {kind: held[kind] for kind in data.kinds
+                                                                    if held.get(kind)},
+                              lambda kind: look(kind, style, 0.6))
             axes.annotate(f"{total:.3g}", (place + offset, total), (0, 4), textcoords="offset points", ha="center",
                           bbox={"facecolor": style.background, "edgecolor": "none", "pad": 0.8})
-        axes.plot(place - BAR_OFFSET - 0.26, stage.formula_value, color=style.ink, **MARKER)
-        axes.text(place, -0.085, f"stage {stage.stage}\n{stage.formula}", transform=axes.get_xaxis_transform(),
+        axes.plot(place - BAR_OFFSET - 0.26, float(step.formula_nbytes), color=style.ink, **MARKER)
+        axes.text(place, -0.085, f"stage {step.stage}\n{step.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
     axes.set_title(f"N = {counted(ranks, 'rank')}", fontweight="bold")
-    axes.set_ylim(0, 1.08 * max(sum(held.values()) for b in data.bars for held in (b.resting, b.peak)))
-    axes.set_xlim(-0.62, len(bars) - 0.4)
+    axes.set_ylim(0, 1.08 * max(sum(data.peak(step).values()) for step in data.steps))
+    axes.set_xlim(-0.62, len(steps) - 0.4)
     axes.grid(axis="y")
-    axes.set_xticks([place + offset for place in range(len(bars)) for offset in (-BAR_OFFSET, BAR_OFFSET)],
-                    ["rest", "peak"] * len(bars))
+    axes.set_xticks([place + offset for place in range(len(steps)) for offset in (-BAR_OFFSET, BAR_OFFSET)],
+                    ["rest", "peak"] * len(steps))
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("ZeRO stage and its formula (bytes per parameter)", labelpad=56)
-
-
-def _stack(axes: Axes, x: float, held: Bytes, kinds: Sequence[str], style: Style) -> float:
-    """One bar of kinds, from the bottom up; returns its height."""
-    low = 0.0
-    for kind in kinds:
-        if held.get(kind):
-            axes.bar(x, held[kind], BAR_WIDTH, bottom=low, **look(kind, style, 0.6))
-            low += held[kind]
-    return low
 
 
 def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
@@ -139,10 +116,10 @@ def _description(data: MemoryData) -> str:
     """Every bar's height, and the parts of the stage that shards most."""
     sentences = [f"Stacked bars in bytes per parameter, measured on {data.model}, {data.parameter_count:,} parameters."]
     for ranks in data.worlds:
-        bars = [f"stage {b.stage} rests at {sum(b.resting.values()):.3g} (by formula {b.formula}) and "
-                f"peaks at {sum(b.peak.values()):.3g}" for b in data.of_world(ranks)]
+        bars = [f"stage {step.stage} rests at {sum(data.resting(step).values()):.3g} (by formula {step.formula}) and "
+                f"peaks at {sum(data.peak(step).values()):.3g}" for step in data.of_world(ranks)]
         sentences.append(f"On {counted(ranks, 'rank')}: {'; '.join(bars)}.")
-    last = data.bars[-1]
-    parts = ", ".join(f"{words(kind)} {last.peak[kind]:.3g}" for kind in data.kinds if last.peak.get(kind))
+    last, peak = data.steps[-1], data.peak(data.steps[-1])
+    parts = ", ".join(f"{words(kind)} {peak[kind]:.3g}" for kind in data.kinds if peak.get(kind))
     sentences.append(f"At its peak on {counted(last.ranks, 'rank')} stage {last.stage} holds {parts}.")
     return " ".join(sentences)

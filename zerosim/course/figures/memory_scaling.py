@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.course.measured import measured_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
@@ -75,11 +75,10 @@ def _power(size: float) -> str:
 
 def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
     """Two panels of lines on logarithmic scales, and one of bars."""
-    width, height = 14.5, 6.2
-    with style.figure(width, height) as figure:
-        panels = figure.subplots(1, 3, gridspec_kw={
-            "left": 1.05 / width, "right": 1 - 0.2 / width, "top": 1 - 1.65 / height, "bottom": 1.3 / height,
-            "wspace": 0.3})
+    words = (f"Measured: {data.model}, parameters, gradients and optimizer state. Dashed: a device of "
+             f"{DEVICE_GIGABYTES} GB.")
+    with style.figure(14.5, 6.2, TITLE, words) as figure:
+        (panels,) = figure.panels(1, 3, left=1.05, right=0.2, top=1.65, bottom=1.3, wspace=0.3)
         for axes, panel in zip(panels[:2], data.panels[:2], strict=True):
             _lines(axes, panel, style)
         _grouped(panels[2], data.panels[2], style)
@@ -88,8 +87,6 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
             axes.set_xlabel(panel.what)
             axes.set_ylabel("held at rest by one rank (GB)")
             axes.grid(axis="y")
-        heading(figure, TITLE, f"Measured: {data.model}, parameters, gradients and optimizer "
-                f"state. Dashed: a device of {DEVICE_GIGABYTES} GB.", style)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0)
     return Drawing("memory-scaling", TITLE, _description(data), style, figure)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from zerosim.course.observed_step import ObservedStep, Passed, observed_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import KIND_COLORS, ink_on
 
 Point = tuple[float, float]
@@ -30,7 +30,7 @@ def mixed_precision_data() -> ObservedStep:
 def mixed_precision(data: ObservedStep, style: Style = LIGHT) -> Drawing:
     """Boxes for what rests and what is computed, arrows for what passes between them."""
     with style.figure(WIDTH, HEIGHT) as figure:
-        axes = in_inches(figure)
+        axes = figure.sheet()
         for name, lines in _boxes(data).items():
             _box(axes, name, lines, style)
         for start, end in _arrows():

@@ -18,71 +18,54 @@ NAMES = {"states": "model states and traffic", "activations": "activations"}
 
 
 @dataclass(frozen=True, slots=True)
-class Agreeing:
-    """Numbers of one subject that agree with what is measured: published over measured, for each."""
+class PublishedData:
+    """Published numbers of some subjects, each settled by a run."""
 
-    subject: str
-    ratios: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Differing:
-    """A number that does not: both values in the unit, and what is wrong in a few words."""
-
-    label: str
-    brief: str
-    unit: str
-    published: float
-    measured: float
+    settled: tuple[Settled, ...]
 
     @property
-    def ratio(self) -> float:
-        """Published over measured."""
-        return self.published / self.measured
+    def agreeing(self) -> dict[str, list[float]]:
+        """Published over measured where they agree, by subject."""
+        found = {subject: [one.ratio for one in self.settled if one.row.closes and one.row.subject == subject]
+                 for subject in SUBJECTS}
+        return {subject: ratios for subject, ratios in found.items() if ratios}
 
+    @property
+    def differing(self) -> list[Settled]:
+        """Numbers that do not agree."""
+        return [one for one in self.settled if not one.row.closes]
 
-@dataclass(frozen=True, slots=True)
-class PublishedData:
-    """Ratios that agree, by subject, and rows that do not and have a label; ``unlabeled`` counts those without one."""
-
-    agreeing: tuple[Agreeing, ...]
-    differing: tuple[Differing, ...]
-    unlabeled: int
+    @property
+    def shown(self) -> list[Settled]:
+        """Those of them that have a label; the others are counted alone."""
+        return [one for one in self.differing if one.row.label]
 
 
 def published_data(subjects: Sequence[str] = SUBJECTS) -> PublishedData:
     """Runs, without data, what settles the published numbers of these subjects; ValueError where no run settles any."""
-    found = list(settled(*subjects))
+    found = tuple(settled(*subjects))
     if not found:
         raise ValueError(f"no run settles a published number about {', '.join(subjects)}; those that runs settle are "
                          f"about {', '.join(SUBJECTS)}")
-    agreeing = {subject: tuple(one.row.stated / one.measured for one in found
-                               if one.row.closes and one.row.subject == subject) for subject in subjects}
-    differing = [one for one in found if not one.row.closes]
-    return PublishedData(tuple(Agreeing(subject, ratios) for subject, ratios in agreeing.items() if ratios),
-                         tuple(_differing(one) for one in differing if one.row.label),
-                         sum(not one.row.label for one in differing))
-
-
-def _differing(one: Settled) -> Differing:
-    return Differing(one.row.label, one.row.brief, one.row.unit, one.row.stated, one.measured)
+    return PublishedData(found)
 
 
 def published(data: PublishedData, style: Style = LIGHT) -> Drawing:
     """One line for each number, on an axis of ratios; above them, as dots alone, those that agree."""
-    count = len(data.agreeing) + len(data.differing)
+    agreeing, shown = data.agreeing, data.shown
+    count = len(agreeing) + len(shown)
     width, height = LEFT + WIDTH + RIGHT, HEAD + LINE * count + FOOT
     with style.figure(width, height) as figure:
         axes = figure.add_axes((LEFT / width, FOOT / height, WIDTH / width, LINE * count / height))
         _axis(axes, count, style)
-        for line, group in enumerate(data.agreeing):
-            axes.plot(group.ratios, [line] * len(group.ratios), "o", color=BLUE, markersize=9, alpha=0.6)
-            _words(axes, line, NAMES.get(group.subject, group.subject), f"{len(group.ratios)} numbers", "agree", style)
-        for line, row in enumerate(data.differing, len(data.agreeing)):
-            axes.plot((row.ratio, 1), (line, line), color=style.muted, linewidth=1.6, zorder=1)
+        for line, (subject, ratios) in enumerate(agreeing.items()):
+            axes.plot(ratios, [line] * len(ratios), "o", color=BLUE, markersize=9, alpha=0.6)
+            _words(axes, line, NAMES.get(subject, subject), f"{len(ratios)} numbers", "agree", style)
+        for line, one in enumerate(shown, len(agreeing)):
+            axes.plot((one.ratio, 1), (line, line), color=style.muted, linewidth=1.6, zorder=1)
             axes.plot([1], [line], "o", color=BLUE, markersize=9)
-            axes.plot([row.ratio], [line], "D", color=VERMILLION, markersize=5.5)
-            _words(axes, line, row.label, _values(row), row.brief, style)
+            axes.plot([one.ratio], [line], "D", color=VERMILLION, markersize=5.5)
+            _words(axes, line, one.row.label, _values(one), one.row.brief, style)
         y = 1 - (HEAD - 0.22) / height
         for x, text, aligned in ((0.2, "what", "left"), (LEFT - 0.15, "published → measured", "right"),
                                  (LEFT + WIDTH + 0.15, "why", "left")):
@@ -121,24 +104,24 @@ def _number(value: float) -> str:
     return f"{value:.2e}".replace("e-0", "e-") if value < 1e-3 else f"{value:.4g}"
 
 
-def _values(row: Differing) -> str:
+def _values(one: Settled) -> str:
     """``21.5 → 38.5 GB``"""
-    unit = {"times": "", "vectors": "Ψ", "1e9 parameters": "billion"}.get(row.unit, row.unit)
-    return f"{_number(row.published)} → {_number(row.measured)} {unit}".rstrip()
+    unit = {"times": "", "vectors": "Ψ", "1e9 parameters": "billion"}.get(one.row.unit, one.row.unit)
+    return f"{_number(one.row.stated)} → {_number(one.measured)} {unit}".rstrip()
 
 
 def _subtitle(data: PublishedData) -> str:
-    agree, shown = sum(len(group.ratios) for group in data.agreeing), len(data.differing)
-    differ = shown + data.unlabeled
-    which = f"{shown} of the {differ}" if data.unlabeled else f"the {differ}"
+    shown, differ = len(data.shown), len(data.differing)
+    agree = len(data.settled) - differ
+    which = f"the {differ}" if shown == differ else f"{shown} of the {differ}"
     return (f"Runs without data settle {agree + differ} of the published numbers that come with the package. {agree} "
             f"agree, to the last digit or to 0.1%.\nBelow are {which} that do not: published (diamond) beside measured "
             "(disk), and why.")
 
 
 def _description(data: PublishedData) -> str:
-    agree = "; ".join(f"{len(group.ratios)} numbers about {NAMES.get(group.subject, group.subject)} agree"
-                      for group in data.agreeing)
-    differ = "; ".join(f"{row.label}: published {_values(row).replace(' → ', ', measured ')} ({row.brief})"
-                       for row in data.differing)
+    agree = "; ".join(f"{len(ratios)} numbers about {NAMES.get(subject, subject)} agree"
+                      for subject, ratios in data.agreeing.items())
+    differ = "; ".join(f"{one.row.label}: published {_values(one).replace(' → ', ', measured ')} ({one.row.brief})"
+                       for one in data.shown)
     return f"Ratios of published to measured numbers, on a line each. {agree}. Those that differ: {differ}."

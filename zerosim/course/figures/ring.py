@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import ink_on, rank_color
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
@@ -175,7 +175,7 @@ def ring(data: RingData, style: Style = LIGHT) -> Drawing:
     """The sheet: ranks side by side, time downwards; digits and colors show what has been added in a cell."""
     sheet = RingSheet(data.ranks, data.steps)
     with style.figure(sheet.width, sheet.height) as figure:
-        axes = in_inches(figure)
+        axes = figure.sheet()
         pen = RingSheetPen(axes, sheet, style)
         _sheet_words(pen, data)
         for step, board in enumerate(data.boards):

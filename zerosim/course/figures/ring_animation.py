@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.course.figures.ring import Cell, RingData, RingMessage
 from zerosim.display.animation import Animation
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, in_inches
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import ink_on, rank_color
 
 SIDE, FRAME_TOP, RADIUS, FRAME_SEGMENT, ROW = 8.4, 1.1, 2.65, 0.22, 0.3
@@ -29,7 +29,7 @@ def _frame(data: RingData, step: int, moving: tuple[RingMessage, ...], style: St
     """The board after a step, and the messages that leave it."""
     title, words = _frame_title(data, step, moving), _frame_words(data, step, moving)
     with style.figure(SIDE, SIDE) as figure:
-        axes = in_inches(figure)
+        axes = figure.sheet()
         pen = FramePen(axes, style, data.ranks)
         axes.text(0.2, SIDE - 0.34, title, va="center", fontsize=17, fontweight="bold")
         axes.text(0.2, SIDE - 0.76, words, va="center", color=style.muted)

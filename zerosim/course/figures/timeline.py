@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.measured import run
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, heading, look, stack
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, stack
 from zerosim.display.replayed import MACHINE, RankBar, ReplayedRank, replayed_rank
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
 from zerosim.display.views import words
@@ -113,7 +113,8 @@ def _timed(way: ReplayedRank) -> list[RankBar]:
 def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
     """For each way of overlapping, rank 0's two streams, and under them what it holds, on one scale of time."""
     width, height = 13.0, 2.6 + 3.1 * len(data.replays)
-    with style.figure(width, height) as figure:
+    words = f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}."
+    with style.figure(width, height, TITLE, words, below=0.84) as figure:
         grid = figure.add_gridspec(len(data.replays), 1, left=1.65 / width, right=1 - 0.3 / width,
                                    top=1 - 1.55 / height, bottom=1.85 / height, hspace=0.3)
         for number, (title, way) in enumerate(data.replays.items()):
@@ -128,8 +129,6 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
                 axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
                 axes.tick_params(axis="x", labelbottom=axes is held and number == len(data.replays) - 1)
         held.set_xlabel("time since the step began (µs)")
-        heading(figure, TITLE, f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}.", style,
-                below=0.84)
         figure.legend(*_legend(data, style), loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
     return Drawing("timeline", TITLE, _description(data), style, figure)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.course.measured import measured_step
-from zerosim.display.drawing import LIGHT, Drawing, Style, heading
+from zerosim.display.drawing import LIGHT, Drawing, Style
 from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
@@ -40,9 +40,10 @@ def traffic_data(worlds: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128), widths: 
 
 def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
     """One line for each stage; dotted, the limits 2Ψ and 3Ψ of many ranks."""
-    width, height = 10.0, 6.4
-    with style.figure(width, height) as figure:
-        axes = figure.add_axes((1.1 / width, 1.45 / height, 1 - 1.9 / width, 1 - 2.75 / height))
+    words = (f"Measured: {data.model}, {data.parameter_count:,} parameters; Ψ is 2 bytes for each.\nStages 0, 1 and 2 "
+             "send the same, 2Ψ(N - 1)/N; stage 3 gathers once more, 3Ψ(N - 1)/N.")
+    with style.figure(10.0, 6.4, TITLE, words, below=0.86) as figure:
+        axes = figure.panel(left=1.1, right=0.8, top=1.3, bottom=1.45)
         for stage, sent in enumerate(data.sent):
             axes.plot(data.worlds, sent, color=STAGE_COLORS[stage], marker=STAGE_MARKS[stage], markersize=SIZES[stage],
                       linewidth=(7, 4, 1.6, 2.2)[stage], label=f"stage {stage}")
@@ -58,9 +59,6 @@ def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
         axes.grid(axis="y")
         axes.set_xlabel("N (ranks)")
         axes.set_ylabel("sent by one rank in a step\n(bytes per parameter)")
-        heading(figure, TITLE, f"Measured: {data.model}, {data.parameter_count:,} parameters; "
-                "Ψ is 2 bytes for each.\nStages 0, 1 and 2 send the same, 2Ψ(N - 1)/N; stage 3 "
-                "gathers once more, 3Ψ(N - 1)/N.", style, below=0.86)
         figure.legend(loc="lower center", ncols=4, columnspacing=2.0)
     return Drawing("traffic", TITLE, _description(data), style, figure)
 

@@ -1,4 +1,4 @@
-"""A GPT's units forward and backward without ranks: what is held at any moment, and what was computed, are counted.
+"""A model's units forward and backward without ranks: what is held at any moment, and what was computed, are counted.
 
 Legend: B batch, T tokens, V vocabulary.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.contexts import DTYPES, Compute
-from zerosim.models import GPT, Context, Recompute, Unit
+from tests.models.contexts import DTYPES, Compute, normal
+from zerosim.models import Context, Model, Recompute, Unit
 from zerosim.numerics import kernels
 
 Arrays = dict[str, np.ndarray]
@@ -48,26 +48,25 @@ class Counting:
 class Run:
     """One model in one format, its weights, and a context that counts."""
 
-    model: GPT
+    model: Model
     ctx: Context
     w: Arrays
     counting: Counting
 
-    def logits(self, tokens: np.ndarray) -> np.ndarray:
-        x = tokens
+    def output(self, x: np.ndarray) -> np.ndarray:
         for unit in self.model.units:
             x = unit.forward(self.ctx, self.w, x)[0]
         return x
 
-    def loss(self, tokens: np.ndarray, target: np.ndarray) -> float:
-        return self.model.loss.forward(self.ctx, self.logits(tokens), target)[0]
+    def loss(self, x: np.ndarray, target: np.ndarray) -> float:
+        return self.model.loss.forward(self.ctx, self.output(x), target)[0]
 
-    def gradients(self, tokens: np.ndarray, target: np.ndarray, policy: str | Recompute = "none",
+    def gradients(self, x: np.ndarray, target: np.ndarray, policy: str | Recompute = "none",
                   scale: float = 1.0) -> tuple[float, Arrays]:
         """Forward and backward under a recomputation policy, as an engine does it; a tied gradient is the sum."""
         policy = Recompute.parse(policy)
         self.ctx = replace(self.ctx, keep=policy.inside)
-        kept, inputs, x = self._forward(tokens, policy)
+        kept, inputs, x = self._forward(x, policy)
         loss, of_loss = self.model.loss.forward(self.ctx, x, target)
         dy, sums = self.model.loss.backward(self.ctx, of_loss, scale), {}
         del x, of_loss
@@ -97,7 +96,7 @@ class Run:
         return kept, inputs, x
 
 
-def run_of(model: GPT, dtype: str = "fp32", scatter: float = 0.0) -> Run:
+def run_of(model: Model, dtype: str = "fp32", scatter: float = 0.0) -> Run:
     """The model with its first values, in the format of this name; ``scatter`` adds noise to all of them, the biases'
     zeros and the LayerNorms' ones too, which would otherwise test little."""
     counting, policy = Counting(), Compute(DTYPES[dtype])
@@ -116,8 +115,10 @@ def run_of(model: GPT, dtype: str = "fp32", scatter: float = 0.0) -> Run:
     return Run(model, ctx, w, counting)
 
 
-def batch_of(model: GPT, batch: int = 2, tokens: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """tokens and targets (B, T), T that of the context where nothing is said."""
+def batch_of(model: Model, batch: int = 2, tokens: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A GPT's tokens and targets (B, T), T that of the context where nothing is said; else values, in float64."""
+    units, rng = model.units, np.random.default_rng(seed)
+    if not units[0].integer_inputs:
+        return normal("fp64", (batch, units[0].inputs), 5), normal("fp64", (batch, units[-1].outputs), 6)
     shape = (batch, tokens or model.config.context)
-    rng = np.random.default_rng(seed)
     return rng.integers(0, model.config.vocabulary, shape), rng.integers(0, model.config.vocabulary, shape)

@@ -1,0 +1,87 @@
+"""Every model as a whole: gradients are the slopes of its loss; between forward and backward weights may move."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.models.contexts import bits_of
+from tests.models.runs import Run, batch_of, run_of
+from zerosim.models import GPT, MLP, PRESETS, Model, Recompute
+
+NANO, INSIDE = PRESETS["gpt-nano"], ["all", "sub_block", "selective", "tiled"]
+GPTS = {f"GPT, tied={tied}, dropout={dropout}": GPT(replace(NANO, dropout=dropout), tied=tied)
+        for tied, dropout in product((True, False), (0.0, 0.3))}
+MLPS = {f"MLP {widths}, {activation}, bias={bias}": MLP(widths, activation=activation, bias=bias, seed=3)
+        for widths, activation, bias in product([(3, 2), (3, 5, 4, 2)], [None, "relu", "gelu"], [True, False])}
+every_model = pytest.mark.parametrize("model", [*GPTS.values(), *MLPS.values()], ids=[*GPTS, *MLPS])
+
+
+def slope_along(run: Run, name: str, direction: np.ndarray, x: np.ndarray, target: np.ndarray) -> float:
+    """The central difference of the loss along a direction of one parameter, all in float64; its error is O(step²)."""
+    step, first = 1e-5, run.w[name]
+    losses = []
+    for sign in (1, -1):
+        run.w[name] = first + sign * step * direction
+        losses.append(run.loss(x, target))
+    run.w[name] = first
+    return (losses[0] - losses[1]) / (2 * step)
+
+
+@every_model
+def test_gradients_of_the_whole_model_are_the_slopes_of_its_loss(model: Model) -> None:
+    run = run_of(model, "fp64", scatter=0.2)
+    x, target = batch_of(model, batch=3)
+    if model.loss.integer_targets:
+        target[0, :3] = -1  # places without a target
+    _, gradients = run.gradients(x, target)
+    rng = np.random.default_rng(2)
+    assert gradients.keys() == model.shapes.keys()
+    for name, gradient in gradients.items():
+        # A direction that has a part of every element, and one that has a single one.
+        single = np.zeros(gradient.shape)
+        single.reshape(-1)[rng.integers(single.size)] = 1
+        for direction in (rng.standard_normal(gradient.shape), single):
+            wanted = slope_along(run, name, direction, x, target)
+            assert float(np.sum(gradient * direction)) == pytest.approx(wanted, rel=1e-6, abs=1e-8), name
+
+
+@pytest.mark.parametrize(("model", "keep"), [*product(GPTS.values(), INSIDE), *product(MLPS.values(), ["all"])],
+                         ids=[*map(str, product(GPTS, INSIDE)), *MLPS])
+def test_no_unit_keeps_a_weight_from_forward_to_backward_or_changes_its_input(model: Model, keep: str) -> None:
+    """The weights of a stage-3 engine are freed in between, and others are gathered into other memory; another forward
+    may have run."""
+    run, (x, target) = run_of(model, scatter=0.2), batch_of(model)
+    x, target = (x, target) if model.loss.integer_targets else (x.astype(np.float32), target.astype(np.float32))
+    _, wanted = run.gradients(x, target, Recompute(None, keep))
+    kept = []
+    for unit in model.units:
+        weights, before = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}, x.copy()
+        y, of_unit = unit.forward(run.ctx, weights, x)
+        unit.forward(run.ctx, weights, before[::-1].copy())
+        np.testing.assert_array_equal(x, before)
+        x = y
+        kept.append(of_unit)
+        for array in weights.values():
+            array.fill(np.nan)
+    dy = model.loss.backward(run.ctx, model.loss.forward(run.ctx, x, target)[1], 1.0)
+    tied = {name for unit in model.units for name in unit.tied_weights}  # whose gradients are sums over units
+    for unit in reversed(model.units):
+        weights = {name: run.w[name].copy() for name in (*unit.shapes, *unit.tied_weights)}
+        dy, found = unit.backward(run.ctx, weights, kept.pop(), dy)
+        assert found.keys() == weights.keys()
+        for name in found.keys() - tied:
+            np.testing.assert_array_equal(bits_of(found[name]), bits_of(wanted[name]), name)
+
+
+@every_model
+def test_the_linear_layers_show_what_the_factors_of_their_gradients_are_made_of(model: Model) -> None:
+    """For every weight that a unit calls factored: an input x and an output gradient dy with xᵀ dy the gradient."""
+    run, seen = run_of(model, "fp64", scatter=0.2), {}
+    run.ctx = replace(run.ctx, observe=lambda name, x, dy: seen.update({name: x.T @ dy}))
+    _, gradients = run.gradients(*batch_of(model))
+    assert seen.keys() == {name for unit in model.units for name in unit.factored} == {
+        name for name, shape in model.shapes.items() if len(shape) == 2 and name not in ("wte", "wpe")}
+    for name, product_of_factors in seen.items():
+        np.testing.assert_allclose(product_of_factors, gradients[name], rtol=1e-10, atol=1e-14)  # the same sums
