@@ -12,7 +12,7 @@ from PIL import Image
 import zerosim as zs
 from tests.display.browser import dom_of, needs_browser, screenshot
 from tests.support import ask, assert_refused
-from zerosim.display import replayed, report, trace_plots
+from zerosim.display import replayed, report
 from zerosim.planning import recording, timeline
 
 WICKED = "</script><script>document.title='struck'</script>\"'&<b>"
@@ -86,22 +86,6 @@ def test_one_span_can_be_taken_alone(saved, tmp_path):
     assert 0 < len(one.calls) < len(whole.calls)
     out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
     assert out.read_text(encoding="utf-8").count('<tr data-call="') == len(one.calls)
-
-
-def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
-    def program(rank):
-        rank.split(rank.index % 2).all_reduce(np.ones(5))
-        if rank.index == 4:
-            rank.send(np.ones(3), 1)
-        elif rank.index == 1:
-            rank.recv(np.empty(3), 4)
-
-    cluster = ran(program, ranks=5)
-    found = data_of(cluster.trace)
-    assert found.links == trace_plots.ring_traffic_data(cluster.trace, 5).links
-    assert found.links[4, 1] == 24
-    assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
-            ] == cluster.trace.sent_nbytes()
 
 
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
