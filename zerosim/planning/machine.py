@@ -15,7 +15,7 @@ import numpy as np
 
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Device, Link, Network, positive
-from zerosim.planning.recording import COMPUTE, Program
+from zerosim.planning.recording import COMPUTE, RecordedProgram
 
 Seconds = Any  # float; a reference in fractions goes through the same code
 Array = np.ndarray[Any, Any]
@@ -136,7 +136,7 @@ class Prices:
         self._slow_links = {(slow.source, slow.destination): slow.factor for slow in machine.slow_links}
         self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
 
-    def work(self, program: Program) -> Array:
+    def work(self, program: RecordedProgram) -> Array:
         """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
         machine, seconds = self.machine, np.zeros(len(program) + 1)
         rows = program.where(COMPUTE)
