@@ -16,12 +16,11 @@ import pytest
 import zerosim as zs
 from tests.backends.doubles import differing
 from tests.cases import chosen
-from zerosim.numerics import random
-from zerosim.numerics.arrays import to_host
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, random
+from zerosim.numerics import kernels as numpys
 from zerosim.optim import SGD, AdamW
 
-NUMPY = NumpyKernels()
+NUMPY = numpys.NumpyKernels()
 DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
 NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
@@ -65,7 +64,7 @@ def both(kernels: Any, call: str | Callable[..., object], *arguments: Any, writt
                for k, given in ((NUMPY, on_host), (kernels, on_device))]
     assert answers[0] == answers[1] or answers[0] != answers[0], case
     for i in written:
-        assert differing(to_host(on_device[i]), on_host[i]) == 0, case
+        assert differing(arrays.to_host(on_device[i]), on_host[i]) == 0, case
 
 
 # -- casts and elements -----------------------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> No
 def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fmt: str) -> None:
     for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), zeros((2, 3), "fp32"),
               np.full((2, 2), 3e-42, np.float32)):
-        assert differing(to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
+        assert differing(arrays.to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
 
 
 # -- what a library computes on a GPU: its formula, on the stand-in ----------------------------------------------------
@@ -325,7 +324,7 @@ def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monk
     stand_in.attend_tiled_gradient(up(qkv), 2, found[3], found[4], up(do), found[5])
     stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[6], again=True)
     for x, expected in zip((*found[:3], *found[4:]), (p, o, dqkv, o, dqkv, dqkv), strict=True):
-        assert np.abs(to_host(x) - expected).max() < 1e-5
+        assert np.abs(arrays.to_host(x) - expected).max() < 1e-5
 
 
 def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any) -> None:
@@ -337,7 +336,7 @@ def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any
     found, expected = stand_in.uploaded(np.zeros_like(a)), np.zeros_like(a)
     stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
     NUMPY.symmetric_power(a, -0.25, 1e-4, expected)
-    assert np.abs(to_host(found) - expected).max() < 1e-5
+    assert np.abs(arrays.to_host(found) - expected).max() < 1e-5
     y, rows, columns = normal((40, 9), "fp32"), np.abs(normal(40, "fp32", 1)), np.abs(normal(9, "fp32", 2))
     both(stand_in, "mean_squares", y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
     both(stand_in, "divide_by_roots", y, rows, columns, np.zeros_like(y))
@@ -358,7 +357,7 @@ def test_gelu_is_within_a_few_steps_of_numpys(card: Any, name: str) -> None:
         card.gelu(card.uploaded(x), found, exact=exact)
         NUMPY.gelu(x, expected, exact=exact)
         size = np.abs(x.astype(np.float64))
-        difference = np.abs(to_host(found).astype(np.float64) - expected.astype(np.float64))
+        difference = np.abs(arrays.to_host(found).astype(np.float64) - expected.astype(np.float64))
         allowed = (1 + size) * (1e-6 if name == "fp32" else 2.0**-zs.FORMATS[name].mantissa_bits)
         assert (difference <= allowed)[size < 100].all()
 
@@ -378,7 +377,7 @@ def test_products_are_within_their_bound(card: Any, name: str, shape: tuple[int,
         found = card.uploaded(zeros((m, n), out))
         card.matmul(*operands, bias=card.uploaded(bias), out=found)
         step = 2.0 ** -(52 if out == "fp64" else zs.FORMATS[out].mantissa_bits)
-        assert (np.abs(to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
+        assert (np.abs(arrays.to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
 
 
 @pytest.mark.gpu
@@ -394,7 +393,7 @@ def test_rows_attention_and_loss_are_near_numpys(card: Any, name: str) -> None:
         on_device = [card.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
         getattr(card, call)(*on_device)
         getattr(NUMPY, call)(*arguments)
-        found, expected = to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
+        found, expected = arrays.to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
         assert np.abs(found - expected).max() <= (2e-5 if name == "fp32" else 2.0**-6) * np.abs(expected).max(), call
     logits, targets = normal((300, 600), name, 2), np.random.default_rng(1).integers(-1, 600, 300)
     losses = [k.softmax_loss(k.uploaded(logits), k.uploaded(targets), k.uploaded(zeros(300, "fp32")))
