@@ -1,14 +1,20 @@
 """Small helpers that tests of several folders use."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.architecture.source import ROOT
 
 
 def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> None:
@@ -20,6 +26,14 @@ def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] =
         text = str(refused)
     assert text is not None, f"nothing was raised where {error.__name__} was expected: {words}"
     assert re.search(words, text), f"expected {words!r} in: {text}"
+
+
+def fresh(*command: str, folder: Path = ROOT, **variables: str) -> str:
+    """The output of a fresh interpreter, with these variables too; warnings are errors, and it is silent otherwise."""
+    done = subprocess.run([sys.executable, "-W", "error", *command], cwd=folder, capture_output=True,
+                          env={**os.environ, "PYTHONIOENCODING": "utf-8", **variables})
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    return done.stdout.decode()
 
 
 def literally(text: str) -> str:

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import zerosim
-from tests.support import ask
+from tests.support import ask, fresh
 from zerosim import cli
 
 PLAIN = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
@@ -51,8 +51,7 @@ def test_help_imports_no_lesson_and_draws_nothing():
     program = ("import sys\nfrom typer.testing import CliRunner\nfrom zerosim import cli\n"
                "assert CliRunner().invoke(cli.app, ['--help']).exit_code == 0\n"
                "print(*sorted(name for name in sys.modules if name.startswith(('zerosim.course', 'matplotlib'))))")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert fresh("-c", program).split() == []
 
 
 def test_the_console_script_is_the_same_command_and_ends_with_the_exit_code_of_wrong_input():

@@ -1,37 +1,27 @@
 """`import zerosim` brings NumPy and ml_dtypes, and nothing else that was not there before."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.architecture import imports
-from tests.architecture.source import ROOT, package_sources
+from tests.architecture.source import package_sources
+from tests.support import fresh
 
 # Imported inside functions alone, so that all of it can be read and imported where there is none;
 # Matplotlib also at the top of what draws, which nothing imports before somebody looks.
 HEAVY = {"cupy": (), "mpi4py": (), "matplotlib": ("zerosim/display/", "zerosim/course/")}
 
 
-def fresh(program: str) -> str:
-    """The line that a fresh interpreter prints, in the repository; warnings are errors."""
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return done.stdout.strip()
-
-
 def modules_of(statement: str) -> set[str]:
     """The package's modules that a fresh interpreter has after one statement."""
     program = f"import sys; {statement}; print(*(name for name in sys.modules if name.startswith('zerosim')))"
-    return set(fresh(program).split())
+    return set(fresh("-c", program).split())
 
 
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules outside the standard library that a fresh interpreter has after one statement."""
     program = (f"import sys; {statement}; tops = {{name.partition('.')[0] for name in sys.modules}}; "
                "print(*sorted(tops - set(sys.stdlib_module_names)))")
-    return set(fresh(program).split())
+    return set(fresh("-c", program).split())
 
 
 def test_importing_zerosim_loads_numpy_and_ml_dtypes_only() -> None:
@@ -51,18 +41,18 @@ def test_what_is_heavy_is_imported_inside_functions_alone(heavy: str) -> None:
 
 
 def test_importing_zerosim_is_silent_and_loads_no_floor() -> None:
-    assert fresh("import zerosim") == ""
+    assert fresh("-c", "import zerosim") == ""
     assert modules_of("import zerosim") == {"zerosim", "zerosim.backends", "zerosim.connect"}
 
 
 def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:
     names = "import zerosim; from zerosim import *; print(*(n for n in zerosim.__all__ if globals()[n] is not "
-    assert fresh(f"{names}zerosim.__dict__[n]))") == ""
-    assert fresh("import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect"
+    assert fresh("-c", f"{names}zerosim.__dict__[n]))") == "\n"
+    assert fresh("-c", "import zerosim; import zerosim.connect; print(zerosim.connect.__name__)") == "connect\n"
 
 
 def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
-    assert fresh("""if True:
+    assert fresh("-c", """if True:
         import threading, zerosim
         from concurrent.futures import ThreadPoolExecutor
         begin = threading.Barrier(8)
@@ -70,14 +60,14 @@ def test_public_names_may_be_asked_for_first_in_many_threads_at_once() -> None:
             begin.wait()
             return [getattr(zerosim, name) for name in zerosim.__all__[::1 - number % 2 * 2]]
         with ThreadPoolExecutor(8) as threads:
-            print(*{len(found) == len(zerosim.__all__) for found in threads.map(ask, range(8))})""") == "True"
+            print(*{len(found) == len(zerosim.__all__) for found in threads.map(ask, range(8))})""") == "True\n"
 
 
 def test_every_package_has_the_names_that_it_offers() -> None:
     packages = [source.path.removesuffix("/__init__.py").replace("/", ".") for source in package_sources()
                 if source.path.endswith("/__init__.py")]
     assert len(packages) > 8
-    assert fresh("; ".join(f"from {name} import *" for name in packages)) == ""
+    assert fresh("-c", "; ".join(f"from {name} import *" for name in packages)) == ""
 
 
 def test_training_and_planning_load_no_backend_no_display_and_no_lesson() -> None:
@@ -93,9 +83,9 @@ def test_asking_for_the_puzzles_loads_them_and_not_their_solutions() -> None:
 
 
 def test_the_puzzles_are_offered_by_name_and_what_there_is_not_is_said() -> None:
-    assert fresh("import zerosim as zs; print('puzzles' in dir(zs), zs.puzzles is zs.puzzles)") == "True True"
-    said = fresh("import zerosim as zs\ntry:\n    zs.puzzle\nexcept AttributeError as e: print(e)")
-    assert said == "module 'zerosim' has no attribute 'puzzle'"
+    assert fresh("-c", "import zerosim as zs; print('puzzles' in dir(zs), zs.puzzles is zs.puzzles)") == "True True\n"
+    said = fresh("-c", "import zerosim as zs\ntry:\n    zs.puzzle\nexcept AttributeError as e: print(e)")
+    assert said == "module 'zerosim' has no attribute 'puzzle'\n"
 
 
 def test_puzzles_are_asked_checked_and_shown_without_anything_heavy() -> None:

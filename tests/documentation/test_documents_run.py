@@ -3,12 +3,11 @@
 import doctest
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests.architecture.source import ROOT, package_sources
+from tests.support import fresh
 
 EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n.*?^```text\n(?P<printed>.*?)^```$", re.DOTALL | re.M)
 # `python -m zerosim` runs the command line when it is imported.
@@ -21,14 +20,6 @@ def first_example(markdown: str) -> tuple[str, str]:
     match = EXAMPLE.search(markdown)
     assert match, "no ```python block that is followed by a ```text block"
     return match["code"], match["printed"]
-
-
-def printed_by(code: str) -> str:
-    """The output of a fresh interpreter when it runs the code; warnings are errors."""
-    command = [sys.executable, "-W", "error", "-"]
-    done = subprocess.run(command, input=code, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_every_module_can_be_imported_on_any_machine() -> None:
@@ -44,12 +35,12 @@ def test_the_doctests_of_a_module_hold(module: str) -> None:
 
 def test_the_readme_prints_what_it_says() -> None:
     code, printed = first_example((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert printed_by(code) == printed
+    assert fresh("-c", code) == printed
 
 
 def test_an_example_whose_text_is_wrong_is_noticed() -> None:
     code, printed = first_example("# Title\n\n```python\nprint(1 + 1)\n```\n\nprints\n\n```text\n3\n```\n")
-    assert printed_by(code) == "2\n"
+    assert fresh("-c", code) == "2\n"
     assert printed == "3\n"
 
 

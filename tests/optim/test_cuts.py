@@ -59,22 +59,6 @@ def test_cutting_a_vector_anywhere_changes_no_bit(optimizer, count, cuts, seed):
     assert optimizer.cut_of((count,)) == "anywhere"
 
 
-@pytest.mark.parametrize("block", [1, 7, 256, 65536])
-@pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
-def test_the_length_of_a_block_changes_no_bit(optimizer, block, monkeypatch):
-    w, gradients = tensors((1000,), 2)
-    expected = stepped(optimizer, w, gradients)
-    seen = []
-
-    def spans(count):
-        seen.append(block)
-        return [slice(low, min(low + block, count)) for low in range(0, count, block)]
-
-    monkeypatch.setattr("zerosim.numerics.kernels.spans", spans)
-    assert_equal_bits(stepped(optimizer, w, gradients, kernels.NumpyKernels()), expected)
-    assert seen, "the step went through the loop of blocks"
-
-
 @pytest.mark.parametrize("optimizer", ELEMENTWISE + NORMED, ids=named)
 def test_cutting_across_the_kernels_blocks_changes_no_bit(optimizer):
     count, at = 2 * arrays.BLOCK + 7, arrays.BLOCK - 3

@@ -56,19 +56,13 @@ def test_the_cubic_is_slow_and_converges(steps, expected):
     assert after(pair(0.01), steps, "cubic").min() == pytest.approx(expected, abs=5e-3)  # to the digits printed
 
 
-def test_twenty_cubic_steps_orthogonalize():
-    x = matrix_of(np.linspace(0.2, 1, 6), 6, 9)
-    orthogonalize(CTX, x, "cubic", 20)
-    np.testing.assert_allclose(x @ x.T, np.eye(6), atol=2e-6)  # some dozen roundings of fp32 products
-
-
-@pytest.mark.parametrize("iteration", matrix.COEFFICIENTS)
+@pytest.mark.parametrize(("iteration", "steps"), [("quintic", 5), ("cubic", 5), ("cubic", 20)])
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (6, 6), (1, 5), (5, 1)], ids=str)
-def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(iteration, shape):
+def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(iteration, steps, shape):
     x = matrix_of(np.linspace(0.2, 1, min(shape)), *shape)
     left, s, right = np.linalg.svd(x.astype(np.float64), full_matrices=False)
-    orthogonalize(CTX, x, iteration, 5)
-    expected = left @ np.diag(iterated(s / np.linalg.norm(s), 5, iteration)) @ right
+    orthogonalize(CTX, x, iteration, steps)
+    expected = left @ np.diag(iterated(s / np.linalg.norm(s), steps, iteration)) @ right
     np.testing.assert_allclose(x, expected, atol=1e-5)  # 15 products of fp32 matrices, each magnified by up to 3.4
 
 
@@ -82,14 +76,6 @@ def test_zeros_stay_zeros(shape):
     x = np.zeros(shape, np.float32)
     orthogonalize(CTX, x)
     assert not x.any()
-
-
-def test_a_transposed_matrix_gives_the_transposed_result():
-    x = matrix_of(np.linspace(0.2, 1, 4), 4, 7)
-    y = np.ascontiguousarray(x.T)
-    orthogonalize(CTX, x)
-    orthogonalize(CTX, y)
-    np.testing.assert_allclose(x, y.T, atol=1e-5)  # the same products, added up in other orders
 
 
 def test_another_iteration_is_no_iteration():

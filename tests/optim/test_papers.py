@@ -137,20 +137,6 @@ def test_gradients_of_zeros_make_no_nan(optimizer):
     assert all(np.isfinite(slot).all() for slot in state.values())
 
 
-def test_muon_scales_by_outputs_over_inputs():
-    """A weight is (inputs, outputs) here and (outputs, inputs) in the published code: expanding layers move more."""
-    g = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
-    moved = {shape: np.abs(np.linalg.svd(updated(optim.Muon(lr=1.0), np.zeros(shape, np.float32),
-                                                 [g.reshape(shape)])[0])[1]).mean() for shape in ((2, 8), (8, 2))}
-    assert moved[2, 8] == pytest.approx(2 * moved[8, 2], rel=0.3)  # singular values land in [0.68, 1.13], not on 1
-
-
-def test_muons_direction_does_not_see_the_gradients_scale():
-    w, gradients = tensors((5, 7), 3)
-    plain, scaled = (updated(optim.Muon(), w, [np.ldexp(g, power) for g in gradients])[0] for power in (0, -20))
-    np.testing.assert_array_equal(plain, scaled)  # a power of two: only the division by the norm sees it, exactly
-
-
 def test_adafactor_forgets_at_first_and_never_steps_longer_than_its_threshold_allows():
     w, gradients = tensors((6, 4), 1)
     found, state = updated(optim.Adafactor(lr=0.5), w, gradients)
@@ -159,11 +145,9 @@ def test_adafactor_forgets_at_first_and_never_steps_longer_than_its_threshold_al
     assert papers.rms(found - w) <= 0.5 * papers.rms(w) * (1 + 1e-6)
 
 
-def test_shampoos_factors_are_sums_and_soaps_first_step_only_begins():
-    w, gradients = tensors((3, 5), 2)
-    _, state = updated(optim.Shampoo(), w, gradients)
-    np.testing.assert_allclose(state["left"], sum(g @ g.T for g in gradients), rtol=1e-5, atol=1e-5)  # fp32 products
-    found, state = updated(optim.SOAP(), w, gradients[:1])
+def test_soaps_first_step_only_begins():
+    w, gradients = tensors((3, 5), 1)
+    found, state = updated(optim.SOAP(), w, gradients)
     np.testing.assert_array_equal(found, w)
     assert not state["m"].any()
     for side in ("left", "right"):

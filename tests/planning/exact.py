@@ -18,7 +18,7 @@ class ExactPrices(machines.Prices):
         self._paces = {slow.rank: machines.Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
                        for slow in machine.slow_ranks}
 
-    def work(self, program: recordings.Program) -> machines.Array:
+    def work(self, program: recordings.RecordedProgram) -> machines.Array:
         flops_rate = Fraction(self.machine.peak_flops_per_second) * Fraction(self.machine.efficiency)
         memory_rate = Fraction(self.machine.device.memory_bytes_per_second)
         work = [Fraction(0)]

@@ -281,7 +281,7 @@ def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():
 
 @pytest.mark.parametrize(("former", "now"), [("question", "plan_config"), ("Question", "PlanConfig"),
                                              ("DIALECTS", "CONVENTIONS"), ("Dialect", "Convention"),
-                                             ("States", "ShardedStates")])
+                                             ("States", "ShardedStates"), ("Row", "PlanRow")])
 def test_a_former_name_warns_and_is_the_same_thing(former, now):
     with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
         assert getattr(zs.planning, former) is getattr(zs.planning, now)

@@ -1,13 +1,10 @@
 """The engine used in other ways than by step alone: loops by hand, failures, debug mode, engines that live on."""
 
-import cProfile
 import itertools
-import pstats
 import re
 import signal
 import threading
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -404,20 +401,6 @@ def test_an_engine_lives_on_in_the_next_run_and_writes_its_arithmetic_into_that_
     assert list(found) == [result["master"] for result in outcome(model, data, stage=stage)]
 
 
-def test_a_users_plain_class_made_on_every_rank_is_the_same_optimizer():
-    model = MODELS["odd"]()
-    data = batches(model, 2, 1, 2)
-
-    def program(rank, differ):
-        engine = zs.Engine(rank, model, Plain(0.1 + differ * rank.index), stage=2)
-        engine.step(data[0][rank.index])
-        return bits(flat_state(engine)["parameter"])
-
-    assert len(set(zs.Cluster(2).run(program, 0))) == 1
-    with pytest.raises(zs.MismatchError, match=r"Plain\(lr=0.1\).*Plain\(lr=0.2\)"):
-        zs.Cluster(2).run(program, 0.1)
-
-
 @pytest.mark.parametrize("optimizer", [zs.optim.Adam(), zs.optim.LAMB()], ids=["Adam", "LAMB"])
 @pytest.mark.parametrize("state", ["fp32", "bf16"])
 def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, state):
@@ -437,23 +420,6 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
 
     peak, scratch = alone(program)
     assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
-
-
-def test_a_step_of_two_linear_layers_passes_at_most_25_files_of_the_package():
-    model, profile = Model([LinearUnit("a", 3, 5, first=True), LinearUnit("b", 5, 2)]), cProfile.Profile()
-
-    def program(rank):
-        engine = zs.Engine(rank, model, ADAM, stage=2)
-        engine.step([(X, T)])
-        if rank.index == 0:
-            profile.enable()
-        engine.step([(X, T)])
-        if rank.index == 0:
-            profile.disable()
-
-    zs.Cluster(2).run(program)
-    passed = {path for path, _, _ in pstats.Stats(profile).stats if path.startswith(str(Path(zs.__file__).parent))}
-    assert 15 < len(passed) <= 25, sorted(passed)
 
 
 def test_a_skipped_step_sends_no_parameters():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.zero.optimizers import Spectral
 from tests.zero.training import ADAM, BF16, MODELS, batches, outcome
 from zerosim.models import MLP, CrossEntropy, LinearUnit, Model
 
@@ -24,18 +23,18 @@ def stepped(rank, model, data, *, optimizer, **options):
 
 
 def test_gathering_pays_in_bytes_sent_and_whole_matrices_do_not():
-    matrices, rows = 3 * 7 + 7 * 5 + 5 * 2, 3 + 7 + 5
+    matrices, left = 3 * 7 + 7 * 5 + 5 * 2, 3 * 3 + 7 * 7 + 5 * 5
     for layout, gather, sent, kept in (("whole_matrices", False, 0, 1), ("whole_matrices", True, 0, 1),
-                                       ("per_unit", True, (4 + 4 + 2) * matrices * 3, 4)):
+                                       ("per_unit", True, (4 + 4 + 4 + 2) * matrices * 3, 4)):
         cluster = zs.Cluster(4)
         engines = cluster.run(lambda rank, layout=layout, gather=gather: stepped(
-            rank, WIDE, batches(WIDE, 4, 1, 1), optimizer=Spectral(), stage=1, policy=BF16, layout=layout,
+            rank, WIDE, batches(WIDE, 4, 1, 1), optimizer=zs.optim.SOAP(), stage=1, policy=BF16, layout=layout,
             gather=gather))
-        assert sum(cluster.trace.sent_nbytes("state")) == sent  # w and m in fp32 and g in bf16, each a ring
+        assert sum(cluster.trace.sent_nbytes("state")) == sent  # w, m and v in fp32 and g in bf16, each a ring
         found = [slot.size for engine in engines
-                 for (_, name), slot in engine.param_group.own_slots.items() if name == "rows"]
+                 for (_, name), slot in engine.param_group.own_slots.items() if name == "left"]
         # State of another shape is kept by the owner alone, or by all who own elements, and so compute.
-        assert (sum(found) == rows) if kept == 1 else (rows < sum(found) <= kept * rows), layout
+        assert (sum(found) == left) if kept == 1 else (left < sum(found) <= kept * left), layout
 
 
 @pytest.mark.parametrize(("stage", "optimizer", "layer0"), [

@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
-from tests.zero.optimizers import Factored, Normed, Plain, Shapeless, Uncut
+from tests.zero.optimizers import Normed, Plain, Shapeless, Uncut
 from tests.zero.training import ADAM, MODELS, SGD, alone
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
@@ -39,8 +39,8 @@ def title(value):
     ({"optimizer": Normed(lr=0.1)}, "Normed needs norms of whole tensors, and has no direction()"),
     ({"optimizer": Shapeless()}, "its state 'rows' for layer0.weight (3, 5) is of shape (3,), and cannot be cut"),
     ({"optimizer": Uncut()}, "Uncut does not say where its state may be cut"),
-    ({"optimizer": Factored(), "layout": "whole_matrices"},
-     "Factored needs the factors ... the layer of layer0.bias does not hand over"),
+    ({"optimizer": zs.optim.KFAC(), "layout": "whole_matrices", "model": GPT("gpt-nano"), "groups": [
+        zs.Group("*ln_*", "*.bias", optimizer=ADAM)]}, "KFAC needs the factors ... layer of wte does not hand over"),
     ({"stage": 4}, "stages 0, 1, 2, 3, found 4; ...pass Stage("), ({"stage": True}, "found True"),
     ({"layout": "per_units"}, "did you mean 'per_unit'"), ({"layout": ["per_unit"]}, "no layout is called"),
     ({"recompute": "every"}, "names no policy"), ({"recompute": 3}, "recompute=3 names no policy"),
@@ -243,6 +243,7 @@ def test_old_names_of_the_engine_work_and_warn():
 EQUAL_UNITS = Model([LinearUnit("a", 3, 3), LinearUnit("b", 3, 3)])  # shapes alone do not tell which is gathered
 DIFFERING = {
     "optimizer": lambda index: {"optimizer": zs.optim.SGD(lr=0.1 + index)},
+    "optimizer of a plain class": lambda index: {"optimizer": Plain(lr=0.1 + index)},
     "loss_scale": lambda index: {"policy": zs.Policy(loss_scale=1.0 + index)},
     "clip_norm": lambda index: {"clip_norm": 1.0 + index}, "seed": lambda index: {"seed": index},
     "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},

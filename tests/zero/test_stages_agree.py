@@ -11,7 +11,6 @@ import zerosim as zs
 from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.twin import Rule
-from tests.zero.optimizers import Spectral, Trusting
 from tests.zero.training import ADAM, BF16, MODELS, SGD, assert_runs_equal_the_twin, batches, bits, outcome
 from tests.zero.units import Borrower, Lender, gained
 from zerosim.models import GPT, PRESETS, LinearUnit, Model
@@ -27,6 +26,7 @@ RECOMPUTE = ("none", "block", "segment(2)", "segment(5)")
 BIAS_ADAM = zs.optim.Adam(lr=0.5)
 FIRST_ADAM = zs.optim.Adam(lr=0.2, beta1=0.5)
 ADAMW = zs.optim.AdamW(lr=0.01)
+SOAP, LARS = zs.optim.SOAP(every=2), zs.optim.LARS()
 LAST = ("wte", "wpe", "*ln_*", "*.bias")  # of a GPT's parameters those that Muon is not for
 
 
@@ -105,22 +105,22 @@ CASES = {
     **{f"optimizer {number} {type(optimizer).__name__}, {layout}": case(
         "wide", 3, 2, 3, optimizer=optimizer, layout=layout, gather=layout == "per_unit")
        for (number, optimizer), layout in product(
-           enumerate((*MATRIX, zs.optim.SOAP(every=2), zs.optim.Adafactor())), ("whole_matrices", "per_unit"))},
-    **{f"spectral on {ranks}, {layout}": case("wide", ranks, 2, 3, optimizer=Spectral(), layout=layout, clip_norm=0.5,
-                                              gather=layout != "whole_matrices")
+           enumerate((*MATRIX, zs.optim.Adafactor())), ("whole_matrices", "per_unit"))},
+    **{f"clipped SOAP on {ranks}, {layout}": case("wide", ranks, 2, 3, optimizer=SOAP, layout=layout, clip_norm=0.5,
+                                                  gather=layout != "whole_matrices")
        for ranks, layout in [(1, "whole_matrices"), (9, "whole_matrices"), (3, "per_unit"), (3, "contiguous")]},
-    **{f"norms of tensors, {layout}": case("wide", 3, 2, 3, optimizer=Trusting(), layout=layout, clip_norm=0.5)
+    **{f"clipped LARS, {layout}": case("wide", 3, 2, 3, optimizer=LARS, layout=layout, clip_norm=0.5)
        for layout in (*LAYOUTS, "whole_matrices")},
-    "three optimizers": case("wide", 3, 2, 3, optimizer=Spectral(), layout="whole_matrices", clip_norm=0.5, groups=[
-        zs.Group("*.bias", optimizer=ADAM), zs.Group("layer1.weight", optimizer=Trusting())], rules=ruled(
-            "wide", lambda name: "bias" in name, Rule(ADAM, "bf16")) | {"layer1.weight": Rule(Trusting(), "bf16")}),
+    "three optimizers": case("wide", 3, 2, 3, optimizer=SOAP, layout="whole_matrices", clip_norm=0.5, groups=[
+        zs.Group("*.bias", optimizer=ADAM), zs.Group("layer1.weight", optimizer=LARS)], rules=ruled(
+            "wide", lambda name: "bias" in name, Rule(ADAM, "bf16")) | {"layer1.weight": Rule(LARS, "bf16")}),
     "Muon and AdamW": case("gpt", 3, 1, optimizer=zs.optim.Muon(), layout="whole_matrices", groups=[
         zs.Group(*LAST, optimizer=ADAMW)], rules=ruled("gpt", zs.Group(*LAST).matches, Rule(ADAMW, "bf16"))),
     **{f"{type(optimizer).__name__} at rest in 16 bits, {policy}": case(
         "wide", 3, 2, 3, optimizer=optimizer, layout="whole_matrices", policy=policy)
        for policy, optimizer in covering(
            [zs.Policy("bf16", master="bf16"), zs.Policy("fp16", state="fp16"), zs.Policy("bf16", master="bf16",
-            state="bf16"), zs.Policy("bf16", master="fp16", state="bf16")], [ADAM, Spectral(), Trusting()])},
+            state="bf16"), zs.Policy("bf16", master="fp16", state="bf16")], [ADAM, SOAP, LARS])},
 }
 
 
@@ -141,7 +141,7 @@ FORMAT = st.sampled_from(FORMATS)
 @st.composite
 def cases(draw):
     name = draw(st.sampled_from(sorted(MODELS)))
-    model, optimizer = MODELS[name](), draw(st.sampled_from([ADAM, SGD, zs.optim.Adan(), Trusting(), Spectral()]))
+    model, optimizer = MODELS[name](), draw(st.sampled_from([ADAM, SGD, zs.optim.Adan(), LARS, zs.optim.Muon()]))
     compute = draw(FORMAT)
     policy = zs.Policy(compute, reduce=draw(st.none() | FORMAT), accumulate=draw(st.none() | FORMAT),
                        master=draw(st.sampled_from(["fp32", "fp32", compute])))

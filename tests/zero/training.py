@@ -4,8 +4,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.twin import Twin
-from tests.zero.optimizers import Trusting
-from tests.zero.units import gained, odd, tied
+from tests.zero.units import gained, tied
 from zerosim.models import GPT, MLP, Model, Recompute
 from zerosim.optim import Optimizer
 from zerosim.planning import closed_forms
@@ -16,12 +15,12 @@ MODELS = {
     "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
     "wide": lambda: MLP((3, 7, 5, 2), activation="gelu", seed=4),
     "fewer_than_ranks": lambda: MLP((1, 1), seed=3),
-    "tied": tied, "scalars": odd, "gained": gained,
+    "tied": tied, "scalars": lambda: gained(()), "gained": gained,
     "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
 }
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
-SLOTS = {zs.optim.SGD: 0, zs.optim.Adam: 2, Trusting: 1}  # tensors of fp32 beside each parameter
+SLOTS = {zs.optim.SGD: 0, zs.optim.Adam: 2, zs.optim.LAMB: 2, zs.optim.LARS: 1}  # tensors of fp32 beside each parameter
 GRADIENTS = ("gradient", "unit_gradient")
 
 

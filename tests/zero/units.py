@@ -53,18 +53,20 @@ def tied(inputs: int = 3, outputs: int = 5) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Gain(Unit):
-    """y = x · gain, computed in fp32 and rounded once, whatever the format of gain: x (B, C), gain (C,).
+    """y = x · gain, computed in fp32 and rounded once, whatever the format of gain: x (B, C), gain (C,) or ().
 
-    ``used`` False leaves gain out, and says so: its gradient is None.
+    Beside a gain without dimensions stands a parameter without elements, which nothing reads. ``used`` False leaves the
+    gain out, and says so: its gradient is None.
     """
 
     name: str
-    channels: int
+    shape: tuple[int, ...]
     used: bool = True
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {f"{self.name}.gain": (self.channels,)}
+        nothing = {} if self.shape else {f"{self.name}.nothing": (0, 3)}
+        return nothing | {f"{self.name}.gain": self.shape}
 
     def initializer(self, name):
         return Normal(3, 1.0)
@@ -80,44 +82,13 @@ class Gain(Unit):
         if not self.used:
             return dy, {f"{self.name}.gain": None}
         grads, wide = ctx.gradients(self), dy.astype(np.float32)
-        gradient = (wide * kept.astype(np.float32)).sum(0)
-        grads[f"{self.name}.gain"][...] = gradient.astype(grads[f"{self.name}.gain"].dtype)
+        gradient = (wide * kept.astype(np.float32)).reshape(-1, *self.shape).sum(0)
+        grads[f"{self.name}.gain"][...] = np.asarray(gradient).astype(grads[f"{self.name}.gain"].dtype)
         dx = ctx.empty(dy.shape, "activation_gradient")
         dx[...] = (wide * w[f"{self.name}.gain"].astype(np.float32)).astype(dx.dtype)
         return dx, grads
 
 
-def gained(used: bool = True) -> Model:
+def gained(shape: tuple[int, ...] = (5,), used: bool = True) -> Model:
     """Linear, gain, linear: the gain is the parameter that is treated in other ways than the others."""
-    return Model([LinearUnit("first", 3, 5, "relu", first=True), Gain("scale", 5, used), LinearUnit("last", 5, 2)])
-
-
-@dataclass(frozen=True, eq=False)
-class Odd(Unit):
-    """y = x·scale: a parameter without dimensions, beside one without elements that nothing reads."""
-
-    name: str
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {f"{self.name}.nothing": (0, 3), f"{self.name}.scale": ()}
-
-    def initializer(self, name):
-        return Normal(5, 1.0)
-
-    def forward(self, ctx, w, x):
-        y = ctx.empty(x.shape)
-        y[...] = (x.astype(np.float32) * np.float32(w[f"{self.name}.scale"])).astype(y.dtype)
-        return y, x
-
-    def backward(self, ctx, w, kept, dy):
-        grads, wide = ctx.gradients(self), dy.astype(np.float32)
-        grads[f"{self.name}.scale"][...] = np.asarray((wide * kept.astype(np.float32)).sum()).astype(dy.dtype)
-        dx = ctx.empty(dy.shape, "activation_gradient")
-        dx[...] = (wide * np.float32(w[f"{self.name}.scale"])).astype(dx.dtype)
-        return dx, grads
-
-
-def odd() -> Model:
-    """Linear, a scalar and an empty parameter, linear."""
-    return Model([LinearUnit("first", 3, 5, "relu", first=True), Odd("odd"), LinearUnit("last", 5, 2)])
+    return Model([LinearUnit("first", 3, 5, "relu", first=True), Gain("scale", shape, used), LinearUnit("last", 5, 2)])

@@ -10,7 +10,7 @@ from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.transport import ProcessCluster, Request
 from zerosim.numerics.arrays import as_bytes
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import NATIVE, Exchange
 from zerosim.ranks.errors import BackendError, MismatchError
 from zerosim.ranks.hub import sent_by, steps_of
@@ -316,8 +316,8 @@ class MPIPointToPoint:
 
     def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
         self._mpi, self._rendezvous = mpi, rendezvous
-        self._world: Group = tuple(range(comm.size)), ()
-        self._comms: dict[Group, Any] = {self._world: comm}
+        self._world: GroupKey = tuple(range(comm.size)), ()
+        self._comms: dict[GroupKey, Any] = {self._world: comm}
         self._leftovers: Leftovers = []
 
     def begin(self, me: Pending) -> Request:
@@ -333,7 +333,7 @@ class MPIPointToPoint:
             return NativeRequest(me, self._mpi, comm, self._leftovers)
         return HopsRequest(me, self._mpi, comm, self._leftovers)
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])

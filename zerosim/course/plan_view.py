@@ -12,11 +12,11 @@ from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
-from zerosim.planning.plan import Plan, Row
+from zerosim.planning.plan import Plan, PlanRow
 from zerosim.planning.plan_table import UNITS, cells, explained, names_for, options_text, subject
 
 INDENT = 4  # columns of a terminal beside those of a table
-Measured = Mapping[Row, Sequence[Compared]]
+Measured = Mapping[PlanRow, Sequence[Compared]]
 
 
 def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None) -> View:
@@ -68,13 +68,13 @@ def _remarks(found: Plan) -> Iterator[str]:
         yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
 
 
-def _explanation(found: Plan, row: Row) -> tuple[Part | str, ...]:
+def _explanation(found: Plan, row: PlanRow) -> tuple[Part | str, ...]:
     """Every number of a row with its formula."""
     return ("", TextLine(f"[bold cyan]{row.title}[/]", indent=0), "",
             marked_table("", "", RIGHT, rows=[tuple(map(escape, line)) for line in explained(found.config, row)]))
 
 
-def _measurement(row: Row, lines: Sequence[Compared]) -> tuple[Part | str, ...]:
+def _measurement(row: PlanRow, lines: Sequence[Compared]) -> tuple[Part | str, ...]:
     """The estimate beside the measurement in a run without data, and the difference by name."""
     heading = f"[bold cyan]{row.title}[/], estimated, and measured on rank 0 of a run without data, in bytes"
     return ("", TextLine(heading, indent=0),

@@ -23,7 +23,7 @@ from zerosim.display.saving import is_one_of_many
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.numerics.arrays import sha256
 from zerosim.numerics.units import counted
-from zerosim.ranks.cluster import Cluster, Program
+from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.errors import BackendError
 from zerosim.ranks.rank import Rank
 
@@ -41,7 +41,7 @@ class RanPart:
     peak_nbytes: int
 
 
-def load(place: str) -> Program:
+def load(place: str) -> RankProgram:
     """The function of ``FILE.py:NAME``, from a file that is run as a module of its own name.
 
     Of a file that raises while it is run comes a program that raises the same: so it ends the run as any rank's error
@@ -72,7 +72,7 @@ def load(place: str) -> Program:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         return partial(_raise, error)
-    program: Program | None = getattr(module, name, None)
+    program: RankProgram | None = getattr(module, name, None)
     if not callable(program):
         there = ", ".join(key for key, value in vars(module).items() if isfunction(value) and not key.startswith("_"))
         raise ValueError(f"{path} has no function {name!r}; it has {there or 'none'}")
@@ -100,7 +100,7 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def with_settings(program: Program, given: Mapping[str, Any]) -> Program:
+def with_settings(program: RankProgram, given: Mapping[str, Any]) -> RankProgram:
     """The program with these keyword arguments; ValueError for one that it does not take."""
     if not given:
         return program

@@ -14,7 +14,7 @@ from zerosim.display.style import BLUE, GRAY, GREEN, ORANGE, VERMILLION, short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import Plan, Row
+from zerosim.planning.plan import Plan, PlanRow
 from zerosim.planning.plan_table import COLUMNS, cells, subject
 from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
@@ -198,12 +198,12 @@ def plan_view(plan: Plan) -> View:
     return View(plan.verdict, " " + "".join(subject(plan.config, plan.rows[0].convention)) + ".", (bars, table))
 
 
-def parts_of(row: Row) -> dict[str, int]:
+def parts_of(row: PlanRow) -> dict[str, int]:
     """Bytes of each part; they add up to the row's total."""
     return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
 
 
-def row_name(row: Row) -> str:
+def row_name(row: PlanRow) -> str:
     """``ZeRO-2 block``."""
     return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zerosim.planning.recording import Recording, TraceLike, record
+from zerosim.planning.recording import Recording, record
 from zerosim.planning.recording import save as save_recording
+from zerosim.ranks.trace import Trace
 
 
 def recording_of(cluster: Any) -> Recording:
@@ -43,7 +44,7 @@ def save(cluster: Any, path: str | Path) -> Path:
     return write(recording, path)
 
 
-def save_traces(traces: Iterable[TraceLike], path: str | Path) -> Path:
+def save_traces(traces: Iterable[Trace], path: str | Path) -> Path:
     """Writes what these ranks did, in rank order; ValueError for a path that cannot be written."""
     return write(record(traces), path)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
+    BLOCK,
     SMALL,
     Array,
     Scratch,
@@ -39,12 +40,10 @@ from zerosim.numerics.blockwise import (
     PerColumn,
     PerRow,
     cast_block,
-    has_nonfinite,
     maximum,
     minimum,
+    nonfinite_codes,
     quiet,
-    square_sum,
-    sum_rows,
 )
 from zerosim.numerics.checks import (
     FP32,
@@ -355,7 +354,9 @@ class NumpyKernels(BlockKernels):
     @quiet
     def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
-        self._with_scalar("multiply_rounded", np.multiply, x, factor, out)
+        check_operands("multiply_rounded", x=x, out=out)
+        number = np.array(factor, work_type(x, out))
+        self.run_blocks(lambda block, result: np.multiply(block, number, out=result), (x,), out, in_place=True)
 
     @quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
@@ -363,23 +364,17 @@ class NumpyKernels(BlockKernels):
 
         A divisor beyond float32's range is none that overflows: see `split_divisor`.
         """
-        factor, divisor = split_divisor(divisor, work_type(x, out))
-        if factor == 1:
-            self._with_scalar("divide_rounded", np.divide, x, divisor, out)
-            return
         check_operands("divide_rounded", x=x, out=out)
-        first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
+        work = work_type(x, out)
+        factor, divisor = split_divisor(divisor, work)
+        first, second = np.array(factor, work), np.array(divisor, work)
 
         def divided(block: Array, result: Array) -> None:
-            np.multiply(block, first, out=result)
-            np.divide(result, second, out=result)
+            if factor != 1:
+                np.multiply(block, first, out=result)
+            np.divide(block if factor == 1 else result, second, out=result)
 
         self.run_blocks(divided, (x,), out, in_place=True)
-
-    def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
-        check_operands(name, x=x, out=out)
-        operand = np.array(scalar, work_type(x, out))
-        self.run_blocks(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
@@ -442,15 +437,35 @@ class NumpyKernels(BlockKernels):
         self._column_sum(x, out, work_type(x, out))
 
     def _column_sum(self, x: Array, out: Array, work: np.dtype[Any]) -> None:
-        total = self.room("column total", out.size, work)
-        sum_rows(x, total, lambda rows: self.wide("rows", np.ascontiguousarray(rows), work))
+        # NumPy adds the rows of contiguous rows in order, those of contiguous columns pairwise, as it does one column.
+        m, n = x.shape
+        rows_at_once = max(1, BLOCK // max(1, n)) if x.dtype != work else max(1, m)
+        total = self.room("column total", n, work)
+        total[...] = 0
+        for here in spans(m, rows_at_once):
+            rows = self.wide("rows", np.ascontiguousarray(x[here]), work)
+            if here.start > 0:
+                np.add(total, rows[0], out=rows[0])
+            if n == 1:
+                total[...] = np.add.accumulate(rows[:, 0])[-1]
+            else:
+                np.add.reduce(rows, axis=0, out=total)
+        np.add(total, 0, out=total)  # whether NumPy's sum of negative zeros is negative depends on its version
         self.cast_pack(total, out)
 
     @quiet
     def all_finite(self, x: Array) -> bool:
-        """True if no element of x is infinite or NaN."""
-        row = x.reshape(-1)
-        return not any(has_nonfinite(row[span], self.scratch_memory) for span in spans(row.size))
+        """True if no element of x is infinite or NaN: without the sign, their codes are the largest there are."""
+        constants = nonfinite_codes(x.dtype)
+        if constants is None:
+            return True
+        (mask, first), row = constants, x.reshape(-1)
+        for span in spans(row.size):
+            code = self.room("magnitude code", row[span].size, mask.dtype)
+            np.bitwise_and(row[span].view(mask.dtype), mask, out=code)
+            if code.max() >= first:
+                return False
+        return True
 
     def count_nan(self, x: Array) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
@@ -462,11 +477,17 @@ class NumpyKernels(BlockKernels):
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
         work = work_type(x)
-        factor, divisor = split_divisor(divisor, work)
+        factor, into_range = (np.array(number, work) for number in split_divisor(divisor, work))
         row, total = x.reshape(-1), 0.0
         for span in spans(row.size):
             block = self.wide("input 0", row[span], work)
-            total += square_sum(block, np.array(factor, work), np.array(divisor, work), self.scratch_memory)
+            quotient, square = self.room("quotient", block.size, work), self.room("square", block.size, FP64)
+            if factor != 1:
+                block = np.multiply(block, factor, out=quotient)
+            np.divide(block, into_range, out=quotient)
+            np.copyto(square, quotient)
+            np.multiply(square, square, out=square)
+            total += float(np.add.reduce(square))
         return total
 
     # --- steps of optimizers --------------------------------------------------------------------------------
@@ -508,9 +529,14 @@ def _is_small_cast(x: Array, out: Array) -> bool:
 
 # -- The kernels of arrays without data --------------------------------------------------------------------------------
 
+# Every index is that of the first row, and every sum 0.
+DECLARED = {"all_finite": True, "count_nan": 0, "index_range": (0, 0), "trace": 0.0, "softmax_loss": 0.0,
+            "sum_of_squares": 0.0}
+
+
 class NullKernels:
-    """The kernels of a run without numbers: allocation gives null arrays, a sum is 0 and everything is finite, by
-    declaration; every other kernel of `NumpyKernels` does nothing."""
+    """The kernels of a run without numbers: allocation gives null arrays, a kernel that answers gives what is DECLARED,
+    and every other kernel of `NumpyKernels` does nothing."""
 
     BLOCK = sys.maxsize  # what is never computed is one block, however long
     scratch_nbytes = 0
@@ -520,10 +546,10 @@ class NullKernels:
     def __init__(self) -> None:
         self._numbers = NumpyKernels()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or not hasattr(NumpyKernels, name):
             raise AttributeError(f"there is no kernel {name!r}")
-        return do_nothing
+        return partial(_answer, DECLARED[name]) if name in DECLARED else do_nothing
 
     def serving(self, x: Any) -> Any:
         """These for an array without data; NumPy's for one with data, as flags and counts that programs make."""
@@ -543,29 +569,14 @@ class NullKernels:
         """The same: no number becomes another."""
         return x
 
-    def index_range(self, x: Any) -> tuple[int, int]:
-        """0 and 0: every index is that of the first, by declaration."""
-        return 0, 0
-
     def count_targets(self, targets: Any) -> int:
         """All of them, by declaration."""
         return int(targets.size)
 
-    def count_nan(self, x: Any) -> int:
-        return 0
-
-    def all_finite(self, x: Any) -> bool:
-        return True
-
-    def trace(self, a: Any) -> float:
-        return 0.0
-
-    def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
-        return 0.0
-
-    def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
-        return 0.0
-
 
 def do_nothing(*arguments: Any, **options: Any) -> None:
     """A kernel without data, or a note of what was computed that nobody reads."""
+
+
+def _answer(declared: Any, *arguments: Any, **options: Any) -> Any:
+    return declared

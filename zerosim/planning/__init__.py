@@ -45,7 +45,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.plan import Plan, PlanConfig, Row, plan_config
+from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
 from zerosim.planning.plan_table import explained
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
@@ -67,8 +67,8 @@ __all__ = [
     "Network",
     "Plan",
     "PlanConfig",
+    "PlanRow",
     "Recording",
-    "Row",
     "Sent",
     "ShardedStates",
     "SlowLink",
@@ -110,7 +110,7 @@ __all__ = [
 ]
 
 RENAMED = {"question": "plan_config", "Question": "PlanConfig", "DIALECTS": "CONVENTIONS", "Dialect": "Convention",
-           "States": "ShardedStates"}
+           "States": "ShardedStates", "Row": "PlanRow"}
 
 
 def __getattr__(name: str) -> Any:

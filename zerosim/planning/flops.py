@@ -95,13 +95,13 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
             "attention": attention + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
             "GELU": GELU_GRADIENT * 4 * stream,
             "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
-            "residuals": 2 * stream, "again": _again(block, inside)}
+            "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
 
 
-def _again(block: Block, inside: str) -> int:
-    """Operations that the inside of one block makes a second time."""
-    done = forward(block)
-    return sum(done[step] for step in AGAIN[inside]) + FROM_LOG_SUM * block.square * (inside == "tiled")
+def _again(done: Mapping[str, int], recompute: Recompute) -> int:
+    """Of the operations of one block forward, step by step, those that a policy makes a second time."""
+    whole = sum(done.values()) if recompute.units_per_segment else 0
+    return whole + sum(done.get(step, 0) for step in AGAIN[recompute.inside])
 
 
 def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
@@ -114,8 +114,8 @@ def recomputed(block: Block, blocks: int = 1, policy: str = "none") -> int:
     Raises ValueError for fewer than one block and for a text that names no policy.
     """
     recompute = Recompute.parse(policy)
-    whole = sum(forward(block).values()) if recompute.units_per_segment else 0
-    return checked_count("blocks", blocks, 1) * (whole + _again(block, recompute.inside))
+    from_log_sums = FROM_LOG_SUM * block.square * (recompute.inside == "tiled")
+    return checked_count("blocks", blocks, 1) * (_again(forward(block), recompute) + from_log_sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,7 @@ def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none"
     (117046448750592, True, 1.327)
 
     Backward makes two products for each of forward's. Segments are run again whole; the head and the embedding are not.
+    Of a GPT it is 96·BLnd²(1 + L/6d + V/16nd) where blocks are run again (Narayanan et al. 2021, equation 3).
     Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
     Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.
     """
@@ -210,26 +211,7 @@ def recomputed_flops(block: Block, policy: str = "none") -> int:
 
     Raises ValueError for a text that names no policy.
     """
-    recompute, products = Recompute.parse(policy), matmuls(block)
-    whole = sum(products.values()) if recompute.units_per_segment else 0
-    return whole + sum(products.get(step, 0) for step in AGAIN[recompute.inside])
-
-
-def step_matmul_flops(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:
-    """The matmuls of a model forward and backward, and forward again where there are segments, as published.
-
-    >>> B, s, h, l, V = 4, 2048, 4096, 32, 51200
-    >>> exactly = 96 * B * s * l * h**2 + 16 * B * s**2 * l * h + 6 * B * s * h * V
-    >>> step_matmul_flops(Block(B, s, h, 32), l, V, "block") == exactly
-    True
-
-    That is 96·Bslh²(1 + s/6h + V/16lh). Policies finer than segments make less again, and are not in this count.
-    Raises ValueError for counts below one and for a text that names no policy.
-    Source: Narayanan et al. 2021, equation 3.
-    """
-    passes = 4 if Recompute.parse(policy).units_per_segment else 3
-    logits = 6 * block.stream * checked_count("vocabulary", vocabulary, 1)
-    return passes * checked_count("blocks", blocks, 1) * matmul_flops(block) + logits
+    return _again(matmuls(block), Recompute.parse(policy))
 
 
 def six_n(parameters: int, tokens: int) -> int:

@@ -132,8 +132,8 @@ class Link:
         """β, exactly as its decimals are written."""
         return Fraction(str(self.bytes_per_second))
 
-    def seconds(self, nbytes: int) -> float:
-        """α + n/β: how long a message of n bytes takes."""
+    def seconds(self, nbytes: Any) -> Any:
+        """α + n/β: how long a message of n bytes takes; a whole number, or an array of them, (n,)."""
         return self.latency_seconds + nbytes / self.bytes_per_second
 
 
@@ -193,7 +193,7 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
-Row = TypeVar("Row", Device, Link)
+DeviceOrLink = TypeVar("DeviceOrLink", Device, Link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +287,13 @@ def link(name: str) -> Link:
     return presets().link(name)
 
 
-def _rows(where: str, kind: str, row: type[Row], tables: Any) -> dict[str, Row]:
+def _rows(where: str, kind: str, row: type[DeviceOrLink], tables: Any) -> dict[str, DeviceOrLink]:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
     return {name: _row(where, kind, row, name, table) for name, table in tables.items()}
 
 
-def _row(where: str, kind: str, row: type[Row], name: str, table: dict[str, Any]) -> Row:
+def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[str, Any]) -> DeviceOrLink:
     known = [item.name for item in fields(row) if item.name != "name"]
     for key in table:
         if key not in known:
@@ -312,7 +312,7 @@ def _row(where: str, kind: str, row: type[Row], name: str, table: dict[str, Any]
         raise ValueError(f"{where}: {error}") from None
 
 
-def _named(kind: str, name: str, rows: Mapping[str, Row]) -> Row:
+def _named(kind: str, name: str, rows: Mapping[str, DeviceOrLink]) -> DeviceOrLink:
     try:
         return rows[str(name)]
     except KeyError:

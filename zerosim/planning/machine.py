@@ -15,7 +15,7 @@ import numpy as np
 
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Device, Link, Network, positive
-from zerosim.planning.recording import COMPUTE, Program
+from zerosim.planning.recording import COMPUTE, RecordedProgram
 
 Seconds = Any  # float; a reference in fractions goes through the same code
 Array = np.ndarray[Any, Any]
@@ -136,7 +136,7 @@ class Prices:
         self._slow_links = {(slow.source, slow.destination): slow.factor for slow in machine.slow_links}
         self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
 
-    def work(self, program: Program) -> Array:
+    def work(self, program: RecordedProgram) -> Array:
         """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
         machine, seconds = self.machine, np.zeros(len(program) + 1)
         rows = program.where(COMPUTE)
@@ -154,10 +154,9 @@ class Prices:
     def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Seconds]:
         """Seconds of each message, between ranks of two different devices."""
         network = self.machine.network
-        seconds: Array = network.inside.latency_seconds + nbytes / network.inside.bytes_per_second
+        seconds: Array = network.inside.seconds(nbytes)
         if network.between is not None:
-            slow = network.between.latency_seconds + nbytes / network.between.bytes_per_second
-            seconds = np.where(network.crosses(sources, destinations), slow, seconds)
+            seconds = np.where(network.crosses(sources, destinations), network.between.seconds(nbytes), seconds)
         for (source, destination), factor in self._slow_links.items():
             seconds[(sources == source) & (destinations == destination)] *= factor
         found: list[Seconds] = seconds.tolist()
@@ -165,7 +164,8 @@ class Prices:
 
     def transfer(self, nbytes: int) -> float:
         """Seconds of one transfer between a device and its host, either way."""
-        return self.machine.link_to_host.seconds(nbytes)
+        seconds: float = self.machine.link_to_host.seconds(nbytes)
+        return seconds
 
     def pace(self, rank: int) -> Pace:
         """The pace at which a rank computes."""

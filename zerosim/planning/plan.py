@@ -75,7 +75,7 @@ HOST_KINDS = ("master", "gradient_copy", "optimizer_state")  # of model states, 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
     Activations, what is gathered, and ``buckets_nbytes``, gradients on their way with the buffers of collectives, are
@@ -151,7 +151,7 @@ class Plan(Plotted):
     """The rows, stage by stage and policy by policy; ``print`` and a notebook show them as a table."""
 
     config: PlanConfig
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
 
     def __str__(self) -> str:
         from zerosim.planning.plan_table import text_of
@@ -162,13 +162,13 @@ class Plan(Plotted):
         return f"<Plan of {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"
 
     @property
-    def fitting(self) -> list[Row]:
+    def fitting(self) -> list[PlanRow]:
         """The rows that fit, fastest first; of equally fast ones, the one that sends least, then that holds least."""
         return sorted((row for row in self.rows if row.fits),
                       key=lambda row: (row.step_seconds, row.sent_nbytes_per_step, row.total_nbytes))
 
     @property
-    def cheapest(self) -> Row | None:
+    def cheapest(self) -> PlanRow | None:
         """Of the rows that fit, the one that sends least, then that takes least time; None where none fits."""
         return min(self.fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
 
@@ -314,7 +314,7 @@ class PlanConfig:
         """
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
-    def row(self, stage: int, policy: str) -> Row:
+    def row(self, stage: int, policy: str) -> PlanRow:
         """Bytes and seconds of a stage under a recomputation policy."""
         job, moved, flops = self.job(stage, policy), self.host_traffic(stage), self.flops(policy)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
@@ -326,7 +326,7 @@ class PlanConfig:
         rate = self.device.flops_per_second_in(self.policy.compute)
         compute, transfer = flops.hardware / (rate * self.utilization), moved.seconds if moved else 0.0
         seconds = compute + exposed + sum(update.values()) + transfer
-        return Row(
+        return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
             buckets_nbytes=transient.in_flight_nbytes * has_units,

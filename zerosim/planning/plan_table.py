@@ -11,7 +11,7 @@ from zerosim.planning.activations import logits_nbytes
 from zerosim.planning.closed_forms import STAGES, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, Row
+from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
 
 
 def _gb(nbytes: int) -> str:
@@ -19,7 +19,7 @@ def _gb(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.2f}" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f}"
 
 
-COLUMNS: Mapping[str, Callable[[Row], str]] = {
+COLUMNS: Mapping[str, Callable[[PlanRow], str]] = {
     "parameters": lambda row: _gb(row.parameters_nbytes), "gradients": lambda row: _gb(row.gradients_nbytes),
     "optimizer": lambda row: _gb(row.optimizer_nbytes), "states": lambda row: _gb(row.states_nbytes),
     "activations": lambda row: _gb(row.activations_nbytes), "gathered": lambda row: _gb(row.gathered_nbytes),
@@ -82,12 +82,12 @@ def _lines(found: Plan, names: Sequence[str]) -> list[str]:
 Explanation = tuple[str, str, str]  # what, the formula with its values, the value
 
 
-def explained(config: PlanConfig, row: Row) -> list[Explanation]:
+def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
     """(what, formula, value) for every number of a row, in the order of its columns."""
     return [*_states(config, row), *_beside_states(config, row), *_seconds(config, row)]
 
 
-def _states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
     padded, ranks = sum(job.padded_lengths), config.ranks
     yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
@@ -107,7 +107,7 @@ def _states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
     yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
 
 
-def _beside_states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, decoder = config.job(row.stage, row.recompute), config.decoder
     padded = sum(job.padded_lengths)
     if decoder is not None:
@@ -126,7 +126,7 @@ def _beside_states(config: PlanConfig, row: Row) -> Iterator[Explanation]:
            f"{job.policy.compute_dtype.itemsize} · {padded:,}, and control", f"{row.sent_nbytes_per_step:,}")
 
 
-def _transient(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     """Transient memory: what is gathered and on its way, and all that comes and goes."""
     if not config.has_units:
         yield ("gathered units, gradients in flight", "not known without a largest layer", "0")
@@ -154,7 +154,7 @@ def _transient(config: PlanConfig, row: Row) -> Iterator[Explanation]:
            f"tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
 
 
-def _seconds(config: PlanConfig, row: Row) -> Iterator[Explanation]:
+def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     flops = config.flops(row.recompute)
     rate = config.device.flops_per_second_in(config.policy.compute)
     yield ("FLOPs per step", f"forward {flops.forward:.4g} + backward {flops.backward:.4g} + again "

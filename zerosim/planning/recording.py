@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zerosim.numerics.files import write_whole
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.cuts import checked_count
+from zerosim.ranks.trace import Trace
 
 COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)
 # By code, the tables that the three numbers point into; paths are names of spans, kinds and names are words.
@@ -81,7 +82,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class RecordedProgram:
     """The program of one rank, or of several: R rows in columns, (R,) each, and bytes held by kind before the first.
 
     Programs of equal rows are equal.
@@ -107,7 +108,7 @@ class Program:
         return len(self.codes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._key == other._key
+        return isinstance(other, RecordedProgram) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -120,10 +121,10 @@ class Program:
         """The numbers of the rows of these codes, rising."""
         return np.flatnonzero(np.isin(self.codes, codes))
 
-    def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> Program:
+    def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> RecordedProgram:
         """The rows from ``low`` to before ``high``."""
         codes, first, second, third = (column[low:high] for column in self.columns)
-        return Program(codes, first, second, third, held_at_start)
+        return RecordedProgram(codes, first, second, third, held_at_start)
 
 
 # -- a recording ------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class Recording:
     for what it has not issued, or issues the same twice, and for fields that are no texts or no whole numbers.
     """
 
-    programs: tuple[Program, ...]
+    programs: tuple[RecordedProgram, ...]
     program_of_rank: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
     messages: tuple[RecordedMessage, ...]
@@ -158,7 +159,7 @@ class Recording:
         """Rows of all ranks together."""
         return sum(len(self.program(rank)) for rank in range(self.ranks))
 
-    def program(self, rank: int) -> Program:
+    def program(self, rank: int) -> RecordedProgram:
         """The program of this rank."""
         return self.programs[self.program_of_rank[rank]]
 
@@ -184,7 +185,7 @@ class Recording:
         return replace(self, programs=tuple(_inside(self, program, span) for program in self.programs))
 
 
-def _inside(recording: Recording, program: Program, span: str) -> Program:
+def _inside(recording: Recording, program: RecordedProgram, span: str) -> RecordedProgram:
     begins = [row for row in program.where(BEGIN).tolist() if recording.paths[program.first[row]][-1:] == (span,)]
     if len(begins) != 1:
         names = dict.fromkeys(recording.paths[path][-1] for path in program.first[program.where(BEGIN)].tolist())
@@ -254,7 +255,7 @@ def _check_fields(recording: Recording) -> None:
             checked_count("a number of a recorded message", number, 0)
 
 
-def _check_pointers(recording: Recording, program: Program) -> None:
+def _check_pointers(recording: Recording, program: RecordedProgram) -> None:
     """Raises ValueError for an unknown code, for a number beyond its table, and for a span without a name."""
     lengths = {"call": len(recording.calls), "message": len(recording.messages), "path": len(recording.paths),
                "kind": len(recording.words), "name": len(recording.words), "transfer": len(recording.transfers)}
@@ -273,7 +274,7 @@ def _check_pointers(recording: Recording, program: Program) -> None:
             raise ValueError(f"a span begins or ends at path {path}, which is empty; the last word of one is its name")
 
 
-def _check_waits(recording: Recording, program: Program) -> None:
+def _check_waits(recording: Recording, program: RecordedProgram) -> None:
     """Raises ValueError for a wait without an issue before it, and for something that is issued twice."""
     for wait, issue in ISSUES_OF_WAITS.items():
         rows, waited = program.where(wait, issue), dict[int, bool]()  # of what is issued, whether it was waited for
@@ -303,31 +304,19 @@ def _check_members(recording: Recording) -> None:
                                  f"{shown(recording.calls[call].group)}, and is none of them")
 
 
-# -- from the traces of a run to tables: rows are known by the names of their classes and attributes alone ------------
+# -- from the traces of a run to tables: rows are known by the names of their classes ----------------------------------
 
 
-Entry = TypeVar("Entry", bound=Hashable)
+Numbered = TypeVar("Numbered", bound=Hashable)
 Numbers = tuple[int, int, int, int]  # code, first, second, third
 
 
-class Numbering(dict[Entry, int]):
+class Numbering(dict[Numbered, int]):
     """The number of each entry, in the order in which they first come."""
 
-    def __missing__(self, entry: Entry) -> int:
+    def __missing__(self, entry: Numbered) -> int:
         self[entry] = len(self)
         return self[entry]
-
-
-class TraceLike(Protocol):
-    """The ordered rows of one rank, and the bytes that it held by kind before the first."""
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """The rank's rows, in order."""
-
-    @property
-    def held_at_start(self) -> Mapping[str, int]:
-        """Bytes by kind."""
 
 
 class Recorder:
@@ -344,7 +333,7 @@ class Recorder:
         self._shapes: dict[CollectiveShape, CollectiveShape] = {}
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
 
-    def program(self, trace: TraceLike) -> Program:
+    def program(self, trace: Trace) -> RecordedProgram:
         """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
         table: list[Numbers] = []
         for row in trace.rows:
@@ -361,7 +350,7 @@ class Recorder:
             raise ValueError("a row has flops or bytes past 2^63, which a recording cannot hold; note them in several "
                              "rows") from None
         codes, first, second, third = np.ascontiguousarray(columns.T)
-        return Program(codes, first, second, third, dict(trace.held_at_start))
+        return RecordedProgram(codes, first, second, third, dict(trace.held_at_start))
 
     def call(self, call: Any) -> int:
         """The number of a call, the same for all ranks that take part in it; ValueError where they disagree."""
@@ -409,12 +398,12 @@ READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
     "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row), to.paths[()], 0)}
 
 
-def record(traces: Iterable[TraceLike]) -> Recording:
+def record(traces: Iterable[Trace]) -> Recording:
     """The recording of a run, from the traces of its ranks in rank order.
 
     Raises ValueError for no traces, for rows of unknown classes, and for ranks that disagree about a call.
     """
-    recorder, programs = Recorder(), Numbering[Program]()
+    recorder, programs = Recorder(), Numbering[RecordedProgram]()
     of_rank = tuple(programs[recorder.program(trace)] for trace in traces)
     return Recording(tuple(programs), of_rank, tuple(recorder.calls), tuple(recorder.messages), tuple(recorder.paths),
                      tuple(recorder.words), tuple(recorder.transfers))
@@ -478,12 +467,12 @@ def from_plain(plain: Any) -> Recording:
         raise ValueError(f"this recording cannot be read: {error}; it was changed since save() wrote it") from None
 
 
-def _program(plain: Any) -> Program:
+def _program(plain: Any) -> RecordedProgram:
     codes = dict(zip(LETTERS, CODES, strict=True))
     if unknown := set(plain["rows"]) - set(codes):
         raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
     first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
-    return Program(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
+    return RecordedProgram(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
                    dict(plain["held_at_start"]))
 
 

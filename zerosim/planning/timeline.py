@@ -398,7 +398,7 @@ def memory(timeline: Timeline, rank: int) -> MemoryCurve:
 # Source: "Trace Event Format", a document of Chrome's catapult project; Perfetto's documentation, "Chrome JSON".
 
 
-Entry = dict[str, Any]
+TraceEntry = dict[str, Any]
 THREADS = {stream: number for number, stream in enumerate(STREAMS, 1)}
 ISSUES = tuple(ISSUES_OF_WAITS.values())
 
@@ -431,7 +431,7 @@ def nanoseconds(seconds: Seconds) -> int:
     return whole
 
 
-def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
+def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[TraceEntry]:
     """All entries of a rank. A viewer takes those of one instant in the order of the file: what lies around something
     else comes before it, and an arrow's start before its end."""
     yield from _names(lane.rank, timeline.streams)
@@ -444,7 +444,7 @@ def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[Entry]:
     yield from _counters(timeline, lane.rank)
 
 
-def _names(rank: int, streams: Sequence[str]) -> Iterator[Entry]:
+def _names(rank: int, streams: Sequence[str]) -> Iterator[TraceEntry]:
     """The names of a rank and its streams in the viewer, and their order there."""
     yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "pid": rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
@@ -454,20 +454,20 @@ def _names(rank: int, streams: Sequence[str]) -> Iterator[Entry]:
         yield {**common, "name": "thread_sort_index", "args": {"sort_index": THREADS[stream]}}
 
 
-def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, details: Entry) -> Entry:
+def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, details: TraceEntry) -> TraceEntry:
     began, ended = nanoseconds(start), nanoseconds(end)
     return {"ph": "X", "pid": rank, "tid": THREADS[stream], "name": name, "cat": stream, "ts": began / 1000,
             "dur": (ended - began) / 1000, "args": details}
 
 
-def _details(event: TimelineEvent) -> Entry:
+def _details(event: TimelineEvent) -> TraceEntry:
     if event.stream == COMPUTATION:
         return {"span": "/".join(event.path), "flops": event.flops, "nbytes": event.nbytes}
     return {"span": "/".join(event.path), "purpose": event.purpose, "nbytes": event.nbytes,
             "waited for others (us)": nanoseconds(event.waited_seconds) / 1000}
 
 
-def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[int, TraceEntry]]:
     """Named stretches of the program, each with the row where it begins; one that is open at the end ends there."""
     recording, program = timeline.recording, timeline.recording.program(rank)
     clocks, begun, found = timeline.clocks(rank), list[int](), list[tuple[int, int]]()
@@ -481,13 +481,13 @@ def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
         yield start, _slice(rank, COMPUTATION, path[-1], clocks[start], clocks[end], {"span": "/".join(path)})
 
 
-def _computed(timeline: Timeline, rank: int) -> Iterator[tuple[int, Entry]]:
+def _computed(timeline: Timeline, rank: int) -> Iterator[tuple[int, TraceEntry]]:
     rows = timeline.recording.program(rank).where(COMPUTE).tolist()
     for row, event in zip(rows, timeline.computed(rank), strict=True):
         yield row, _slice(rank, COMPUTATION, event.name, event.start_seconds, event.end_seconds, _details(event))
 
 
-def _points(timeline: Timeline, lane: Lane) -> Iterator[tuple[int, Entry]]:
+def _points(timeline: Timeline, lane: Lane) -> Iterator[tuple[int, TraceEntry]]:
     """The program's points on its own thread: issues, and waits that take time; each with its row."""
     for (row, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
         if code in ISSUES or end > start:
@@ -495,7 +495,7 @@ def _points(timeline: Timeline, lane: Lane) -> Iterator[tuple[int, Entry]]:
             yield row, _slice(lane.rank, COMPUTATION, f"{what} {timeline.part_event(part).name}", start, end, {})
 
 
-def _arrows(lane: Lane) -> Iterator[Entry]:
+def _arrows(lane: Lane) -> Iterator[TraceEntry]:
     """From issues to what was issued, and from there to where the program waited for it."""
     for (_, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
         if code in ISSUES:
@@ -504,7 +504,8 @@ def _arrows(lane: Lane) -> Iterator[Entry]:
             yield from _arrow(part, 1, (part.stream, part.begun), (COMPUTATION, max(start, part.begun)))
 
 
-def _arrow(part: StreamPart, which: int, source: tuple[str, Seconds], target: tuple[str, Seconds]) -> Iterator[Entry]:
+def _arrow(part: StreamPart, which: int, source: tuple[str, Seconds],
+           target: tuple[str, Seconds]) -> Iterator[TraceEntry]:
     """An arrow from slice to slice, each a stream and an instant in it. Its id is a number, since Perfetto takes texts
     for hexadecimal; "bp": "e" binds its end to the slice around that instant, not to the next."""
     number = (part.rank << 32) + 2 * part.point + which
@@ -513,7 +514,7 @@ def _arrow(part: StreamPart, which: int, source: tuple[str, Seconds], target: tu
                "cat": "flow", "ts": nanoseconds(seconds) / 1000, **({"bp": "e"} if phase == "f" else {})}
 
 
-def _counters(timeline: Timeline, rank: int) -> Iterator[Entry]:
+def _counters(timeline: Timeline, rank: int) -> Iterator[TraceEntry]:
     """Bytes held by kind whenever they change; of several changes at one nanosecond, the last."""
     curve = memory(timeline, rank)
     at = [nanoseconds(seconds) for seconds in curve.seconds.tolist()]

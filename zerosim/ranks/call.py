@@ -80,7 +80,7 @@ def largest_chunk(cut: Cut) -> int:
 
 OPS = ("sum", "mean", "max", "min")
 ONLY_ROOT_RECEIVES = ("reduce", "gather")
-Group = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
+GroupKey = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Call:
         return len(self.group)
 
     @property
-    def key(self) -> Group:
+    def key(self) -> GroupKey:
         """The group's identity among all groups."""
         return self.group, self.communicator
 
@@ -281,10 +281,10 @@ class PendingCall:
         if source is not out:
             self.kernels.cast_pack(source, out)
 
-    def copy_whole(self, source: Array, out: Array) -> None:
-        """Copies the rank's whole vector to where it is worked on, unless it lies there already."""
-        if not self.in_place and source is not out:
-            self.kernels.cast_pack(source, out)
+    def place(self, source: Array, out: Array) -> None:
+        """Copies what the rank brings to where it is worked on, unless it lies there already."""
+        if not self.in_place:
+            self.copy(source, out)
 
     def combine(self, a: Array, b: Array, out: Array) -> None:
         """out = a + b rounded once to out's format (or their maximum, minimum); b is cast to that format first."""
@@ -326,7 +326,7 @@ class PendingExchange:
     to: int | None
     out: Array | None
     source: int | None
-    key: Group
+    key: GroupKey
     count: Callable[[int], None] = count_nothing
     to_send: bool = field(init=False)
     to_receive: bool = field(init=False)
@@ -377,7 +377,7 @@ class Backend:
     def wait(self, rank: int, me: Pending) -> None:
         """Returns when ``me.done``."""
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """The ranks of ``key``, all of the group ``parent``, have agreed to be a group of their own."""
 
     def progress(self) -> bool:
@@ -396,8 +396,7 @@ class Backend:
 
 # -- Checks of what a program hands to a collective: what was asked, what was found, what to do ----------------------
 
-Part = slice | EllipsisType
-Same = tuple[Part, Part]  # the parts of x and of out that may be the same memory
+Same = tuple[slice | EllipsisType, slice | EllipsisType]  # the elements of x and of out that may be the same memory
 WHOLE: Same = (..., ...)
 
 

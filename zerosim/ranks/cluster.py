@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Program = Callable[..., Any]
+RankProgram = Callable[..., Any]
 
 
 @guarded
@@ -144,7 +144,7 @@ class Cluster(Shown):
         """The memories of all ranks, in rank order."""
         return Memories(state.memory for state in self.states)
 
-    def run(self, program: Program, *args: Any) -> Results:
+    def run(self, program: RankProgram, *args: Any) -> Results:
         """Runs ``program(rank, *args)`` on every rank and returns what each returned.
 
         An exception of a rank stops all others and comes out with the rank named in a note; MismatchError and
@@ -155,12 +155,12 @@ class Cluster(Shown):
                 pass
         return self.runs[-1].results
 
-    def events(self, program: Program, *args: Any, hop_by_hop: bool = False) -> Generator[HopEvent, None, None]:
+    def events(self, program: RankProgram, *args: Any, hop_by_hop: bool = False) -> Generator[HopEvent, None, None]:
         """Like ``run``, but yields a HopEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
         return cast("Generator[HopEvent, None, None]", self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop"))
 
-    def drive(self, program: Program, args: tuple[Any, ...], *, hop_by_hop: bool = False, watch: Watch | None = None,
-              interrupts: Interrupts | None = None) -> Events:
+    def drive(self, program: RankProgram, args: tuple[Any, ...], *, hop_by_hop: bool = False,
+              watch: Watch | None = None, interrupts: Interrupts | None = None) -> Events:
         """The events of a run, which goes on when the next one is asked for; see `run`, `events`, `step_through`."""
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
@@ -224,7 +224,7 @@ class Cluster(Shown):
 
 
 @guarded
-def _body(rank: Rank, program: Program, args: tuple[Any, ...]) -> Any:
+def _body(rank: Rank, program: RankProgram, args: tuple[Any, ...]) -> Any:
     result = program(rank, *args)
     if inspect.isgenerator(result) or inspect.iscoroutine(result):
         result.close()

@@ -32,7 +32,7 @@ class Exchange:
     chunks: tuple[int, ...] = ()
 
 
-Steps = Generator[Exchange, None, None]
+Exchanges = Generator[Exchange, None, None]
 Buffer = tuple[int, np.dtype[Any]]  # elements, dtype
 
 
@@ -41,7 +41,7 @@ Buffer = tuple[int, np.dtype[Any]]  # elements, dtype
 # Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, sections 4.2 and 4.5; Patarasuk & Yuan 2009.
 
 
-def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Steps:
+def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; chunk c starts on rank c+1 and goes once round, each rank adding its own copy.
 
     The order of the additions is x[c+1] + x[c+2] + ... + x[c], whatever the schedule: it depends on c alone. One
@@ -80,7 +80,7 @@ def ring_buffers(me: PendingCall) -> list[Buffer]:
     return [(int(arriving[1::2].max(initial=cast)), me.wire), (int(arriving[::2].max(initial=0)), me.wire)]
 
 
-def reduce_scatter_pairwise(me: PendingCall, x: Array, out: Array) -> Steps:
+def reduce_scatter_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; at step s each rank sends the chunk of rank r-s to it, and the owner adds what arrives.
 
     The owner adds x[c+1], x[c+2], ..., x[c], in the ring's order. With ``accumulate="fp32"`` contributions travel
@@ -106,7 +106,7 @@ def pairwise_buffers(me: PendingCall) -> list[Buffer]:
     return [(length, me.call.accumulate or me.dtype), (length, me.dtype)]
 
 
-def reduce_scatter_halving(me: PendingCall, x: Array, out: Array) -> Steps:
+def reduce_scatter_halving(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """log2 N steps, N a power of two: each sends the half of its range that the other keeps, and adds what comes."""
     partial, start = x, 0
     for (low, count), landing in zip(kept_ranges(me), me.buffers, strict=True):
@@ -142,24 +142,18 @@ def halving_buffers(me: PendingCall) -> list[Buffer]:
 # Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, section 4.1; Bruck et al. 1997.
 
 
-def place_own(me: PendingCall, x: Array, out: Array) -> None:
-    """Puts the rank's own chunk where it belongs in the whole vector, unless it lies there already."""
-    if not me.in_place:
-        me.copy(x, me.chunk(out, me.index))
-
-
-def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; every chunk goes once round, and each rank passes on the chunk that came last."""
-    place_own(me, x, out)
+    me.place(x, me.chunk(out, me.index))
     for step in range(me.size - 1):
         sent, arriving = me.neighbor(-step), me.neighbor(-1 - step)
         landing = me.chunk(out, arriving)
         yield Exchange(me.chunk(out, sent), me.neighbor(1), landing, me.neighbor(-1), (sent,))
 
 
-def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """log2 N steps, N a power of two: partners at distance 1, 2, 4, ... swap all that they have."""
-    place_own(me, x, out)
+    me.place(x, me.chunk(out, me.index))
     count = 1
     while count < me.size:
         partner, low = me.index ^ count, me.index & ~(count - 1)
@@ -169,7 +163,7 @@ def all_gather_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
         count *= 2
 
 
-def all_gather_bruck(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_gather_bruck(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) steps for any N: chunks r, r+1, ... are collected in rotated order, then turned back."""
     rotated = me.buffers[0]
     order = [me.neighbor(i) for i in range(me.size)]
@@ -201,7 +195,7 @@ def bruck_buffers(me: PendingCall) -> list[Buffer]:
 # v = (r - root) mod N is a rank's place counted from the root.
 
 
-def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Steps:
+def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) steps on a binomial tree: who has the vector doubles its number each step. ``x``, ``out`` (n,)."""
     v = me.neighbor(-me.root)
     if v:
@@ -209,33 +203,33 @@ def broadcast_tree(me: PendingCall, x: Array, out: Array) -> Steps:
         yield Exchange(None, None, out, me.neighbor(-reach))
     else:
         reach = 1 << (me.size - 1).bit_length()
-        me.copy_whole(x, out)
+        me.place(x, out)
     while reach > 1:
         reach //= 2
         if v + reach < me.size:
             yield Exchange(out, me.neighbor(reach), None, None)
 
 
-def broadcast_naive(me: PendingCall, x: Array, out: Array) -> Steps:
+def broadcast_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """The root sends to one rank after the other: N-1 steps, (N-1)n bytes from the root."""
     if me.index == me.root:
-        me.copy_whole(x, out)
+        me.place(x, out)
         for step in range(1, me.size):
             yield Exchange(out, me.neighbor(step), None, None)
     else:
         yield Exchange(None, None, out, me.root)
 
 
-def reduce_tree(me: PendingCall, x: Array, out: Array) -> Steps:
+def reduce_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) steps on a binomial tree, each rank sending its sum once. ``x`` (n,), ``out`` (n,) at the root."""
     yield from tree_sum(me, x, out if me.index == me.root else me.buffers[1])
 
 
-def tree_sum(me: PendingCall, x: Array, total: Array) -> Steps:
+def tree_sum(me: PendingCall, x: Array, total: Array) -> Exchanges:
     """The tree's sum in the root's ``total`` (n,); the other ranks that receive from someone add in theirs."""
     v, partial, landing = me.neighbor(-me.root), x, me.buffers[0]
     if v == 0 or receives_in_reduce(me):
-        me.copy_whole(x, total)
+        me.place(x, total)
         partial = total
     reach = 1
     while reach < me.size:
@@ -248,29 +242,29 @@ def tree_sum(me: PendingCall, x: Array, total: Array) -> Steps:
         reach *= 2
 
 
-def reduce_naive(me: PendingCall, x: Array, out: Array) -> Steps:
+def reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """All send to the root, which adds in the order root, root+1, ... ``x`` (n,), ``out`` (n,) at the root."""
     if me.index != me.root:
         yield Exchange(x, me.root, None, None)
         return
-    me.copy_whole(x, out)
+    me.place(x, out)
     for step in range(1, me.size):
         yield Exchange(None, None, me.buffers[0], me.neighbor(step))
         me.combine(out, me.buffers[0], out)
 
 
-def gather_pairwise(me: PendingCall, x: Array, out: Array | None) -> Steps:
+def gather_pairwise(me: PendingCall, x: Array, out: Array | None) -> Exchanges:
     """Every rank sends its chunk to the root, in N-1 steps there. ``x`` (len(chunk r),), ``out`` (n,) at the root."""
     if me.index != me.root:
         yield Exchange(x, me.root, None, None, (me.index,))
         return
-    me.copy(x, me.chunk(out, me.index))
+    me.place(x, me.chunk(out, me.index))
     for step in range(1, me.size):
         source = me.neighbor(step)
         yield Exchange(None, None, me.chunk(out, source), source)
 
 
-def all_to_all_pairwise(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_to_all_pairwise(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """N-1 steps; at step s chunk r+s goes to rank r+s. ``x`` (n,), ``out`` (N * len(chunk r),), in order of source."""
     length = len(me.chunk(x, me.index))
     me.copy(me.chunk(x, me.index), out[me.index * length:(me.index + 1) * length])
@@ -279,7 +273,7 @@ def all_to_all_pairwise(me: PendingCall, x: Array, out: Array) -> Steps:
         yield Exchange(me.chunk(x, to), to, out[source * length:(source + 1) * length], source, (to,))
 
 
-def barrier_dissemination(me: PendingCall, x: Array, out: Array) -> Steps:
+def barrier_dissemination(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """ceil(log2 N) rounds of empty messages, to r + 1, r + 2, r + 4, ... (Hensgen, Finkel & Manber 1988)."""
     distance = 1
     while distance < me.size:
@@ -312,26 +306,26 @@ def receives_in_reduce(me: PendingCall) -> bool:
 # vector to the next, sits out, and is sent the result (Thakur, Rabenseifner & Gropp 2005, section 4.5).
 
 
-def all_reduce_ring(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A ring reduce-scatter, then a ring all-gather, in bytes, in steps and bit for bit."""
     own = me.chunk(out, me.index)
     yield from reduce_scatter_ring(me, x, own)
     yield from all_gather_ring(replace(me, in_place=True), own, out)
 
 
-def all_reduce_tree(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_tree(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A binomial-tree reduce to the root, then a binomial-tree broadcast from it: 2 ceil(log2 N) steps."""
     yield from tree_sum(me, x, out)
     yield from broadcast_tree(me, out, out)
 
 
-def all_reduce_naive(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_naive(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """All send to the root, which adds in rank order and sends the sum back to each: 2(N-1) steps at the root."""
     yield from reduce_naive(me, x, out)
     yield from broadcast_naive(me, out, out)
 
 
-def all_reduce_everyone(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_everyone(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """Every rank sends its whole vector to every other, (N-1)n bytes each, and all add in rank order.
 
     With ``accumulate="fp32"`` the additions are made in fp32 and rounded once.
@@ -378,7 +372,7 @@ class Fold:
         return 2 * virtual + 1 if virtual < self.pairs else virtual + self.pairs
 
 
-def folded(me: PendingCall, out: Array, active_steps: Callable[[Fold, int], Steps]) -> Steps:
+def folded(me: PendingCall, out: Array, active_steps: Callable[[Fold, int], Exchanges]) -> Exchanges:
     """Hands over before, lets the 2^m active ranks run ``active_steps(fold, virtual)``, and hands back after."""
     fold, landing = Fold.of(me.size), me.buffers[0]
     virtual = fold.virtual(me.index)
@@ -394,12 +388,12 @@ def folded(me: PendingCall, out: Array, active_steps: Callable[[Fold, int], Step
         yield Exchange(out, me.index - 1, None, None)
 
 
-def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """log2 N steps: partners at distance 1, 2, 4, ... swap whole vectors and add them (a + b = b + a, same bits)."""
-    me.copy_whole(x, out)
+    me.place(x, out)
     landing = me.buffers[0]
 
-    def active_steps(fold: Fold, virtual: int) -> Steps:
+    def active_steps(fold: Fold, virtual: int) -> Exchanges:
         distance = 1
         while distance < fold.active:
             partner = fold.actual(virtual ^ distance)
@@ -410,11 +404,11 @@ def all_reduce_doubling(me: PendingCall, x: Array, out: Array) -> Steps:
     yield from folded(me, out, active_steps)
 
 
-def all_reduce_rabenseifner(me: PendingCall, x: Array, out: Array) -> Steps:
+def all_reduce_rabenseifner(me: PendingCall, x: Array, out: Array) -> Exchanges:
     """A recursive-halving reduce-scatter, then a recursive-doubling all-gather: 2 log2 N steps, 2n(N-1)/N bytes."""
-    me.copy_whole(x, out)
+    me.place(x, out)
 
-    def active_steps(fold: Fold, virtual: int) -> Steps:
+    def active_steps(fold: Fold, virtual: int) -> Exchanges:
         active = as_active(me, fold, virtual)
         active.buffers = me.buffers[1:]
         own = active.chunk(out, virtual)
@@ -464,7 +458,7 @@ class Algorithm:
     in another format. ``accumulate``: additions may be made in a wider format.
     """
 
-    steps: Callable[..., Steps]
+    steps: Callable[..., Exchanges]
     buffers: Callable[[PendingCall], list[Buffer]] = no_buffers
     power_of_two: bool = False
     folds: bool = False
@@ -476,7 +470,7 @@ class Algorithm:
 NATIVE = "native"
 
 
-def _unknown_steps(me: PendingCall, x: object, out: object) -> Steps:
+def _unknown_steps(me: PendingCall, x: object, out: object) -> Exchanges:
     """Raises ValueError: how a library carries a collective out is not known here."""
     raise ValueError(f"the hops of {me.call.operation} by {NATIVE!r} are its library's own, and nobody here sees "
                      "them; ask for an algorithm of the table to see hops")

@@ -21,8 +21,8 @@ from zerosim.numerics.arrays import copy_elements, poison, start
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.null_arrays import NullArray
 from zerosim.ranks import fast_ring
-from zerosim.ranks.call import Array, Backend, Call, Group, Pending, PendingCall, PendingExchange
-from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Steps, row_of
+from zerosim.ranks.call import Array, Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Exchanges, row_of
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,
@@ -73,7 +73,7 @@ class RunOptions:
 class Runner:
     """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Exchanges) -> None:
         self.steps = steps
         self.advance()
 
@@ -93,7 +93,7 @@ class Delivery(NamedTuple):
     receiver: PendingCall
 
 
-def steps_of(me: PendingCall) -> Steps:
+def steps_of(me: PendingCall) -> Exchanges:
     """The generator of one rank's part in a call."""
     return row_of(me.call).steps(me, me.x, me.out)
 
@@ -105,7 +105,7 @@ def copied(deliveries: Sequence[Delivery]) -> Iterator[tuple[Hop, Array]]:
         yield delivery.hop, delivery.out
 
 
-def lockstep(calls: Sequence[PendingCall], *, begin: Callable[[PendingCall], Steps] = steps_of,
+def lockstep(calls: Sequence[PendingCall], *, begin: Callable[[PendingCall], Exchanges] = steps_of,
              carry: Callable[[Sequence[Delivery]], Iterator[tuple[Hop, Array]]] = copied,
              ) -> Generator[tuple[Hop, Array], None, None]:
     """Runs the parts of all ranks of one call; yields every hop made, with a view of what arrived.
@@ -297,7 +297,7 @@ class Hub(Backend):
         self.results: list[Any] = [MISSING] * size
         self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
-        self.incomplete: dict[tuple[Group, int], dict[int, PendingCall]] = {}
+        self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
         self.messages: deque[HopEvent] = deque()

@@ -13,7 +13,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
 from zerosim.ranks.call import Call, PendingCall
-from zerosim.ranks.cluster import Cluster, Program
+from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch, expand
 from zerosim.ranks.process import Interrupts, patient_interrupts
@@ -148,7 +148,7 @@ class Steps(Iterator[Step], Shown):
     latest.
     """
 
-    def __init__(self, cluster: Cluster, program: Program, args: tuple[Any, ...], by: Watch) -> None:
+    def __init__(self, cluster: Cluster, program: RankProgram, args: tuple[Any, ...], by: Watch) -> None:
         self.cluster, self.by, self.taken = cluster, by, 0
         self.last: Step | None = None
         self._interrupts = Interrupts()
@@ -210,7 +210,7 @@ class Steps(Iterator[Step], Shown):
         return f"<Steps by {self.by} of {len(self.cluster.ranks)} ranks, {self.taken} taken>"
 
 
-def step_through(program: Program, *args: Any, ranks: int | None = None, cluster: Cluster | None = None,
+def step_through(program: RankProgram, *args: Any, ranks: int | None = None, cluster: Cluster | None = None,
                  by: Watch = "hop") -> Steps:
     """Runs ``program(rank, *args)`` and stops after every message, and every hop of every collective.
 

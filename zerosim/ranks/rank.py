@@ -24,7 +24,7 @@ from zerosim.ranks.call import (
     Backend,
     Call,
     Cut,
-    Group,
+    GroupKey,
     MeanRule,
     PendingCall,
     PendingExchange,
@@ -59,7 +59,7 @@ class RankState:
     kernels: NumpyKernels
     trace: Trace = field(default_factory=Trace)
     backend: Backend | None = None  # None between runs
-    calls: Counter[Group] = field(default_factory=Counter)
+    calls: Counter[GroupKey] = field(default_factory=Counter)
     pending: "list[Work]" = field(default_factory=list)
     deferred_checks: list[Callable[[], None]] = field(default_factory=list)  # made when the program has ended
 

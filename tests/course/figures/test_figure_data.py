@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,29 +10,29 @@ import pytest
 import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.course import figures, lost_updates, measured, observed_step, precision_runs, published, published_runs
+from zerosim.course import figures, measured, observed_step, precision_runs, published, published_runs
 from zerosim.display import replayed
-from zerosim.planning import activations, closed_forms, hardware, recording, timeline
+from zerosim.planning import activations, closed_forms, cost, hardware, recording, timeline
 
 # -- the ring -----------------------------------------------------------------------------------------------------
 
 RINGS = (2, 3, 4, 5)
 
 
-def test_the_rings_messages_are_the_hops_of_the_trace():
-    def program(rank, length):  # whose numbers are others than the figure's
-        return rank.all_gather(rank.reduce_scatter(np.full(length, rank.index, np.float32)), length=length)
+def test_the_rings_messages_are_the_hops_of_the_trace_in_any_format_that_holds_its_sums():
+    def program(rank, length, dtype):  # whose numbers are others than the figure's
+        return rank.all_gather(rank.reduce_scatter(np.full(length, rank.index, dtype)), length=length)
 
-    for ranks, length in itertools.product(RINGS, (0, 1, 7, 8)):
-        found, cluster = figures.ring_data(ranks, length), zs.Cluster(ranks)
-        cluster.run(program, length)
+    for ranks, (length, name) in itertools.product(RINGS, ((0, "fp32"), (1, "fp32"), (7, "fp16"), (8, "fp32"))):
+        found, cluster = figures.ring_data(ranks, length, name), zs.Cluster(ranks)
+        cluster.run(program, length, zs.format_of(name).dtype)
         traced = cluster.trace
         hops = [(row.call.operation, offset + hop.step + 1, hop.source, hop.destination, hop.chunks, hop.nbytes)
                 for row, offset in zip(traced[0].collectives(), (0, ranks - 1), strict=True) for hop in row.hops()]
         assert [(m.operation, m.step, m.source, m.destination, (m.chunk,), m.nbytes) for m in found.messages] == hops
         assert list(found.sent_nbytes) == traced.sent_nbytes()
-        assert sum(found.sent_nbytes) == 2 * (ranks - 1) * 4 * length
-        assert sum(found.chunk_nbytes) == 4 * length
+        assert sum(found.chunk_nbytes) == zs.format_of(name).nbytes * length
+        assert [m.addends for m in found.messages] == [m.addends for m in figures.ring_data(ranks, 8).messages]
 
 
 def test_the_rings_additions_are_made_in_ring_order():
@@ -66,14 +65,44 @@ def test_the_rings_sheet_shows_every_message_and_addend_once_and_its_words_tell_
     assert figures.ring(figures.ring_data(3, 7)).description.endswith("32 to 40 bytes in all; the vector has 28.")
 
 
-def test_the_ring_is_the_same_in_any_format_that_holds_its_sums():
-    addends = [m.addends for m in figures.ring_data(4, 8).messages]
-    for name in ("fp16", "bf16", "fp32"):
-        found = figures.ring_data(4, 8, name).messages
-        assert (found[0].nbytes, [m.addends for m in found]) == (2 * zs.FORMATS[name].nbytes, addends)
+# -- small steps --------------------------------------------------------------------------------------------------
+
+def test_the_memory_figure_shows_what_every_rank_of_each_measured_step_holds_beside_its_formula():
+    data = figures.memory_data((1, 3), (5, 7, 3), rows=2)
+    assert [(step.ranks, step.stage) for step in data.steps] == list(itertools.product((1, 3), zs.STAGES))
+    for step in data.steps:
+        for shown, of_ranks in ((data.resting(step), step.resting_nbytes), (data.peak(step), step.peak_nbytes)):
+            assert [{kind: nbytes / data.parameter_count for kind, nbytes in held.items()}
+                    for held in of_ranks] == [shown] * step.ranks
+    description = figures.memory(seen.data_of("memory")).description
+    for words in ("stage 0 rests at 16 (by formula 16)", "stage 1 rests at 7 (by formula 4 + 12/N)", "On 4 ranks:",
+                  "stage 2 rests at 5.5 (by formula 2 + 14/N)", "stage 3 rests at 4 (by formula 16/N)"):
+        assert words in description
 
 
-# -- memory, traffic, gradients over a step -----------------------------------------------------------------------
+def test_a_measured_step_that_differs_from_the_closed_forms_is_no_measurement(monkeypatch):
+    right = closed_forms.resting_nbytes
+    monkeypatch.setattr(closed_forms, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
+    assert_refused(lambda: measured.measured_step((4, 4), zs.optim.Adam(), ranks=2, stage=1, policy=zs.Policy("fp16"),
+                                                  rows=1), "differs from the closed forms", AssertionError)
+
+
+def test_the_papers_numbers_stand_in_the_committed_figure_of_memory_and_its_vectors_in_that_of_traffic():
+    """120, 31.4, 16.6 and 1.9 GB for 7.5e9 parameters on 64 ranks; 2Ψ and 3Ψ.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), figure 1 and section 7.
+    """
+    of_n, _, of_optimizer = seen.data_of("memory-scaling").panels
+    assert [round(column[of_n.names.index("64")] / 1e9, 1) for column in of_n.resting_nbytes] == [
+        120.0, 31.4, 16.6, 1.9]
+    assert [(name, round(16 * nbytes / of_n.resting_nbytes[0][0], 1)) for name, nbytes in zip(
+        of_optimizer.names, of_optimizer.resting_nbytes[0], strict=True)] == [("SGD", 8), ("Lion", 12), ("Adam", 16)]
+    traffic = seen.data_of("traffic")
+    for stage, row in enumerate(traffic.sent):
+        assert row == pytest.approx([(3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks for ranks in traffic.worlds])
+
+
+# -- a step over time ---------------------------------------------------------------------------------------------
 
 def one_step(ranks, widths, rows, *, bias=True, **options):
     """A step of an MLP with Adam in fp16 on data that differ from rank to rank: the cluster, and the engines."""
@@ -88,77 +117,6 @@ def one_step(ranks, widths, rows, *, bias=True, **options):
     cluster = zs.Cluster(ranks)
     return cluster, cluster.run(program)
 
-
-def test_the_memory_figures_data_are_what_other_runs_ledgers_say():
-    worlds = (1, 3, 4)
-    data = figures.memory_data(worlds, (12, 12, 12), rows=2)
-    assert [(step.ranks, step.stage) for step in data.steps] == list(itertools.product(worlds, zs.STAGES))
-    assert data.parameter_count == 2 * 12 * 13
-    for step in data.steps:
-        cluster, _engines = one_step(step.ranks, (12, 12, 12), 2, stage=step.stage)
-        for drawn, ranks in ((data.resting(step), [memory.now_nbytes_by_kind for memory in cluster.memory]),
-                             (data.peak(step), [memory.peak_nbytes_by_kind for memory in cluster.memory])):
-            in_bytes = {kind: held * data.parameter_count for kind, held in drawn.items()}
-            assert in_bytes == pytest.approx(max(ranks, key=lambda held: sum(held.values())), rel=1e-12)
-        # 12 is a multiple of every N
-        assert sum(data.resting(step).values()) == pytest.approx(float(step.formula_nbytes), rel=1e-12)
-        assert sum(data.peak(step).values()) > sum(data.resting(step).values())
-    description = figures.memory(data).description
-    for words in ("stage 0 rests at 16 (by formula 16)", "stage 1 rests at 7 (by formula 4 + 12/N)", "On 1 rank: stage",
-                  "stage 2 rests at 5.5 (by formula 2 + 14/N)", "stage 3 rests at 4 (by formula 16/N)"):
-        assert words in description
-
-
-@pytest.mark.parametrize(("compute", "optimizer", "formulas"), [
-    ("fp16", zs.optim.Adam(), ["16", "4 + 12/N", "2 + 14/N", "16/N"]),
-    ("bf16", zs.optim.SGD(lr=0.1), ["8", "4 + 4/N", "2 + 6/N", "8/N"]),
-    ("fp32", zs.optim.Adam(), ["16", "8 + 8/N", "4 + 12/N", "16/N"])], ids=["Adam", "SGD", "fp32"])
-def test_a_measured_step_knows_its_formula(compute, optimizer, formulas):
-    found = [measured.measured_step((8, 8), optimizer, ranks=4, stage=stage, policy=zs.Policy(compute), rows=1)
-             for stage in zs.STAGES]
-    assert [step.formula for step in found] == formulas
-    for step in found:
-        assert step.formula_nbytes == Fraction(sum(step.resting_nbytes[0].values()), step.parameter_count)
-
-
-def test_a_measured_step_that_differs_from_the_closed_forms_is_no_measurement(monkeypatch):
-    right = closed_forms.resting_nbytes
-    monkeypatch.setattr(closed_forms, "resting_nbytes", lambda job: [*right(job)[:-1], {"parameter": 1}])
-    assert_refused(lambda: measured.measured_step((4, 4), zs.optim.Adam(), ranks=2, stage=1, policy=zs.Policy("fp16"),
-                                                  rows=1), "the memory differs from the closed forms", AssertionError)
-
-
-SIXTEENTHS = {  # bytes per parameter at rest, replicated and shared, of Adam: ZeRO's paper, section 5
-    0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
-
-
-def test_memory_at_rest_is_zeros_formula_for_every_n_and_p_and_the_papers_in_the_committed_figure():
-    """120, 31.4, 16.6 and 1.9 GB for 7.5e9 parameters on 64 ranks. Source: Rajbhandari et al. 2020, figure 1."""
-    data = figures.memory_scaling_data(parameters=1e6, ranks=16, worlds=(1, 4, 16), sizes=(1e4, 1e6))
-    of_n, of_p, of_optimizer = data.panels
-    for panel, points in ((of_n, [(1e6, n) for n in (1, 4, 16)]), (of_p, [(size, 16) for size in (1e4, 1e6)])):
-        for stage, (replicated, shared) in SIXTEENTHS.items():
-            for (size, ranks), nbytes in zip(points, panel.resting_nbytes[stage], strict=True):
-                width = round((np.sqrt(1 + size / 2) - 1) / 2)  # 8 layers of w² + w parameters
-                padded = 8 * (-(-(width * width + width) // ranks) * ranks)
-                assert nbytes == replicated * padded + Fraction(shared * padded, ranks)
-    assert of_optimizer.names == ("SGD", "Lion", "Adam")
-    for place in range(3):  # an optimizer with so many slots
-        per_parameter = of_optimizer.resting_nbytes[0][place] / of_n.resting_nbytes[0][0]
-        assert per_parameter == pytest.approx((8 + 4 * place) / 16, rel=1e-3)
-    panel = seen.data_of("memory-scaling").panels[0]
-    assert [round(column[panel.names.index("64")] / 1e9, 1) for column in panel.resting_nbytes] == [
-        120.0, 31.4, 16.6, 1.9]
-
-
-def test_traffic_is_two_vectors_and_three_at_stage_3_for_every_n():
-    data = figures.traffic_data(worlds=(1, 2, 8, 32), widths=(64, 64, 64))
-    for stage, row in enumerate(data.sent):
-        for ranks, sent in zip(data.worlds, row, strict=True):
-            assert sent == pytest.approx((3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks, rel=1e-12)
-
-
-# -- a step over time ---------------------------------------------------------------------------------------------
 
 def replay_of(cluster):
     """Rank 0 of the replay of what a cluster did in its span "step"."""
@@ -221,29 +179,17 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_
     found, cluster = of(10**6, "gradients")
     assert found.replays == {"Mine": replay_of(cluster)}
     assert "Mine: the step takes" in figures.timeline(found).description
-    assert "At most 0 bytes are held." in figures.timeline(of(10**6)[0]).description
+    silent = figures.timeline(of(10**6)[0])
+    assert "At most 0 bytes are held." in silent.description
+    alone = figures.timeline(figures.timeline_data((16,) * 3, 4, ranks=1, stage=0))  # what it sends takes no time
+    for drawn in (silent, alone):
+        assert not {"gather parameters", "reduce gradients"} & {text.get_text() for text in seen.texts(drawn)}
     assert_refused(lambda: of(1, "state"), "'Mine' has bars of 'state', which have no color here; put arithmetic")
     assert_refused(lambda: of(1, "gradients", "mine"), "'Mine' has bars of 'arithmetic', which have no color here")
     assert_refused(lambda: of(0), "'Mine' does nothing in its step that takes time, so there is nothing to draw")
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
-
-def test_half_a_gap_is_half_the_way_to_the_next_code():
-    data, compared = figures.spacing_data(formats=tuple(zs.FORMATS)), 0
-    for name, halves in zip(data.formats, data.half_gaps, strict=True):
-        row = zs.format_of(name)
-        for weight, half in zip(data.weights, halves, strict=True):
-            if not row.smallest_subnormal <= weight <= row.largest:
-                assert np.isnan(half)
-                continue
-            here = np.array([weight]).astype(row.dtype)
-            above = float((here.view(f"u{here.dtype.itemsize}") + 1).view(here.dtype)[0])
-            if np.isfinite(above):  # the largest number has no next one
-                assert half == (above - float(here[0])) / 2, (name, weight)
-                compared += 1
-    assert compared > 150
-
 
 def test_what_the_picture_says_of_an_update_is_what_an_addition_does():
     for update in (1e-5, 3e-4, 0.07):
@@ -270,15 +216,6 @@ def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
             assert np.array_equal(copy, np.float32(run.master).astype(zs.format_of(name).dtype).astype(np.float64))
 
 
-def test_a_path_ends_where_the_lesson_on_lost_updates_ends():
-    task = lost_updates.Task(1.0, (1e-5, 6e-4, -3e-4), 500)
-    for name in ("fp16", "bf16", "fp32"):
-        path = lost_updates.path_of(task, name)
-        assert (path.shape, path.dtype) == ((501, 3), zs.format_of(name).dtype)
-        assert [float(w) for w in path[-1]] == [
-            float(np.float32(outcome.result)) for outcome in lost_updates.uncured(task, name)]
-
-
 def test_small_updates_are_lost_without_a_master_and_larger_ones_go_too_far_in_fp16():
     small, larger = seen.data_of("lost-updates").runs
     assert {w for alone in small.alone for w in alone} == {1.0}
@@ -289,49 +226,6 @@ def test_small_updates_are_lost_without_a_master_and_larger_ones_go_too_far_in_f
 
 
 # -- activations and the latency wall -----------------------------------------------------------------------------
-
-SMALL = activations.Block(2, 8, 12, 3)
-
-
-def test_a_run_with_data_keeps_holds_and_computes_what_the_one_without_measures():
-    gpt = zs.models.GPT(zs.models.GPTConfig(3, SMALL.channels, SMALL.heads, SMALL.tokens, 19))
-
-    def program(rank, policy):
-        engine = zs.Engine(rank, gpt, zs.optim.SGD(lr=0.1), stage=1, policy=zs.Policy("bf16"), recompute=policy)
-        x, target = np.random.default_rng(rank.index).integers(0, 19, (2, SMALL.batch, SMALL.tokens))
-        tape = engine.forward(x, target)
-        held = rank.memory.now_nbytes_by_kind
-        engine.backward(tape)
-        return sum(held.get(kind, 0) for kind in measured.FLOWING)
-
-    for policy in ("none", "selective", "tiled", "sub_block", "block", "segment(2)", "block+tiled"):
-        found, cluster = measured.measured_activations(SMALL, 3, 19, policy), zs.Cluster(3)
-        kept_by = cluster.run(program, policy)
-        for rank, memory in enumerate(cluster.memory):
-            assert kept_by[rank] == found.kept_nbytes, policy
-            assert memory.peak_nbytes_of(measured.FLOWING) == found.peak_nbytes, policy
-            assert sum(getattr(row, "flops", 0) for row in cluster.trace[rank].rows) == found.flops, policy
-
-
-def test_a_block_with_data_leaves_the_tensors_that_the_figure_names():
-    for b, t, c, h in ((2, 8, 12, 3), (3, 5, 8, 4)):
-        found = measured.measured_tensors(activations.Block(b, t, c, h))
-        stream = 2 * b * t * c
-        assert found == {"LayerNorm 1 input": stream, "LayerNorm 1 statistics": 8 * b * t, "QKV": 3 * stream,
-                         "probabilities": 2 * b * h * t * t, "attention output": stream, "LayerNorm 2 input": stream,
-                         "LayerNorm 2 statistics": 8 * b * t, "pre-GELU": 4 * stream, "post-GELU": 4 * stream}
-        unit, ctx = zs.models.GPT(zs.models.GPTConfig(1, c, h, t, 1)).units[1], zs.models.Context.standalone(
-            zs.Policy("bf16"))
-        weights = {name: ctx.cast(unit.initial(name, 0, int(np.prod(shape))).reshape(shape))
-                   for name, shape in unit.shapes.items()}
-        x = np.random.default_rng(b).standard_normal((b, t, c)).astype(ctx.dtype)
-        (norm_1, attention, closing_1), (norm_2, gelu, closing_2) = unit.forward(ctx, weights, x)[1]
-        shapes = {"QKV": attention.qkv.shape, "probabilities": attention.p.shape,
-                  "attention output": closing_1.shape, "pre-GELU": gelu.shape, "post-GELU": closing_2.shape}
-        assert {name: 2 * int(np.prod(shape)) for name, shape in shapes.items()} == {
-            name: found[name] for name in shapes}
-        assert norm_1[0].nbytes == norm_2[0].nbytes == stream
-
 
 def test_the_published_example_stands_in_the_committed_figure_and_marks_lie_on_lines():
     """939.5 and 1073.7 MB per block, 64.4 GB in 32 of them: the figure's model holds its logits beside that."""
@@ -356,29 +250,20 @@ ALPHA, BETA = 3e-6, 20e9
 WIRE = hardware.Link("wire", BETA, ALPHA, "made up for a test", "2025-01-01")
 
 
-def milliseconds(name, ranks, nbytes):
-    """By the table of Thakur, Rabenseifner & Gropp 2005, for powers of two."""
-    rounds, share = np.log2(ranks), 2 * (ranks - 1) / ranks
-    steps, vectors = {"ring": (2 * (ranks - 1), share), "rabenseifner": (2 * rounds, share),
-                      "doubling": (rounds, rounds), "tree": (2 * rounds, 2 * rounds)}[name]
-    return 1e3 * (steps * ALPHA + vectors * nbytes / BETA)
-
-
-def test_lines_and_marks_of_the_latency_wall_are_the_published_formulas():
+def test_the_walls_marks_lie_on_lines_that_meet_the_rings_two_parts_where_it_stands():
+    """At N·α·β bytes, and at n/(α·β) ranks."""
     sizes, worlds, nbytes = (2**14, 2**18, 2**22, 2**26, 2**30), (2, 4, 16, 64), 2**20
     data = figures.latency_wall_data(WIRE, 16, nbytes, sizes, worlds, most_run=16)
     assert (data.by_nbytes.marked, data.by_ranks.marked) == (sizes[::4], worlds[:3])
-    assert set(data.by_nbytes.lines) == {"ring", "rabenseifner", "doubling", "tree"}
-    for name in data.by_nbytes.lines:
-        assert data.by_nbytes.lines[name] == pytest.approx([milliseconds(name, 16, size) for size in sizes])
-        assert data.by_ranks.lines[name] == pytest.approx([milliseconds(name, ranks, nbytes) for ranks in worlds])
-        assert data.by_nbytes.marks[name] == pytest.approx(data.by_nbytes.lines[name][::4])
-        assert data.by_ranks.marks[name] == pytest.approx(data.by_ranks.lines[name][:3])
     assert data.by_nbytes.wall == pytest.approx(16 * ALPHA * BETA)
     assert data.by_ranks.wall == pytest.approx(nbytes / (ALPHA * BETA))
-    for panel in (data.by_nbytes, data.by_ranks):
-        both = [a + b for a, b in zip(panel.latency, panel.transfer, strict=True)]
-        assert both == pytest.approx(panel.lines["ring"])
+    for panel, points in ((data.by_nbytes, [(16, size) for size in sizes]),
+                          (data.by_ranks, [(ranks, nbytes) for ranks in worlds])):
+        for name, line in panel.lines.items():
+            assert line == pytest.approx([1e3 * cost.curve("all_reduce", name, ranks, hardware.Network(WIRE)).seconds(
+                size) for ranks, size in points])
+            assert panel.marks[name] == pytest.approx([line[panel.values.index(value)] for value in panel.marked])
+        assert list(map(sum, zip(panel.latency, panel.transfer, strict=True))) == pytest.approx(panel.lines["ring"])
         latency_rules = [a > b for a, b in zip(panel.latency, panel.transfer, strict=True)]
         assert latency_rules == [(value < panel.wall) is (panel is data.by_nbytes) for value in panel.values]
 

@@ -42,25 +42,19 @@ ZS float zs_value(u32 word) { return __uint_as_float(word); }
 ZS u32 zs_larger(u32 a, u32 b) { return a > b ? a : b; }
 """
 
-_ARITHMETIC = """
-ZS float zs_add(float a, float b) { return __fadd_rn(a, b); }
-ZS float zs_subtract(float a, float b) { return __fadd_rn(a, -b); }
-ZS float zs_multiply(float a, float b) { return __fmul_rn(a, b); }
-ZS float zs_divide(float a, float b) { return __fdiv_rn(a, b); }
-ZS float zs_sqrt(float a) { return __fsqrt_rn(a); }
-ZS float zs_exp(float a) { return expf(a); }
-ZS float zs_log(float a) { return logf(a); }
-ZS float zs_tanh(float a) { return tanhf(a); }
-ZS float zs_absolute(float a) { return fabsf(a); }
-ZS double zs_add(double a, double b) { return __dadd_rn(a, b); }
-ZS double zs_subtract(double a, double b) { return __dadd_rn(a, -b); }
-ZS double zs_multiply(double a, double b) { return __dmul_rn(a, b); }
-ZS double zs_divide(double a, double b) { return __ddiv_rn(a, b); }
-ZS double zs_sqrt(double a) { return __dsqrt_rn(a); }
-ZS double zs_exp(double a) { return exp(a); }
-ZS double zs_log(double a) { return log(a); }
-ZS double zs_tanh(double a) { return tanh(a); }
-ZS double zs_absolute(double a) { return fabs(a); }
+_OF_A_TYPE = """
+ZS {type} zs_add({type} a, {type} b) {{ return __{d}add_rn(a, b); }}
+ZS {type} zs_subtract({type} a, {type} b) {{ return __{d}add_rn(a, -b); }}
+ZS {type} zs_multiply({type} a, {type} b) {{ return __{d}mul_rn(a, b); }}
+ZS {type} zs_divide({type} a, {type} b) {{ return __{d}div_rn(a, b); }}
+ZS {type} zs_sqrt({type} a) {{ return __{d}sqrt_rn(a); }}
+ZS {type} zs_exp({type} a) {{ return exp{f}(a); }}
+ZS {type} zs_log({type} a) {{ return log{f}(a); }}
+ZS {type} zs_tanh({type} a) {{ return tanh{f}(a); }}
+ZS {type} zs_absolute({type} a) {{ return fabs{f}(a); }}
+"""
+
+_ARITHMETIC = _OF_A_TYPE.format(type="float", d="f", f="f") + _OF_A_TYPE.format(type="double", d="d", f="") + """
 template <typename T> ZS T zs_add(T a, T b) { return (T)(a + b); }
 template <typename T> ZS T zs_square(T a) { return zs_multiply(a, a); }
 template <typename T> ZS T zs_negative(T a) { return -a; }

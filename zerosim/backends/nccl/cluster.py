@@ -27,7 +27,7 @@ from zerosim.backends.nccl.collectives import (
 from zerosim.backends.processes.notes import Channel
 from zerosim.backends.processes.transport import ProcessBackend, ProcessCluster, Request
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.collectives import NATIVE
 from zerosim.ranks.errors import BackendError, ranks_text
@@ -154,8 +154,8 @@ class NCCLPointToPoint:
     def __init__(self, nccl: NCCL, streams: DeviceStreams, world: Communicator, index: int, ranks: int,
                  gone: Finish) -> None:
         self._nccl, self._streams, self._index, self._gone = nccl, streams, index, gone
-        self._world: Group = tuple(range(ranks)), ()
-        self._comms: dict[Group, Communicator] = {self._world: world}
+        self._world: GroupKey = tuple(range(ranks)), ()
+        self._comms: dict[GroupKey, Communicator] = {self._world: world}
 
     def begin(self, me: Pending) -> Request:
         """Puts all that the part asks for on the stream."""
@@ -196,15 +196,19 @@ class NCCLPointToPoint:
         return finish
 
     def _hops(self, me: PendingCall) -> int:
-        streams, comm, sent = self._streams, self._comms[me.call.key], 0
-        for hop in on_stream(streams, me):
-            with self._nccl.group():
-                if hop.to is not None:
-                    send(comm, streams, hop.send, hop.to)
-                if hop.source is not None:
-                    receive(comm, streams, hop.out, hop.source)
+        sent = 0
+        for hop in on_stream(self._streams, me):
+            self._move(me.call.key, hop.send, hop.to, hop.out, hop.source)
             sent += 0 if hop.send is None else hop.send.nbytes
         return sent
+
+    def _move(self, key: GroupKey, sent: Any, to: int | None, out: Any, source: int | None) -> None:
+        """A send and a receive in one group, either possibly absent; ranks are the group's indices."""
+        with self._nccl.group():
+            if to is not None:
+                send(self._comms[key], self._streams, sent, to)
+            if source is not None:
+                receive(self._comms[key], self._streams, out, source)
 
     def _native(self, me: PendingCall) -> int:
         streams, native = self._streams, Native(me)
@@ -232,16 +236,12 @@ class NCCLPointToPoint:
         sent, out = me.send, me.out
         if not on_device:
             sent, out = (None if sent is None else self._uploaded(sent)), (None if out is None else self._like(out))
-        group, comm, streams = me.key[0], self._comms[me.key], self._streams
-        with self._nccl.group():
-            if me.to is not None:
-                send(comm, streams, sent, group.index(me.to))
-            if me.source is not None:
-                receive(comm, streams, out, group.index(me.source))
+        to, source = (None if rank is None else me.key[0].index(rank) for rank in (me.to, me.source))
+        self._move(me.key, sent, to, out, source)
 
         def finish() -> None:
             if me.out is not None and out is not me.out:
-                me.out[...] = streams.fetch(out)
+                me.out[...] = self._streams.fetch(out)
             me.to_send = me.to_receive = False
             if me.send is not None:
                 me.count(me.send.nbytes)
@@ -260,7 +260,7 @@ class NCCLPointToPoint:
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """A communicator for the group. Its id comes from its first member, over the parent's communicator: so ranks
         that join no group need not take part, as they would have to in NCCL's own split."""
         members, streams = key[0], self._streams

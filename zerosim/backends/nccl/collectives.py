@@ -11,14 +11,14 @@ from typing import Any
 from zerosim.backends.nccl.adapter import NAP_SECONDS, NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.numerics.arrays import on_device, words
 from zerosim.ranks.call import Array, Call, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import NATIVE, Steps
+from zerosim.ranks.collectives import NATIVE, Exchanges
 from zerosim.ranks.errors import MismatchError, ranks_text
 from zerosim.ranks.hub import Delivery, HopEvent, RunOptions, Transport, lockstep, sent_by, steps_of
 from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import Hop
 
 
-def on_stream(streams: DeviceStreams, me: PendingCall) -> Steps:
+def on_stream(streams: DeviceStreams, me: PendingCall) -> Exchanges:
     """The rank's generator, whose copies and additions go to the rank's communication stream."""
     me.kernels, steps = streams.kernels.serving(me.x), steps_of(me)
     while True:
@@ -229,7 +229,7 @@ class NCCLTransport(Transport):
     def _hops(self, calls: Sequence[PendingCall]) -> Generator[HopEvent, None, list[int]]:
         call, sent = calls[0].call, [0] * len(calls)
 
-        def begin(me: PendingCall) -> Steps:
+        def begin(me: PendingCall) -> Exchanges:
             return on_stream(self._streams(call, me.index), me)
 
         def carry(deliveries: Sequence[Delivery]) -> Iterator[tuple[Hop, Array]]:

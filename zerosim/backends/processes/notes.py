@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zerosim.ranks.call import Call, Group, Pending, PendingCall
+from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,
@@ -52,7 +52,7 @@ class Channel(Protocol):
 # -- What processes tell each other about a run, beside the arrays ---------------------------------------------------
 
 ELSEWHERE = ", in another process:"  # stands in the note of an exception that came from there
-Peer = tuple[Group, int]  # a group, and a rank by its index in the whole cluster
+Peer = tuple[GroupKey, int]  # a group, and a rank by its index in the whole cluster
 OpenHalves = tuple[tuple[Peer, int], ...]
 
 
@@ -60,7 +60,7 @@ OpenHalves = tuple[tuple[Peer, int], ...]
 class IssueCounts:
     """The numbers of collectives of each group, and of messages to and from each rank, that a rank has issued."""
 
-    collectives: dict[Group, int] = field(default_factory=dict)
+    collectives: dict[GroupKey, int] = field(default_factory=dict)
     sends: dict[Peer, int] = field(default_factory=dict)
     receives: dict[Peer, int] = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ class Entered:
 class Sending:
     """The rank is about to send a message of this shape and dtype to the reader (sent in debug mode only)."""
 
-    group: Group
+    group: GroupKey
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -130,7 +130,7 @@ class Sending:
 class Joining:
     """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come."""
 
-    key: Group
+    key: GroupKey
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
     return None
 
 
-def _places(calls: Mapping[int, tuple[Call, ...]]) -> Iterator[tuple[tuple[Group, int], int, Call]]:
+def _places(calls: Mapping[int, tuple[Call, ...]]) -> Iterator[tuple[tuple[GroupKey, int], int, Call]]:
     for rank, open_calls in calls.items():
         for call in open_calls:
             yield (call.key, call.number), rank, call
@@ -293,8 +293,8 @@ class AnnouncedCalls:
     """The calls that this rank and the others have said that they are about to make."""
 
     channel: Channel
-    calls: defaultdict[tuple[Group, int], dict[int, Call]]
-    messages: defaultdict[tuple[Group, int], list[Sending]]
+    calls: defaultdict[tuple[GroupKey, int], dict[int, Call]]
+    messages: defaultdict[tuple[GroupKey, int], list[Sending]]
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.calls, self.messages = channel, defaultdict(dict), defaultdict(list)

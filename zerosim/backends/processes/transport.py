@@ -28,7 +28,7 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.ranks.call import Backend, Call, Group, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Results
 from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
 from zerosim.ranks.hub import RunOptions, check_thread
@@ -58,7 +58,7 @@ class PointToPoint(Protocol):
     def begin(self, me: Pending) -> Request:
         """Takes the part and returns at once."""
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def idle(self) -> bool:
@@ -101,7 +101,7 @@ class ProcessBackend(Backend):
         self.ahead: list[Pending] = []              # announced, and not agreed on yet
         self.requests: dict[Pending, Request] = {}    # begun, and not waited for yet
         self.notes: dict[int, Waiting] = {}
-        self.joining: defaultdict[Group, set[int]] = defaultdict(set)  # who has said to help to make a group
+        self.joining: defaultdict[GroupKey, set[int]] = defaultdict(set)  # who has said to help to make a group
         self.endings: dict[int, Finished | Stopped | Failed] = {}
         self.found: Exception | None = None       # what the notes show to be wrong
         self.drained: set[int] = set()
@@ -132,7 +132,7 @@ class ProcessBackend(Backend):
             self.requests[me] = self.point_to_point.begin(me)
         self.progress()
 
-    def new_group(self, parent: Group, key: Group) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """Makes a group of its own, for which a library blocks until all its ranks are there.
 
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.

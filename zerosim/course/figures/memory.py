@@ -51,16 +51,12 @@ class MemoryData:
         return [step for step in self.steps if step.ranks == ranks]
 
     def resting(self, step: MeasuredStep) -> Bytes:
-        """Bytes per parameter of each kind that the fullest rank holds at rest."""
-        return self._fullest(step.resting_nbytes)
+        """Bytes per parameter of each kind that a rank holds at rest; units are padded, and all ranks hold the same."""
+        return {kind: nbytes / self.parameter_count for kind, nbytes in step.resting_nbytes[0].items()}
 
     def peak(self, step: MeasuredStep) -> Bytes:
         """The same at its fullest instant."""
-        return self._fullest(step.peak_nbytes)
-
-    def _fullest(self, of_ranks: Sequence[Mapping[str, int]]) -> Bytes:
-        fullest = max(of_ranks, key=lambda held: sum(held.values()))
-        return {kind: nbytes / self.parameter_count for kind, nbytes in fullest.items()}
+        return {kind: nbytes / self.parameter_count for kind, nbytes in step.peak_nbytes[0].items()}
 
 
 def memory_data(worlds: Sequence[int] = (4, 16), widths: Sequence[int] = (64,) * 9, rows: int = 8,

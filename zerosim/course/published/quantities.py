@@ -25,7 +25,6 @@ from zerosim.planning.flops import (
     six_n,
     six_n_and_attention,
     step_flops,
-    step_matmul_flops,
     utilization,
 )
 from zerosim.planning.hardware import OVERHEADS, Link, Network
@@ -147,8 +146,7 @@ def days(model: str, tokens: int, devices: int, achieved: float) -> float:
 def days_of_steps(model: str, sequence: int, tokens: int, devices: int, achieved: float) -> float:
     """By the matrix products of each sequence, blocks forward a second time: Narayanan et al. 2021, equation 3."""
     shape = PRESETS[model]
-    step = step_matmul_flops(shape.block(1, sequence), shape.blocks, shape.vocabulary, "block")
-    return step * (tokens / sequence) / (devices * achieved) / 86_400
+    return step_flops(shape, 1, sequence, "block").hardware * (tokens / sequence) / (devices * achieved) / 86_400
 
 
 def mfu(model: str, batch: int, tokens: int, seconds: float, devices: int) -> float:
