@@ -3,45 +3,15 @@
 Legend: B batch, T tokens, V vocabulary.
 """
 
-import weakref
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tests.models.contexts import DTYPES, Compute, normal
-from zerosim.models import Context, Model, Recompute, Unit
-from zerosim.numerics import kernels
+from tests.models.contexts import DTYPES, Recorder, normal, recorded
+from zerosim.models import Context, Model, Recompute
 
 Arrays = dict[str, np.ndarray]
-FLOWING = ("activation", "activation_gradient")
-
-
-class Counting:
-    """A workspace that knows at any moment what is alive, by kind and by name, and what was noted."""
-
-    def __init__(self) -> None:
-        self.kernels = kernels.NumpyKernels()
-        self.now: Counter[str] = Counter()
-        self.moments: list[tuple[int, int]] = []  # bytes of FLOWING after each allocation
-        self.shapes: list[tuple[int, ...]] = []
-        self.flops = 0
-
-    def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
-        array = self.kernels.empty(shape, np.dtype(dtype))
-        base = array if array.base is None else array.base
-        self.now[kind] += array.nbytes
-        self.moments.append((self.now[FLOWING[0]], self.now[FLOWING[1]]))
-        self.shapes.append(array.shape)
-        weakref.finalize(base, self._free, kind, array.nbytes)
-        return array
-
-    def _free(self, kind: str, nbytes: int) -> None:
-        self.now[kind] -= nbytes
-
-    def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
-        self.flops += flops
 
 
 @dataclass
@@ -51,7 +21,7 @@ class Run:
     model: Model
     ctx: Context
     w: Arrays
-    counting: Counting
+    recorder: Recorder
 
     def output(self, x: np.ndarray) -> np.ndarray:
         for unit in self.model.units:
@@ -99,20 +69,16 @@ class Run:
 def run_of(model: Model, dtype: str = "fp32", scatter: float = 0.0) -> Run:
     """The model with its first values, in the format of this name; ``scatter`` adds noise to all of them, the biases'
     zeros and the LayerNorms' ones too, which would otherwise test little."""
-    counting, policy = Counting(), Compute(DTYPES[dtype])
-
-    def gradients(unit: Unit) -> Arrays:
-        return {name: counting.alloc(model.shapes[name], policy.compute_dtype, "unit_gradient", name)
-                for name in (*unit.shapes, *unit.tied_weights)}
-
-    ctx = Context(np, policy, counting.kernels, counting, counting.note, gradients)
+    ctx, recorder = recorded(dtype)
+    ctx = replace(ctx, gradients=lambda unit: {name: ctx.empty(model.shapes[name], "unit_gradient", name=name)
+                                               for name in (*unit.shapes, *unit.tied_weights)})
     rng, w = np.random.default_rng(1), {}
     for unit in model.units:
         for name, shape in unit.shapes.items():
             value = unit.initial(name, 0, int(np.prod(shape))).astype(np.float64)
             value = (value + scatter * rng.standard_normal(value.shape)).reshape(shape)
             w[name] = value if dtype == "fp64" else value.astype(np.float32).astype(DTYPES[dtype])
-    return Run(model, ctx, w, counting)
+    return Run(model, ctx, w, recorder)
 
 
 def batch_of(model: Model, batch: int = 2, tokens: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

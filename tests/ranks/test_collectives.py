@@ -32,7 +32,7 @@ from tests.ranks.asking import (
     same,
     takes_splits,
 )
-from tests.ranks.data import FLOATS, INTEGERS, OTHERS, any_bits, anything, normals, whole_numbers
+from tests.ranks.data import FLOATS, INTEGERS, OTHERS, anything, normals, whole_numbers
 from zerosim.planning import collectives as closed_forms
 from zerosim.ranks import collectives, hub
 
@@ -370,15 +370,3 @@ def test_splits_may_be_any_integers_that_rise() -> None:
             own = rank.reduce_scatter(np.arange(7) * (rank.index + 1), splits=make())
             return rank.all_gather(own, splits=make())
         assert all(np.array_equal(result, np.arange(7) * 3) for result in zs.Cluster(2).run(program))
-
-
-def test_a_wire_of_the_vector_s_own_format_changes_nothing() -> None:
-    x = normals(4, 30, np.float16)
-    check("plain", [Asked("reduce_scatter", "ring", x, options=options) for options in ({}, {"wire": "fp16"})])
-
-
-def test_any_bits_travel_as_they_are() -> None:
-    """Each kind of NaN, subnormals and infinities, in every type."""
-    for dtype in (FLOATS | INTEGERS).values():
-        for row in [row for row in ROWS if "reduce" not in row[0]]:
-            check("plain", [Asked(*row, any_bits(4, 9, dtype))])
