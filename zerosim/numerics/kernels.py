@@ -354,7 +354,9 @@ class NumpyKernels(BlockKernels):
     @quiet
     def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
-        self._with_scalar("multiply_rounded", np.multiply, x, factor, out)
+        check_operands("multiply_rounded", x=x, out=out)
+        number = np.array(factor, work_type(x, out))
+        self.run_blocks(lambda block, result: np.multiply(block, number, out=result), (x,), out, in_place=True)
 
     @quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
@@ -362,23 +364,17 @@ class NumpyKernels(BlockKernels):
 
         A divisor beyond float32's range is none that overflows: see `split_divisor`.
         """
-        factor, divisor = split_divisor(divisor, work_type(x, out))
-        if factor == 1:
-            self._with_scalar("divide_rounded", np.divide, x, divisor, out)
-            return
         check_operands("divide_rounded", x=x, out=out)
-        first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
+        work = work_type(x, out)
+        factor, divisor = split_divisor(divisor, work)
+        first, second = np.array(factor, work), np.array(divisor, work)
 
         def divided(block: Array, result: Array) -> None:
-            np.multiply(block, first, out=result)
-            np.divide(result, second, out=result)
+            if factor != 1:
+                np.multiply(block, first, out=result)
+            np.divide(block if factor == 1 else result, second, out=result)
 
         self.run_blocks(divided, (x,), out, in_place=True)
-
-    def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
-        check_operands(name, x=x, out=out)
-        operand = np.array(scalar, work_type(x, out))
-        self.run_blocks(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
