@@ -14,8 +14,7 @@ import numpy as np
 from tests.backends import fake_cuda, fake_cupy, fake_links, fake_nccl
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.cupy.tracing import compiled
-from zerosim.numerics.arrays import to_host
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, kernels
 
 
 @dataclass
@@ -33,7 +32,7 @@ def installed(gpus: int, *, linked: bool = False) -> Iterator[Doubles]:
     NumPy's kernels: a library's is its own."""
 
     def row_products(self: Any, x: Any, y: Any) -> Any:
-        return fake_cupy.asarray(NumpyKernels().row_products(to_host(x), to_host(y)))
+        return fake_cupy.asarray(kernels.NumpyKernels().row_products(arrays.to_host(x), arrays.to_host(y)))
 
     cuda, devices = fake_cupy.cuda_of(gpus)
     world = fake_nccl.World(devices)

@@ -16,7 +16,7 @@ import numpy as np
 import zerosim as zs
 from tests.backends import compiled_kernels
 from tests.backends.fake_cuda import Cuda, Device, Event, Stream
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 WORDS = {name: zs.FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
@@ -159,7 +159,7 @@ class ndarray:
         """In the order of NumPy's kernels along rows, else in NumPy's."""
         x = _raw(self)
         if axis in (-1, self.ndim - 1) and x.dtype.kind == "f" and dtype is None:
-            return _new(np.asarray(NumpyKernels().row_sums(x)))
+            return _new(np.asarray(kernels.NumpyKernels().row_sums(x)))
         return _new(np.asarray(np.add.reduce(x, axis=axis, dtype=dtype)))
 
     def max(self, axis: int | None = None) -> ndarray:

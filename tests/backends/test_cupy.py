@@ -24,7 +24,6 @@ from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
 from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.models import GPT
 from zerosim.numerics import arrays
-from zerosim.numerics.arrays import on_device, to_host
 from zerosim.optim import SGD, AdamW
 
 RESULTS = ("losses", "norms", "skipped")
@@ -62,8 +61,8 @@ def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(stand_in: A
         assert {key: mine[key] for key in RESULTS} == {key: right[key] for key in RESULTS}
         assert mine["states"].keys() == right["states"].keys()
         for key, value in mine["states"].items():
-            assert on_device(value), key
-            assert differing(to_host(value), right["states"][key]) == 0, key
+            assert arrays.on_device(value), key
+            assert differing(arrays.to_host(value), right["states"][key]) == 0, key
     assert [t.sent_nbytes() for t in other.trace] == [t.sent_nbytes() for t in one.trace]
     assert other.memory.peak_nbytes_by_kind == one.memory.peak_nbytes_by_kind
 
@@ -76,7 +75,7 @@ def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) 
     one, other = both_trained(2, 2, stage=2, policy=zs.Policy("fp32"), optimizer=optimizer, gather=True)
     for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
         for key, value in mine["states"].items():
-            assert np.abs(to_host(value).astype(np.float64) - right["states"][key]).max() < 1e-3, key
+            assert np.abs(arrays.to_host(value).astype(np.float64) - right["states"][key]).max() < 1e-3, key
 
 
 @pytest.mark.gpu
@@ -91,7 +90,7 @@ def test_a_gpt_trains_on_a_gpu_as_on_a_cluster(card: Any, compute: str, near: fl
         assert mine["skipped"] == right["skipped"]
         for key, value in mine["states"].items():
             if key[1] == "master":
-                assert np.abs(to_host(value) - right["states"][key]).max() < near, key
+                assert np.abs(arrays.to_host(value) - right["states"][key]).max() < near, key
 
 
 @pytest.mark.gpu
@@ -103,7 +102,7 @@ def test_the_four_stages_agree_in_bits_on_a_gpu_too(card: Any, compute: str) -> 
         assert other[rank]["losses"] == runs[0][rank]["losses"]
         for key, value in other[rank]["states"].items():
             if key[1] == "master":
-                assert to_host(value).tobytes() == to_host(runs[0][rank]["states"][key]).tobytes(), key
+                assert arrays.to_host(value).tobytes() == arrays.to_host(runs[0][rank]["states"][key]).tobytes(), key
 
 
 # -- ledgers, and what programs are told ------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def test_every_hop_can_be_watched_on_the_device(stand_in: Any) -> None:
         return rank.all_reduce(rank.xp.full(6, rank.index, np.float32))
 
     with zs.step_through(program, cluster=zs.CuPyCluster(3)) as steps:
-        arrived = [to_host(event.values).tolist() for event in steps]
+        arrived = [arrays.to_host(event.values).tolist() for event in steps]
     with zs.step_through(lambda rank: rank.all_reduce(np.full(6, rank.index, np.float32)), ranks=3) as steps:
         assert arrived == [event.values.tolist() for event in steps]
 
@@ -145,7 +144,7 @@ def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
     def program(rank: zs.Rank) -> Any:
         x = rank.memory.alloc(6, zs.FORMATS["fp8_e5m2"].dtype, "input")
         out = rank.memory.alloc(12, np.int32, "input")
-        return np.isnan(to_host(x).astype(np.float32)).all(), to_host(out).view(np.uint8)[0]
+        return np.isnan(arrays.to_host(x).astype(np.float32)).all(), arrays.to_host(out).view(np.uint8)[0]
 
     assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
 
@@ -213,14 +212,14 @@ def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
     found, expected = stand_in.uploaded(x * 0), x * 0
     stand_in.elementwise(function, stand_in.uploaded(x), out=found)
     function(x, expected)
-    assert differing(to_host(found), expected) == 0
+    assert differing(arrays.to_host(found), expected) == 0
 
 
 def test_a_number_that_changes_changes_the_step(stand_in: Any) -> None:
     w, g = (stand_in.uploaded(np.ones(5, np.float32)) for _ in range(2))
     for lr in (0.5, 0.25, 0.5):
         stand_in.step_blocks(SGD(lr).block(1), w, g)
-    assert to_host(w).tolist() == [-0.25] * 5
+    assert arrays.to_host(w).tolist() == [-0.25] * 5
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import zerosim as zs
 from tests.backends.worlds import POOL, ROOT, SECONDS, Job, Said, Task, launch, mpi_missing, one_thread
 from tests.cases import chosen
 from tests.support import printed
+from zerosim.course import running
 from zerosim.course.figures.timeline import MACHINE
-from zerosim.course.running import RanPart, run_view
-from zerosim.display.report import report_data
-from zerosim.planning.recording import load
+from zerosim.display import report
+from zerosim.planning import recording
 
 JOB = str(Path(__file__).with_name("job.py"))
 RANKS = POOL.ranks
@@ -66,10 +66,10 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
     assert one["rows"] == other["rows"]
     assert (other["blas_threads"], other["blas"]) == (1, one["blas"])
     assert sorted(tmp_path.iterdir()) == sorted(files)
-    recordings = [load(file) for file in files]
+    recordings = [recording.load(file) for file in files]
     assert [recording.ranks for recording in recordings] == [RANKS] * 2
     assert recordings[0].calls == recordings[1].calls
-    links = [report_data(recording, MACHINE, "").links for recording in recordings]
+    links = [report.report_data(one, MACHINE, "").links for one in recordings]
     assert links[0] == links[1]
 
 
@@ -98,9 +98,10 @@ def test_a_table_shows_every_rank_once() -> None:
 
 
 def test_a_result_takes_one_line_however_long_it_is_and_narrow_the_terminal() -> None:
-    parts = [RanPart(rank, "[0.123456789, " * 40, "0123456789abcdef" * 4, 190_215_123, 41_488_456) for rank in range(3)]
+    parts = [running.RanPart(rank, "[0.123456789, " * 40, "0123456789abcdef" * 4, 190_215_123, 41_488_456)
+             for rank in range(3)]
     for width in (80, 100, 200):
-        assert len(printed(run_view("somewhere", parts, width), width).splitlines()) == 3 + 3
+        assert len(printed(running.run_view("somewhere", parts, width), width).splitlines()) == 3 + 3
 
 
 def test_a_script_of_ones_own_connects_and_an_error_ends_all_of_it() -> None:

@@ -16,12 +16,11 @@ import pytest
 import zerosim as zs
 from tests.backends.doubles import differing
 from tests.cases import chosen
-from zerosim.numerics import random
-from zerosim.numerics.arrays import to_host
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import arrays, random
+from zerosim.numerics import kernels as numpys
 from zerosim.optim import SGD, AdamW
 
-NUMPY = NumpyKernels()
+NUMPY = numpys.NumpyKernels()
 DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
 NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
@@ -55,29 +54,28 @@ def wide(name: str) -> str:
     return "fp64" if name == "fp64" else "fp32"
 
 
-def both(kernels: Any, call: Callable[..., object], *arrays: np.ndarray, written: tuple[int, ...] = (-1,),
-         case: object = "") -> None:
-    """Asserts that a call leaves the same bits in the written arrays, and answers the same, by CUDA and by NumPy."""
-    on_host = [x.copy() for x in arrays]
-    on_device = [kernels.uploaded(x) for x in arrays]
-    answers = call(NUMPY, *on_host), call(kernels, *on_device)
+def both(kernels: Any, call: str | Callable[..., object], *arguments: Any, written: tuple[int, ...] = (-1,),
+         case: object = "", **options: Any) -> None:
+    """Asserts that a kernel, or a function of the kernels, leaves the same bits in the arguments that are written, and
+    answers the same, by CUDA and by NumPy."""
+    on_host = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+    on_device = [kernels.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    answers = [getattr(k, call)(*given, **options) if isinstance(call, str) else call(k, *given)
+               for k, given in ((NUMPY, on_host), (kernels, on_device))]
     assert answers[0] == answers[1] or answers[0] != answers[0], case
     for i in written:
-        assert differing(to_host(on_device[i]), on_host[i]) == 0, case
+        assert differing(arrays.to_host(on_device[i]), on_host[i]) == 0, case
 
 
 # -- casts and elements -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("target", DTYPES)
 def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
-    def cast(k: Any, x: Any, out: Any) -> None:
-        k.cast_pack(x, out)
-
     for source in DTYPES:
         x = all_codes(source) if source in NARROW else chance(source, 70001)
         if source == "fp64":  # and what lies beside the midpoints of the formats, where rounding twice would be seen
             x[1::4] = chance("fp32", x[1::4].size, 1).astype(np.float64) * (1 + 2.0**-40)
-        both(kernels, cast, x, zeros(x.shape, target), case=source)
+        both(kernels, "cast_pack", x, zeros(x.shape, target), case=source)
     if target in NARROW:
         codes = all_codes(target).astype(np.float64)
         codes = np.unique(codes[np.isfinite(codes)])
@@ -85,7 +83,7 @@ def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
         x = np.concatenate([middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)])
         x = np.concatenate([x, zs.FORMATS[target].overflow_from * np.array([1, -1, 1 - 2.0**-20, 1 + 2.0**-20])])
         for dtype in (np.float64, np.float32):
-            both(kernels, cast, x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
+            both(kernels, "cast_pack", x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "int8", "uint8", "int16", "int32", "uint32", "int64"])
@@ -98,12 +96,12 @@ def test_sums_and_extrema_of_elements_give_numpys_bits(kernels: Any, name: str) 
     else:
         a, b = (np.frombuffer(np.random.default_rng(seed).bytes(4000), name).copy() for seed in (1, 2))
     for operation in ("add_rounded", "maximum_rounded", "minimum_rounded"):
-        both(kernels, lambda k, *x, o=operation: getattr(k, o)(*x), a, b, np.zeros_like(a), case=operation)
+        both(kernels, operation, a, b, np.zeros_like(a), case=operation)
     both(kernels, lambda k, a, b, out: k.add_rounded(a, b, b), a, b, np.zeros_like(a), written=(0, 1))
     if name in NARROW:
         a = all_codes(name)
         for shift in (0, 1, 7, len(a) // 2, len(a) // 2 + 1):
-            both(kernels, lambda k, *x: k.add_rounded(*x), a, np.roll(a, shift), np.zeros_like(a), case=shift)
+            both(kernels, "add_rounded", a, np.roll(a, shift), np.zeros_like(a), case=shift)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_e5m2"])
@@ -119,19 +117,18 @@ def test_many_addends_are_rounded_after_each(kernels: Any, name: str) -> None:
 def test_products_and_quotients_with_a_number_give_numpys_bits(kernels: Any, pair: tuple[str, str]) -> None:
     x, out = chance(pair[0], 9999), zeros(9999, pair[1])
     for scalar in (3.0, 0.1, 1e-30, 65536.0, -7.25e20, 3 * 2.0**130):
-        both(kernels, lambda k, x, out, s=scalar: k.multiply_rounded(x, s, out), x, out, case=scalar)
-        both(kernels, lambda k, x, out, s=scalar: k.divide_rounded(x, s, out), x, out, case=scalar)
+        both(kernels, "multiply_rounded", x, scalar, out, case=scalar)
+        both(kernels, "divide_rounded", x, scalar, out, case=scalar)
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_accumulation_and_gradient_blocks_give_numpys_bits(kernels: Any, name: str) -> None:
     x = chance(name, 12345)
     for total in ("fp32", "fp64"):
-        both(kernels, lambda k, total, x: k.accumulate(total, x), chance(total, 12345, 5), x, written=(0,))
+        both(kernels, "accumulate", chance(total, 12345, 5), x, written=(0,))
     if name != "fp64":
         for factor, divisor in product((1, 0.37), (3.0, 3 * 2.0**127)):
-            both(kernels, lambda k, x, g, f=factor, d=divisor: k.gradient_block(x, d, f, g), x, zeros(x.size, "fp32"),
-                 case=(factor, divisor))
+            both(kernels, "gradient_block", x, divisor, factor, zeros(x.size, "fp32"), case=(factor, divisor))
 
 
 def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
@@ -140,9 +137,8 @@ def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
     g[:9] = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 3e38, 1e-20]
     for step, decay in product((1, 2, 1000), (0.0, 0.01)):
         block = AdamW(lr=1e-3, weight_decay=decay).block(step)
-        both(kernels, lambda k, *x, b=block: k.step_blocks(b, *x, scratch=2), w, m, v, g, written=(0, 1, 2, 3),
-             case=(step, decay))
-    both(kernels, lambda k, *x: k.step_blocks(SGD(0.3).block(1), *x), w, g, written=(0, 1))
+        both(kernels, "step_blocks", block, w, m, v, g, scratch=2, written=(1, 2, 3, 4), case=(step, decay))
+    both(kernels, "step_blocks", SGD(0.3).block(1), w, g, written=(1, 2))
 
 
 def test_a_fused_multiply_add_would_be_seen(kernels: Any) -> None:
@@ -189,12 +185,12 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
 def test_sums_of_squares_and_columns_are_numpys_to_the_last_bit(kernels: Any, name: str) -> None:
     for count, divisor in product((0, 1, 127, 65536, 65537, 200000), (1.0, 3.0, 3 * 2.0**127)):
         x = (normal(count, "fp64", count) * 0.01).astype(DTYPES[name])
-        both(kernels, lambda k, x, d=divisor: k.sum_of_squares(x, d), x, written=(), case=(count, divisor))
+        both(kernels, "sum_of_squares", x, divisor, written=(), case=(count, divisor))
     for shape in ((0, 3), (1, 1), (700, 1), (33, 65), (3000, 40)):
         x = normal(shape, name)
         x[: shape[0] // 2] *= -0.0 if shape[0] < 50 else 1
         for out in ("fp32", name):
-            both(kernels, lambda k, x, out: k.column_sum(x, out), x, zeros(shape[1], out), case=shape)
+            both(kernels, "column_sum", x, zeros(shape[1], out), case=shape)
         if shape[1] == 65:
             both(kernels, lambda k, x, out: k.column_sum(x[:, 2:7], out), x, zeros(5, name))
 
@@ -212,34 +208,33 @@ def test_what_is_not_finite_is_found_and_nan_is_counted(kernels: Any, name: str)
 @pytest.mark.parametrize("name", DTYPES)
 def test_relu_and_dropout_let_the_same_elements_through(kernels: Any, name: str) -> None:
     x, dy = chance(name, 4099), chance(name, 4099, 1)
-    both(kernels, lambda k, x, y, bits: k.relu(x, y, bits), x, np.zeros_like(x), np.zeros(513, np.uint8),
-         written=(1, 2))
+    both(kernels, "relu", x, np.zeros_like(x), np.zeros(513, np.uint8), written=(1, 2))
     bits = np.random.default_rng(2).integers(0, 256, 513).astype(np.uint8)
-    both(kernels, lambda k, bits, dy, dx: k.relu_gradient(bits, dy, dx), bits, dy, np.zeros_like(dy))
+    both(kernels, "relu_gradient", bits, dy, np.zeros_like(dy))
 
     def draw(span: slice) -> np.ndarray:
         return random.bits((1, "dropout", 0, "x"), span.start, span.stop - span.start)
 
-    both(kernels, lambda k, x, y: k.drop(x, draw, round(0.3 * 2**32), 1 / 0.7, y), x, np.zeros_like(x))
+    both(kernels, "drop", x, draw, round(0.3 * 2**32), 1 / 0.7, np.zeros_like(x))
 
 
 @pytest.mark.parametrize("name", zs.FORMATS)
 def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> None:
     rows, table, x = np.random.default_rng(6).integers(0, 11, 900), chance(name, 13 * 200), normal((900, 200), name)
-    both(kernels, lambda k, t, r, out: k.take_rows(t, r, out), table.reshape(13, 200), rows, zeros((900, 200), name))
-    both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, zeros((13, 200), name))
+    both(kernels, "take_rows", table.reshape(13, 200), rows, zeros((900, 200), name))
+    both(kernels, "add_rows", x, rows, zeros((13, 200), name))
     if name == "fp32":  # one channel makes the longest blocks, of 65,536 rows, which are halved
         for count in (128, 129, 257, 4097, 65536, 65537, 140000):
             x, rows = normal((count, 1), "fp32", 7), np.zeros(count, np.int64)
             rows[::3001] = 1
-            both(kernels, lambda k, x, r, out: k.add_rows(x, r, out), x, rows, zeros((2, 1), "fp32"), case=count)
+            both(kernels, "add_rows", x, rows, zeros((2, 1), "fp32"), case=count)
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
 def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fmt: str) -> None:
     for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), zeros((2, 3), "fp32"),
               np.full((2, 2), 3e-42, np.float32)):
-        assert differing(to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
+        assert differing(arrays.to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
 
 
 # -- what a library computes on a GPU: its formula, on the stand-in ----------------------------------------------------
@@ -249,9 +244,8 @@ def test_gelu_is_numpys_formula(stand_in: Any, name: str) -> None:
     """With NumPy's exp and tanh called back, so that what is compared is the formula and its order of operations."""
     x = all_codes(name)[::7] if name in NARROW else chance(name, 3000)
     for exact in (False, True):
-        both(stand_in, lambda k, x, y, e=exact: k.gelu(x, y, exact=e), x, np.zeros_like(x))
-        both(stand_in, lambda k, x, dy, dx, e=exact: k.gelu_gradient(x, dy, dx, exact=e), x, np.roll(x, 5),
-             np.zeros_like(x))
+        both(stand_in, "gelu", x, np.zeros_like(x), exact=exact)
+        both(stand_in, "gelu_gradient", x, np.roll(x, 5), np.zeros_like(x), exact=exact)
 
 
 @pytest.mark.parametrize("name", COMPUTE)
@@ -273,13 +267,12 @@ def test_rows_are_normalized_by_the_same_formula(stand_in: Any, name: str) -> No
         rows, columns = shape
         x, w, b, dy = normal(shape, name), normal(columns, name, 1), normal(columns, name, 2), normal(shape, name, 3)
         mean, rstd = zeros(rows, wide(name)), zeros(rows, wide(name))
-        both(stand_in, lambda k, x, w, b, mean, rstd, y: k.normalize_rows(x, w, b, 1e-5, mean, rstd, y), x, w, b, mean,
-             rstd, zeros(shape, name), written=(3, 4, 5), case=shape)
+        y, dx, dw, db = zeros(shape, name), zeros(shape, name), zeros(columns, name), zeros(columns, name)
+        both(stand_in, "normalize_rows", x, w, b, 1e-5, mean, rstd, y, written=(4, 5, 6), case=shape)
         NUMPY.normalize_rows(x, w, b, 1e-5, mean, rstd, np.empty_like(x))
-        both(stand_in, lambda k, *a: k.scale_rows(*a), x, w, b, mean, rstd, zeros(shape, name), case=shape)
+        both(stand_in, "scale_rows", x, w, b, mean, rstd, y, case=shape)
         if columns > 1:
-            both(stand_in, lambda k, *a: k.normalize_rows_gradient(*a), x, w, mean, rstd, dy, zeros(shape, name),
-                 zeros(columns, name), zeros(columns, name), written=(5, 6, 7), case=shape)
+            both(stand_in, "normalize_rows_gradient", x, w, mean, rstd, dy, dx, dw, db, written=(5, 6, 7), case=shape)
 
 
 @pytest.mark.parametrize("name", COMPUTE)
@@ -288,11 +281,10 @@ def test_the_loss_of_softmax_is_the_same_formula(stand_in: Any, name: str) -> No
     for shape, dtype in (((1, 2), np.int64), ((9, 5), np.int32), (longest, np.int64)):
         logits, targets = normal(shape, name), np.random.default_rng(1).integers(-1, shape[1], shape[0]).astype(dtype)
         log_sums = zeros(shape[0], wide(name))
-        both(stand_in, lambda k, x, t, s: k.softmax_loss(x, t, s), logits, targets, log_sums, case=shape)
+        both(stand_in, "softmax_loss", logits, targets, log_sums, case=shape)
         both(stand_in, lambda k, t: (k.count_targets(t), k.index_range(t)), targets, written=())
         NUMPY.softmax_loss(logits, targets, log_sums)
-        both(stand_in, lambda k, x, t, s, out: k.softmax_loss_gradient(x, t, s, 0.37, out), logits, targets, log_sums,
-             zeros(shape, name), case=shape)
+        both(stand_in, "softmax_loss_gradient", logits, targets, log_sums, 0.37, zeros(shape, name), case=shape)
         both(stand_in, lambda k, x, t, s: k.softmax_loss_gradient(x, t, s, 0.37, x), logits, targets, log_sums,
              written=(0,), case=shape)
         both(stand_in, lambda k, x, t, s, out: k.softmax_loss_gradient(x.T, t, s, 0.37, out.T), logits.T.copy(),
@@ -305,16 +297,15 @@ def test_attention_is_the_same_formula(stand_in: Any, name: str) -> None:
         channels, shape = heads * width, (batch, heads, tokens, tokens)
         qkv, do = normal((batch, tokens, 3 * channels), name), normal((batch, tokens, channels), name, 1)
         p, o, dqkv = zeros(shape, name), zeros(do.shape, name), zeros(qkv.shape, name)
-        both(stand_in, lambda k, qkv, p, o, h=heads: k.attend(qkv, h, p, o), qkv, p, o, written=(1, 2), case=shape)
-        both(stand_in, lambda k, qkv, o, h=heads: k.attend(qkv, h, None, o), qkv, o, case=shape)
+        both(stand_in, "attend", qkv, heads, p, o, written=(2, 3), case=shape)
+        both(stand_in, "attend", qkv, heads, None, o, case=shape)
         NUMPY.attend(qkv, heads, p, o)
         for again in (False, True):
-            both(stand_in, lambda k, qkv, p, do, d, h=heads, a=again: k.attend_gradient(qkv, h, p, do, d, again=a),
-                 qkv, p, do, dqkv, written=(1, 3), case=shape)
+            both(stand_in, "attend_gradient", qkv, heads, p, do, dqkv, again=again, written=(2, 4), case=shape)
         sums = zeros((batch, heads, tokens), wide(name))
-        both(stand_in, lambda k, qkv, s, o, h=heads: k.attend_tiled(qkv, h, s, o), qkv, sums, o, written=(1, 2))
+        both(stand_in, "attend_tiled", qkv, heads, sums, o, written=(2, 3))
         NUMPY.attend_tiled(qkv, heads, sums, o)
-        both(stand_in, lambda k, qkv, *x, h=heads: k.attend_tiled_gradient(qkv, h, *x), qkv, sums, o, do, dqkv)
+        both(stand_in, "attend_tiled_gradient", qkv, heads, sums, o, do, dqkv)
 
 
 def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,22 +324,22 @@ def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monk
     stand_in.attend_tiled_gradient(up(qkv), 2, found[3], found[4], up(do), found[5])
     stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[6], again=True)
     for x, expected in zip((*found[:3], *found[4:]), (p, o, dqkv, o, dqkv, dqkv), strict=True):
-        assert np.abs(to_host(x) - expected).max() < 1e-5
+        assert np.abs(arrays.to_host(x) - expected).max() < 1e-5
 
 
 def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any) -> None:
     x = normal((12, 12), "fp32")
     a = x @ x.T
-    both(stand_in, lambda k, a: k.trace(a), a, written=())
+    both(stand_in, "trace", a, written=())
     for call in ("eigenvectors", "orthogonal_factor"):
-        both(stand_in, lambda k, a, out, c=call: getattr(k, c)(a, out), a, np.zeros_like(a), case=call)
+        both(stand_in, call, a, np.zeros_like(a), case=call)
     found, expected = stand_in.uploaded(np.zeros_like(a)), np.zeros_like(a)
     stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
     NUMPY.symmetric_power(a, -0.25, 1e-4, expected)
-    assert np.abs(to_host(found) - expected).max() < 1e-5
+    assert np.abs(arrays.to_host(found) - expected).max() < 1e-5
     y, rows, columns = normal((40, 9), "fp32"), np.abs(normal(40, "fp32", 1)), np.abs(normal(9, "fp32", 2))
-    both(stand_in, lambda k, *x: k.mean_squares(*x), y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
-    both(stand_in, lambda k, *x: k.divide_by_roots(*x), y, rows, columns, np.zeros_like(y))
+    both(stand_in, "mean_squares", y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
+    both(stand_in, "divide_by_roots", y, rows, columns, np.zeros_like(y))
     a[3, 4] = np.inf
     with pytest.raises(ValueError, match=r"symmetric_power found inf or NaN in a matrix \(12, 12\)"):
         stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
@@ -366,7 +357,7 @@ def test_gelu_is_within_a_few_steps_of_numpys(card: Any, name: str) -> None:
         card.gelu(card.uploaded(x), found, exact=exact)
         NUMPY.gelu(x, expected, exact=exact)
         size = np.abs(x.astype(np.float64))
-        difference = np.abs(to_host(found).astype(np.float64) - expected.astype(np.float64))
+        difference = np.abs(arrays.to_host(found).astype(np.float64) - expected.astype(np.float64))
         allowed = (1 + size) * (1e-6 if name == "fp32" else 2.0**-zs.FORMATS[name].mantissa_bits)
         assert (difference <= allowed)[size < 100].all()
 
@@ -386,7 +377,7 @@ def test_products_are_within_their_bound(card: Any, name: str, shape: tuple[int,
         found = card.uploaded(zeros((m, n), out))
         card.matmul(*operands, bias=card.uploaded(bias), out=found)
         step = 2.0 ** -(52 if out == "fp64" else zs.FORMATS[out].mantissa_bits)
-        assert (np.abs(to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
+        assert (np.abs(arrays.to_host(found).astype(np.float64) - right) <= sums + step * (np.abs(right) + sums)).all()
 
 
 @pytest.mark.gpu
@@ -402,7 +393,7 @@ def test_rows_attention_and_loss_are_near_numpys(card: Any, name: str) -> None:
         on_device = [card.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
         getattr(card, call)(*on_device)
         getattr(NUMPY, call)(*arguments)
-        found, expected = to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
+        found, expected = arrays.to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
         assert np.abs(found - expected).max() <= (2e-5 if name == "fp32" else 2.0**-6) * np.abs(expected).max(), call
     logits, targets = normal((300, 600), name, 2), np.random.default_rng(1).integers(-1, 600, 300)
     losses = [k.softmax_loss(k.uploaded(logits), k.uploaded(targets), k.uploaded(zeros(300, "fp32")))

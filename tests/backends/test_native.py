@@ -10,7 +10,7 @@ from tests.backends.test_one_suite import formats
 from tests.backends.worlds import MPI, World
 from tests.cases import chosen
 from tests.ranks import programs
-from zerosim.numerics.arrays import sha256
+from zerosim.numerics import arrays
 from zerosim.testing import ulps_apart
 
 MOVES = ("all_gather", "broadcast", "gather", "all_to_all")
@@ -29,7 +29,7 @@ def test_what_only_moves_has_the_same_bits(library: World, operation: str) -> No
     for format in chosen(("fp64", "fp32", "bf16", "fp8_e5m2"), programs.FORMATS):  # elements of 8, 4, 2 and 1 bytes
         for ranks in asked(library, operation, format):
             for _, now, later, ours in ranks:
-                assert sha256(now) == sha256(later) == sha256(ours), format
+                assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), format
 
 
 @pytest.mark.parametrize("operation", SUMS)
@@ -48,7 +48,7 @@ def test_a_sum_of_n_terms_is_within_n_minus_1_roundings_of_the_sum_of_magnitudes
             xs = np.stack([x for x, *_ in ranks]).astype(np.float64)
             bound = rounds / (1 - rounds) * np.abs(xs).sum(axis=0)
             for rank, (_, now, later, _) in enumerate(ranks):
-                assert sha256(now) == sha256(later)
+                assert arrays.sha256(now) == arrays.sha256(later)
                 if now is not None:
                     own = part(operation, rank, library.ranks, xs.shape[1])
                     assert (np.abs(now.astype(np.float64) - xs.sum(axis=0)[own]) <= bound[own]).all(), format
@@ -60,7 +60,7 @@ def test_extrema_of_floats_have_the_same_bits_as_ours_nan_and_signed_zeros_inclu
     for format in ("bf16", "fp32"):
         for ranks in asked(mpi, "all_reduce", format, op):
             for _, now, later, ours in ranks:
-                assert sha256(now) == sha256(later) == sha256(ours), format
+                assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), format
 
 
 def test_at_three_ranks_and_more_the_library_adds_in_another_order_than_the_ring(mpi: World) -> None:

@@ -18,17 +18,17 @@ from zerosim.backends.processes.notes import (
     verdict,
 )
 from zerosim.backends.processes.transport import OwnResult, ProcessBackend, ProcessCluster
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Call, PendingCall
-from zerosim.ranks.process import Interrupts
+from zerosim.numerics import kernels
+from zerosim.ranks import call as calls
+from zerosim.ranks import process
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
 
 
-def call(number: int, operation: str = "all_reduce", length: int = 6) -> Call:
+def call(number: int, operation: str = "all_reduce", length: int = 6) -> calls.Call:
     """A collective of three ranks."""
-    return Call(number, (), GROUP[0], operation, "ring", (length,), np.dtype(np.float32), (0, 2, 4, length))
+    return calls.Call(number, (), GROUP[0], operation, "ring", (length,), np.dtype(np.float32), (0, 2, 4, length))
 
 
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
@@ -111,10 +111,10 @@ class Letters:
         return notes
 
 
-def part(its: Call) -> PendingCall:
+def part(its: calls.Call) -> calls.PendingCall:
     """This rank's part in a call."""
     empty = np.empty(6, np.float32)
-    return PendingCall(its, 0, NumpyKernels(), empty, empty)
+    return calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty)
 
 
 class Begun:
@@ -123,9 +123,9 @@ class Begun:
     library = "nothing"
 
     def __init__(self, in_order: bool) -> None:
-        self.in_order, self.calls = in_order, list[Call]()
+        self.in_order, self.calls = in_order, list[calls.Call]()
 
-    def begin(self, me: PendingCall) -> "Begun":
+    def begin(self, me: calls.PendingCall) -> "Begun":
         self.calls.append(me.call)
         return self
 
@@ -137,7 +137,7 @@ class Begun:
 def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
     channel, links = Letters(), Begun(in_order)
-    backend = ProcessBackend(channel, links, Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
+    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         backend.issue(0, part(its))

@@ -11,7 +11,7 @@ import zerosim as zs
 from tests.backends.worlds import DOUBLES, HERE, MPI, Here, Outcome, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
-from zerosim.numerics.arrays import sha256
+from zerosim.numerics import arrays
 
 # Every stage in one format, and every format on one stage.
 STAGES_AND_FORMATS = [(stage, compute) for stage in zs.STAGES for compute in ("fp32", "fp16", "bf16")
@@ -34,12 +34,13 @@ def ran(world: World, program, *args) -> list[Outcome]:
     return world.run(program, *args)
 
 
-def assert_same(world: World, program, *args, kind=zs.Cluster, **options) -> list[Outcome]:
-    """Equal bits and bytes on every rank; returns what the reference found."""
+def assert_same(world: World, program, *args, kind=zs.Cluster, found=None, **options) -> list[Outcome]:
+    """Equal bits and bytes on every rank, of a new run or of one ``found``; returns what the reference gave."""
     wanted = reference(kind, world.ranks, program, *args, **options)
-    for rank, (mine, its) in enumerate(zip(world.run(program, *args, **options), wanted, strict=True)):
-        assert sha256(mine.result) == sha256(its.result), f"rank {rank} differs: {program.__name__}{args}"
-        assert (mine.sent_nbytes, mine.peak_nbytes) == (its.sent_nbytes, its.peak_nbytes), f"{program.__name__}{args}"
+    for rank, (mine, its) in enumerate(zip(found or world.run(program, *args, **options), wanted, strict=True)):
+        case = f"rank {rank}: {program.__name__}{args}"
+        assert arrays.sha256(mine.result) == arrays.sha256(its.result), case
+        assert (mine.sent_nbytes, mine.peak_nbytes) == (its.sent_nbytes, its.peak_nbytes), case
     return wanted
 
 
@@ -55,7 +56,7 @@ def test_every_algorithm_gives_the_same_bits_and_sends_the_same_bytes(world: Wor
     for format in formats(world):
         lengths = (0, 1, 2, 7, 40, 1000) if format == "bf16" and world not in DOUBLES[1:] else (7,)
         wanted = assert_same(world, programs.every_collective, format, lengths)
-        assert len({sha256(outcome.result) for outcome in wanted}) == world.ranks, "data differ from rank to rank"
+        assert len({arrays.sha256(outcome.result) for outcome in wanted}) == world.ranks, "data differ by rank"
 
 
 def test_means_wires_and_extrema_give_the_same_bits(world: World) -> None:
@@ -86,17 +87,16 @@ def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: Wo
 
 def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
     for stage, compute in chosen(TRAINED.get(world, STAGES_AND_FORMATS), STAGES_AND_FORMATS):
-        wanted = reference(world.kind, world.ranks, programs.gpt, stage, compute)
-        for rank, (mine, its) in enumerate(zip(ran(world, programs.gpt, stage, compute), wanted, strict=True)):
-            assert sha256(mine.result) == sha256(its.result), f"rank {rank} differs: stage {stage}, {compute}"
-            assert (mine.sent_nbytes, mine.peak_nbytes) == (its.sent_nbytes, its.peak_nbytes)
+        found = ran(world, programs.gpt, stage, compute)
+        assert_same(world, programs.gpt, stage, compute, kind=world.kind, found=found)
 
 
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
     if not THOROUGH and world in (MPI[0], MPI[2]):
         return  # one world of MPI's is enough
     wanted = reference(world.kind, world.ranks, one_after_the_other)
-    assert [sha256(mine.result) for mine in world.run(overlapping)] == [sha256(its.result) for its in wanted]
+    for mine, its in zip(world.run(overlapping), wanted, strict=True):
+        assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
 def one_after_the_other(rank: zs.Rank):
@@ -112,7 +112,7 @@ def overlapping(rank: zs.Rank):
 def test_the_stages_agree_here_as_they_do_there(mpi: World) -> None:
     """Accumulation aside, which adds in another order on stages 2 and 3 (k = 1 would agree across all four)."""
     if mpi is MPI[1]:
-        states = [sha256([outcome.result[1] for outcome in ran(mpi, programs.gpt, stage, "bf16")])
+        states = [arrays.sha256([outcome.result[1] for outcome in ran(mpi, programs.gpt, stage, "bf16")])
                   for stage in zs.STAGES]
         assert states[0] == states[1] != states[2] == states[3]
 

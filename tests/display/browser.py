@@ -40,9 +40,7 @@ def dom_of(page: Path, *, first: str = "", last: str = "", flags: tuple[str, ...
     watched = page.with_name(f"watched-{page.name}")
     text = text.replace("<head>", f"<head><script>{first}</script>", 1)
     watched.write_text(text.replace("</body>", f"<script>{last}</script></body>"), encoding="utf-8")
-    dom = Dom()
-    dom.feed(_run(watched, *flags, "--dump-dom").decode())
-    return dom
+    return Dom(_run(watched, *flags, "--dump-dom").decode())
 
 
 def screenshot(page: Path, out: Path, width: int, height: int, *flags: str) -> Path:
@@ -56,10 +54,11 @@ class Dom(HTMLParser):
 
     VOID = frozenset({"meta", "img", "input", "br", "link", "line", "rect", "path"})
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None], list[str], list[int]]] = []
         self._open: list[int] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs), [], list(self._open)))

@@ -1,18 +1,20 @@
-"""What things show of themselves, in a notebook and in a terminal: their numbers, escaped, in any state."""
+"""What things show of themselves, in a notebook, in a terminal and as data: their numbers, escaped, in any state."""
 
-import io
+import json
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from html import unescape
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from zerosim.display import html, objects, render_html, render_text, view, views
+from tests.support import printed
+from zerosim.course import lost_updates
+from zerosim.display import data, html, objects, render_html, view, views
 from zerosim.ranks import trace
 from zerosim.zero import layout
 
@@ -34,7 +36,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def things(cluster):
-    """One of each class that has a view, by class."""
+    """One of each class that has a view, by class, and a lesson, which has headings, notes and markup."""
     engine = cluster.runs[-1].results[0]
     steps = zs.step_through(lambda rank: rank.all_reduce(np.arange(6.0)), ranks=3)
     step = next(steps)
@@ -43,7 +45,8 @@ def things(cluster):
              step, steps)
     found = {type(thing): thing for thing in shown}
     assert set(found) == set(objects.VIEWS)
-    return found
+    question = lost_updates.LostUpdatesQuestion(weight=65504.0, update=100.0, steps=2)
+    return found | {lost_updates.LostUpdates: lost_updates.lost_updates(question)}
 
 
 def page(text):
@@ -61,12 +64,6 @@ def number(text):
     return int(text.replace(",", ""))
 
 
-def printed(thing):
-    file = io.StringIO()
-    Console(file=file, width=140, highlight=False).print(thing)
-    return file.getvalue()
-
-
 def bars_of(text, titled):
     """The rectangles whose title has this word."""
     return [rect for rect in page(text).iter("rect") if titled in (rect.findtext("title") or "")]
@@ -80,7 +77,7 @@ def test_a_view_is_well_formed_asks_nothing_of_anybody_is_read_in_the_dark_and_s
     before = [(list(trace.rows), memory.now_nbytes, memory.peak_nbytes)
               for trace, memory in zip(cluster.trace, cluster.memory, strict=True)]
     thing = things[kind]
-    text, lines = thing._repr_html_(), printed(thing)
+    text, lines = thing._repr_html_(), printed(thing, 140)
     assert not re.search(r"<script|https?://|url\((?!#)|\bon\w+=|<link|<iframe|@import", text)
     assert "currentColor" in text
     assert not re.search(r"background: (?!none)|color: #", text)
@@ -98,6 +95,32 @@ def test_a_view_is_well_formed_asks_nothing_of_anybody_is_read_in_the_dark_and_s
     assert re.fullmatch("<.{1,199}", repr(thing))
     assert before == [(list(trace.rows), memory.now_nbytes, memory.peak_nbytes)
                       for trace, memory in zip(cluster.trace, cluster.memory, strict=True)], "looking changes nothing"
+
+
+@pytest.mark.parametrize("kind", [*objects.VIEWS, lost_updates.LostUpdates], ids=lambda kind: kind.__name__)
+def test_data_has_every_word_and_cell_that_text_and_html_have_and_no_markup_and_json_can_hold_it(kind, things):
+    def in_one_line(text):
+        return re.sub(r"\s+", " ", text).strip()
+
+    parts = json.loads(json.dumps(data(things[kind]), allow_nan=False))["parts"]
+    text = in_one_line(printed(things[kind], 400))
+    page = in_one_line(unescape(re.sub(r"<[^>]*>", " ", re.sub(r"</?strong>", "", html(things[kind])))))
+    for part in parts:
+        words = [part[name] for name in ("heading", "text") if name in part]
+        words += [cell for row in part.get("rows", []) for cell in row] + part.get("columns", [])
+        for word in map(in_one_line, words):
+            assert word in text
+            assert word in page
+            assert not re.search(r"\[/|\[red\]", word)
+    assert {name for part in parts for name in part} >= {"columns", "rows"}
+
+
+def test_the_data_of_bars_are_exact_bytes_and_those_of_a_strip_its_bounds(cluster):
+    (bars,) = (part for part in data(cluster)["parts"] if "bars" in part)
+    assert [sum(held.values()) for held in bars["nbytes"].values()] == cluster.memory.peak_nbytes
+    layout = cluster.runs[-1].results[0].layout
+    (strip,) = (part for part in data(layout)["parts"] if "strip" in part)
+    assert strip["lines"][0]["bounds"][-1] == layout.regions[0].bounds[-1]
 
 
 @pytest.mark.parametrize("cluster", [zs.Cluster(1), zs.NullCluster(4, representative=2)], ids=["fresh", "one for all"])
@@ -199,7 +222,7 @@ def test_bars_are_as_long_as_their_bytes_and_padding_is_shown_from_its_first_ele
     half = views.Bars("half", (("three", {"parameter": 2, "gradient": 1}), ("one", {"gradient": 1})), colors, 4)
     strip = views.Strip("cut", (views.Line("all", (0, 2, 4), 3),))
     shown = views.View("", "", (half, strip))
-    text, lines = render_html.as_html(shown), printed(render_text.as_text(shown)).splitlines()
+    text, lines = render_html.as_html(shown), printed(shown, 140).splitlines()
     assert {rect.findtext("title"): float(rect.get("width")) for rect in bars_of(text, " bytes")} == {
         "three: parameter 2 bytes": 250, "three: gradient 1 bytes": 125, "one: gradient 1 bytes": 125}
     assert [float(line.get("x1")) for line in page(text).iter("line") if line.get("stroke-dasharray")] == [620]

@@ -13,7 +13,8 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.display import drawing, memory_plots, trace_plots
+from zerosim.display import drawing, memory_plots, replayed, report, trace_plots
+from zerosim.planning import recording
 from zerosim.ranks import trace
 
 
@@ -65,50 +66,44 @@ def test_what_was_changed_in_a_figure_afterwards_is_shown_too():
 
 # -- the ring -----------------------------------------------------------------------------------------------------
 
-def test_what_leaves_a_rank_on_the_ring_is_what_its_trace_sent():
-    for ranks in (1, 2, 3, 5, 8):
-        cluster = run(ranks)
-        data = trace_plots.ring_traffic_data(cluster.trace, ranks)
-        left = [sum(nbytes for (source, _), nbytes in data.links.items() if source == rank) for rank in range(ranks)]
-        assert left == cluster.trace.sent_nbytes()
-        assert data.collectives == len(cluster.trace[0].collectives())
-        assert set(data.links) <= {(rank, (rank + 1) % ranks) for rank in range(ranks)}
-        assert data.around == data.links  # the link from the last rank to the first too
+def mixed(rank):
+    half = rank.split(rank.index % 2)
+    half.all_reduce(np.zeros(4, np.float32))
+    rank.all_reduce(np.zeros(5, np.float32), algorithm="naive")
+    if rank.index < 2:
+        out = np.zeros(3, np.float32)
+        rank.exchange(out + 1, 1 - rank.index, out, 1 - rank.index)
 
 
-def test_messages_groups_and_other_algorithms_are_on_the_ring_between_the_right_ranks():
-    def mixed(rank):
-        half = rank.split(rank.index % 2)
-        half.all_reduce(np.zeros(4, np.float32))
-        rank.all_reduce(np.zeros(5, np.float32), algorithm="naive")
-        if rank.index < 2:
-            out = np.zeros(3, np.float32)
-            rank.exchange(out + 1, 1 - rank.index, out, 1 - rank.index)
-
-    cluster = zs.Cluster(4)
-    cluster.run(mixed)
-    data = trace_plots.ring_traffic_data(cluster.trace, 4)
-    assert data.messages == 2
-    assert data.links[2, 0] == 16 + 20  # half of its group's ring, and the whole vector to the root
-    assert data.links[1, 3] == 16
-    assert data.links[0, 1] >= 12
-    assert sum(data.links.values()) == sum(cluster.trace.sent_nbytes())
+def loop(rank):
+    for _ in range(7):
+        rank.all_reduce(np.zeros(6, np.float32))
 
 
-def test_the_same_collective_many_times_is_counted_as_often_and_a_representative_stands_for_all_ranks():
-    def loop(rank):
-        for _ in range(7):
-            rank.all_reduce(np.zeros(6, np.float32))
+def test_what_leaves_a_rank_on_the_ring_and_in_a_report_is_what_its_trace_sent():
+    found = {}
+    for ranks, made in ((1, program), (2, program), (3, program), (5, program), (8, program), (3, loop), (4, mixed),
+                        (5, mixed)):
+        cluster = zs.Cluster(ranks)
+        cluster.run(made)
+        data = found[ranks, made] = trace_plots.ring_traffic_data(cluster.trace, ranks)
+        assert [sum(nbytes for (source, _), nbytes in data.links.items() if source == rank) for rank in range(ranks)
+                ] == cluster.trace.sent_nbytes()
+        assert data.links == report.report_data(recording.record(cluster.trace), replayed.MACHINE, "").links
+        # Also the link from the last rank to the first is one of the ring, on which alone its collectives send.
+        assert (data.around == data.links) == (made is not mixed)
+    assert found[3, program].collectives == len(run(3).trace[0].collectives())
+    assert set(found[3, loop].links.values()) == {7 * 4 * 8}
+    assert found[4, mixed].messages == 2
+    assert found[4, mixed].links[2, 0] == 16 + 20  # half of its group's ring, and the whole vector to the root
+    assert (found[4, mixed].links[1, 3], found[4, mixed].links[0, 1] >= 12) == (16, True)
 
-    cluster = zs.Cluster(3)
-    cluster.run(loop)
-    links = trace_plots.ring_traffic_data(cluster.trace, 3).links
-    assert links == {(rank, (rank + 1) % 3): 7 * 4 * 8 for rank in range(3)}
+
+def test_a_representative_stands_for_all_ranks_of_the_ring():
     cluster = zs.NullCluster(16, representative=0)
     cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(32, "float32")))
     links = trace_plots.ring_traffic_data(cluster.trace, 16).links
-    assert len(links) == 16
-    assert set(links.values()) == set(cluster.trace.sent_nbytes())
+    assert (len(links), set(links.values())) == (16, set(cluster.trace.sent_nbytes()))
 
 
 # -- ledgers ------------------------------------------------------------------------------------------------------

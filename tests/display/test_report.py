@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 import zerosim as zs
-from tests.display.browser import dom_of, needs_browser, screenshot
+from tests.display.browser import Dom, dom_of, needs_browser, screenshot
 from tests.support import ask, assert_refused
-from zerosim.display import replayed, report, trace_plots
+from zerosim.display import replayed, report
 from zerosim.planning import recording, timeline
+from zerosim.ranks import trace
 
 WICKED = "</script><script>document.title='struck'</script>\"'&<b>"
 
@@ -54,18 +55,35 @@ def saved(tmp_path_factory):
 # -- the numbers --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 3), (2, 5), (3, 3)])
-def test_a_reports_bytes_are_those_of_the_traces_and_the_ledgers(ranks, stage):
+def test_a_pages_tables_and_lanes_have_the_bytes_of_the_traces_and_the_memories_and_every_collective(ranks, stage):
     cluster = ran(step, stage, ranks=ranks)
     found = data_of(cluster.trace)
-    for rank, traced in enumerate(cluster.trace):
-        sent = found.sent_nbytes(rank)
-        assert sum(sent.values()) == traced.sent_nbytes()
-        assert sent == {purpose: traced.sent_nbytes(purpose) for purpose in sent}
-    assert [rank.peak_nbytes for rank in found.ranks] == cluster.memory.peak_nbytes
-    assert [rank.peak_nbytes_by_kind for rank in found.ranks] == cluster.memory.peak_nbytes_by_kind
-    assert [call.sent_nbytes for call in found.calls] == [
-        sum(hop.nbytes for hop in row.hops()) for row in cluster.trace[0].collectives()]
+    dom = Dom(report.page(found))
+
+    def numbers(caption):
+        return [[cell.replace(",", "") for cell in row] for row in dom.rows(caption)]
+
+    sent, held = cluster.trace.sent_nbytes(), cluster.memory.peak_nbytes_by_kind
+    assert [(int(row[1]), int(row[-4])) for row in numbers("Rank by rank")] == list(
+        zip(cluster.memory.peak_nbytes, sent, strict=True))
+    assert [(row[1].removesuffix(" *"), row[2], row[3], int(row[7])) for row in numbers("Every collective")] == [
+        (row.call.operation, row.call.algorithm, row.purpose, sum(hop.nbytes for hop in row.hops()))
+        for row in cluster.trace[0].collectives()]
+    assert [sum(map(int, row[1:])) for row in numbers("Bytes from rank")] == sent
+    *kinds, total = numbers("Held at each rank")
+    assert total == ["all", *map(str, cluster.memory.peak_nbytes)]
+    assert {kind.replace(" ", "_"): list(map(int, nbytes)) for kind, *nbytes in kinds} == {
+        kind: [of_rank.get(kind, 0) for of_rank in held] for kind in found.kinds}
     assert found.message_count == 1
+    for rank, traced in enumerate(cluster.trace):
+        assert found.sent_nbytes(rank) == {
+            purpose: nbytes for purpose in trace.PURPOSES if (nbytes := traced.sent_nbytes(purpose))}
+    assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == list(map(str, range(ranks)))
+    for call in found.calls:
+        bars = [given for given, _ in dom.all("div", class_="bar", data_call=str(call.number))]
+        assert len(bars) == len(call.recorded.group)
+        assert min(float(bar["data-start"]) for bar in bars) == pytest.approx(call.start, abs=1e-3)
+        assert max(float(bar["data-end"]) for bar in bars) == pytest.approx(call.end, abs=1e-3)
 
 
 def test_a_reports_times_are_those_of_the_replay(saved):
@@ -86,22 +104,6 @@ def test_one_span_can_be_taken_alone(saved, tmp_path):
     assert 0 < len(one.calls) < len(whole.calls)
     out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
     assert out.read_text(encoding="utf-8").count('<tr data-call="') == len(one.calls)
-
-
-def test_the_messages_of_split_groups_are_between_ranks_of_the_whole_cluster():
-    def program(rank):
-        rank.split(rank.index % 2).all_reduce(np.ones(5))
-        if rank.index == 4:
-            rank.send(np.ones(3), 1)
-        elif rank.index == 1:
-            rank.recv(np.empty(3), 4)
-
-    cluster = ran(program, ranks=5)
-    found = data_of(cluster.trace)
-    assert found.links == trace_plots.ring_traffic_data(cluster.trace, 5).links
-    assert found.links[4, 1] == 24
-    assert [sum(nbytes for (source, _), nbytes in found.links.items() if source == rank) for rank in range(5)
-            ] == cluster.trace.sent_nbytes()
 
 
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
@@ -282,33 +284,13 @@ TELL = "document.documentElement.dataset.errors = window.struck.join('; ');"
 
 
 @needs_browser
-def test_in_a_browser_every_lane_and_collective_is_there_and_the_tables_have_the_recordings_numbers(saved):
-    cluster, path, written = saved
+def test_in_a_browser_the_page_has_no_error_and_every_bar_can_be_walked_to(saved):
+    cluster, _, written = saved
     dom = dom_of(written, first=WATCH, last=TELL)
     (root, _), = dom.all("html")
     assert root["data-errors"] == ""
     assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
-    assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == ["0", "1", "2"]
-    for call in report.report_data(recording.load(path), replayed.MACHINE, "run").calls:
-        bars = [given for given, _ in dom.all("div", class_="bar", data_call=str(call.number))]
-        assert len(bars) == len(call.recorded.group)
-        assert min(float(bar["data-start"]) for bar in bars) == pytest.approx(call.start, abs=1e-3)
-        assert max(float(bar["data-end"]) for bar in bars) == pytest.approx(call.end, abs=1e-3)
     assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes
-
-    def numbers(caption):
-        return [[cell.replace(",", "") for cell in row] for row in dom.rows(caption)]
-
-    sent, calls = cluster.trace.sent_nbytes(), cluster.trace[0].collectives()
-    assert [(int(row[1]), int(row[-4])) for row in numbers("Rank by rank")] == list(
-        zip(cluster.memory.peak_nbytes, sent, strict=True))
-    assert [(row[1].removesuffix(" *"), row[2], row[3], int(row[7])) for row in numbers("Every collective")] == [
-        (row.call.operation, row.call.algorithm, row.purpose, sum(hop.nbytes for hop in row.hops())) for row in calls]
-    assert [sum(map(int, row[1:])) for row in numbers("Bytes from rank")] == sent
-    for kind, *nbytes in numbers("Held at each rank"):
-        if kind != "all":
-            assert list(map(int, nbytes)) == [
-                held.get(kind.replace(" ", "_"), 0) for held in cluster.memory.peak_nbytes_by_kind]
 
 
 KEYS = """

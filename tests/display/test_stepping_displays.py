@@ -1,6 +1,5 @@
 """What a step shows of every rank, drawn and in tables; and the slider over all steps, real and played."""
 
-import io
 import re
 import sys
 import types
@@ -8,12 +7,11 @@ import types
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from rich.console import Console
 
 import zerosim as zs
 from tests.cases import covering
 from tests.display import seen
-from tests.support import assert_refused
+from tests.support import assert_refused, printed
 from zerosim.display import html, objects, step_plots
 
 
@@ -96,9 +94,7 @@ def test_more_ranks_than_a_page_holds_are_refused_and_arrays_without_data_are_dr
 
 def test_a_step_as_html_and_text_says_who_waits_where_and_what_moved():
     steps = list(zs.step_through(reduced, ranks=3))
-    file = io.StringIO()
-    Console(file=file, width=160).print(steps[2])
-    for shown in (html(steps[2]), file.getvalue()):
+    for shown in (html(steps[2]), printed(steps[2], 160)):
         for words in ("test_stepping_displays.py:", "in reduced", "not written yet",
                       " ".join(f"{value:g}" for value in steps[2].values)):
             assert words in shown

@@ -1,12 +1,14 @@
 """Contexts for the tests of layers: every format, and float64, in which finite differences are sharp."""
 
+import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from zerosim.models import Context, layers
+from zerosim.models import Context
 from zerosim.numerics import kernels
 
 DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),
@@ -26,19 +28,29 @@ class Compute:
         return self.compute_dtype
 
 
-class Recorder:
-    """A workspace and a note that remember what they were told."""
+FLOWING = ("activation", "activation_gradient")
 
-    def __init__(self, kernels: kernels.NumpyKernels) -> None:
-        self.kernels = kernels
+
+class Recorder:
+    """A workspace and a note: what was allocated, what is alive at any moment, by kind, and what was computed."""
+
+    def __init__(self, of: Any = None) -> None:
+        self.kernels = of or kernels.NumpyKernels()
         self.allocated: list[tuple[str, str, tuple[int, ...], np.dtype]] = []
-        self.flops = 0
-        self.nbytes = 0
+        self.now: Counter[str] = Counter()
+        self.moments: list[tuple[int, int]] = []  # bytes of FLOWING after each allocation
+        self.flops = self.nbytes = 0
 
     def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
-        array = layers.PlainWorkspace(self.kernels).alloc(shape, dtype, kind, name)
+        array = self.kernels.empty(shape, np.dtype(dtype))
         self.allocated.append((kind, name, array.shape, array.dtype))
+        self.now[kind] += array.nbytes
+        self.moments.append((self.now[FLOWING[0]], self.now[FLOWING[1]]))
+        weakref.finalize(array if array.base is None else array.base, self._free, kind, array.nbytes)
         return array
+
+    def _free(self, kind: str, nbytes: int) -> None:
+        self.now[kind] -= nbytes
 
     def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
         self.flops += flops
@@ -50,11 +62,10 @@ def context(name: str) -> Context:
     return Context.standalone(Compute(DTYPES[name]))
 
 
-def recorded(name: str) -> tuple[Context, Recorder]:
-    """The same, and what hears of its allocations and of its arithmetic."""
-    plain = context(name)
-    recorder = Recorder(plain.kernels)
-    return Context(plain.xp, plain.policy, plain.kernels, recorder, recorder.note, plain.gradients), recorder
+def recorded(name: str, of: Any = None) -> tuple[Context, Recorder]:
+    """The same, with these kernels, and what hears of its allocations and of its arithmetic."""
+    recorder, plain = Recorder(of), context(name)
+    return Context(np, plain.policy, recorder.kernels, recorder, recorder.note, plain.gradients), recorder
 
 
 def normal(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:

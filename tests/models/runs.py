@@ -3,45 +3,16 @@
 Legend: B batch, T tokens, V vocabulary.
 """
 
-import weakref
-from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tests.models.contexts import DTYPES, Compute, normal
+from tests.models.contexts import DTYPES, Recorder, normal, recorded
 from zerosim.models import Context, Model, Recompute, Unit
-from zerosim.numerics import kernels
 
 Arrays = dict[str, np.ndarray]
-FLOWING = ("activation", "activation_gradient")
-
-
-class Counting:
-    """A workspace that knows at any moment what is alive, by kind and by name, and what was noted."""
-
-    def __init__(self) -> None:
-        self.kernels = kernels.NumpyKernels()
-        self.now: Counter[str] = Counter()
-        self.moments: list[tuple[int, int]] = []  # bytes of FLOWING after each allocation
-        self.shapes: list[tuple[int, ...]] = []
-        self.flops = 0
-
-    def alloc(self, shape: Any, dtype: Any, kind: str, name: str = "") -> np.ndarray:
-        array = self.kernels.empty(shape, np.dtype(dtype))
-        base = array if array.base is None else array.base
-        self.now[kind] += array.nbytes
-        self.moments.append((self.now[FLOWING[0]], self.now[FLOWING[1]]))
-        self.shapes.append(array.shape)
-        weakref.finalize(base, self._free, kind, array.nbytes)
-        return array
-
-    def _free(self, kind: str, nbytes: int) -> None:
-        self.now[kind] -= nbytes
-
-    def note(self, *, flops: int = 0, nbytes: int = 0) -> None:
-        self.flops += flops
 
 
 @dataclass
@@ -51,7 +22,7 @@ class Run:
     model: Model
     ctx: Context
     w: Arrays
-    counting: Counting
+    recorder: Recorder
 
     def output(self, x: np.ndarray) -> np.ndarray:
         for unit in self.model.units:
@@ -63,56 +34,58 @@ class Run:
 
     def gradients(self, x: np.ndarray, target: np.ndarray, policy: str | Recompute = "none",
                   scale: float = 1.0) -> tuple[float, Arrays]:
-        """Forward and backward under a recomputation policy, as an engine does it; a tied gradient is the sum."""
-        policy = Recompute.parse(policy)
-        self.ctx = replace(self.ctx, keep=policy.inside)
-        kept, inputs, x = self._forward(x, policy)
-        loss, of_loss = self.model.loss.forward(self.ctx, x, target)
-        dy, sums = self.model.loss.backward(self.ctx, of_loss, scale), {}
-        del x, of_loss
-        units = self.model.units
-        for run in reversed(policy.segments(len(units)) or [range(len(units))]):
-            if run.start in inputs:
-                x = inputs.pop(run.start)
-                for index in run:
-                    x, kept[index] = units[index].forward(self.ctx, self.w, x)
-                del x
-            for index in reversed(run):
-                dy, of_unit = units[index].backward(self.ctx, self.w, kept.pop(index), dy)
-                for name, gradient in of_unit.items():
-                    sums[name] = gradient if name not in sums else sums[name] + gradient
-        return loss, sums
+        """Forward and backward of the whole model under a recomputation policy; a tied gradient is the sum."""
+        policy, losses, sums = Recompute.parse(policy), [], {}
 
-    def _forward(self, x: np.ndarray, policy: Recompute) -> tuple[dict[int, Any], dict[int, np.ndarray], np.ndarray]:
-        starts = [run.start for run in policy.segments(len(self.model.units))]
-        kept, inputs = {}, {}
-        for index, unit in enumerate(self.model.units):
-            if index in starts:
+        def turn(y: np.ndarray) -> np.ndarray:
+            loss, saved = self.model.loss.forward(self.ctx, y, target)
+            losses.append(loss)
+            return self.model.loss.backward(self.ctx, saved, scale)
+
+        self.ctx = replace(self.ctx, keep=policy.inside)
+        for of_unit in self.through(self.model.units, x, policy, turn):
+            for name, gradient in of_unit.items():
+                sums[name] = gradient if name not in sums else sums[name] + gradient
+        return losses[0], sums
+
+    def through(self, units: Sequence[Unit], x: np.ndarray, policy: Recompute, turn: Callable[[np.ndarray], np.ndarray],
+                back: Callable[..., Any] | None = None) -> Iterator[Arrays]:
+        """Forward, ``turn`` from output to gradient, and backward of some units under a recomputation policy, as an
+        engine does it; each unit's gradients. ``back(unit, saved, dy)`` stands for the unit's own backward."""
+        back = back or (lambda unit, saved, dy: unit.backward(self.ctx, self.w, saved, dy))
+        segments, kept, inputs = policy.segments(len(units)), {}, {}
+        for index, unit in enumerate(units):
+            if index in [segment.start for segment in segments]:
                 inputs[index] = x
             x, of_unit = unit.forward(self.ctx, self.w, x)
-            if not starts:
+            if not segments:
                 kept[index] = of_unit
             del of_unit
-        return kept, inputs, x
+        dy = turn(x)
+        for segment in reversed(segments or [range(len(units))]):
+            if segments:
+                x = inputs.pop(segment.start)
+                for index in segment:
+                    x, kept[index] = units[index].forward(self.ctx, self.w, x)
+            del x
+            for index in reversed(segment):
+                dy, gradients = back(units[index], kept.pop(index), dy)
+                yield gradients
 
 
 def run_of(model: Model, dtype: str = "fp32", scatter: float = 0.0) -> Run:
     """The model with its first values, in the format of this name; ``scatter`` adds noise to all of them, the biases'
     zeros and the LayerNorms' ones too, which would otherwise test little."""
-    counting, policy = Counting(), Compute(DTYPES[dtype])
-
-    def gradients(unit: Unit) -> Arrays:
-        return {name: counting.alloc(model.shapes[name], policy.compute_dtype, "unit_gradient", name)
-                for name in (*unit.shapes, *unit.tied_weights)}
-
-    ctx = Context(np, policy, counting.kernels, counting, counting.note, gradients)
+    ctx, recorder = recorded(dtype)
+    ctx = replace(ctx, gradients=lambda unit: {name: ctx.empty(model.shapes[name], "unit_gradient", name=name)
+                                               for name in (*unit.shapes, *unit.tied_weights)})
     rng, w = np.random.default_rng(1), {}
     for unit in model.units:
         for name, shape in unit.shapes.items():
             value = unit.initial(name, 0, int(np.prod(shape))).astype(np.float64)
             value = (value + scatter * rng.standard_normal(value.shape)).reshape(shape)
             w[name] = value if dtype == "fp64" else value.astype(np.float32).astype(DTYPES[dtype])
-    return Run(model, ctx, w, counting)
+    return Run(model, ctx, w, recorder)
 
 
 def batch_of(model: Model, batch: int = 2, tokens: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

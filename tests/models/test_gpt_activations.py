@@ -1,5 +1,6 @@
 """What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -7,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.cases import covering
-from tests.models.contexts import bits_of
-from tests.models.runs import FLOWING, Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
+from tests.models.contexts import FLOWING, bits_of
+from tests.models.runs import Run, batch_of, run_of
+from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute, Unit
 from zerosim.numerics import kernels, policy
 from zerosim.planning import activations, flops
 
@@ -43,11 +44,11 @@ def keeping(run: Run, policy: str) -> None:
 def test_between_forward_and_backward_each_block_holds_what_the_closed_form_says(policy, shape, dtype):
     run, block, x = setting(shape, dtype)
     keeping(run, policy)
-    everything, held = [], [run.counting.now["activation"]]
+    everything, held = [], [run.recorder.now["activation"]]
     for unit in run.model.units[1:-1]:
         x, kept = unit.forward(run.ctx, run.w, x)
         everything.append(kept)
-        held.append(run.counting.now["activation"])
+        held.append(run.recorder.now["activation"])
     # What block i+1 adds is its output, not yet its own, and less its input, which was there: the same bytes.
     assert np.diff(held).tolist() == [activations.kept(block, policy).nbytes] * 3
 
@@ -66,34 +67,20 @@ def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
 
     def look(weight: str, *_: object) -> None:
         if weight.endswith(("projection.weight", "down.weight")):
-            seen.append(run.counting.now["activation"])
+            seen.append(run.recorder.now["activation"])
+
+    def back(unit: Unit, saved: list, dy: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        whole = list(saved)  # backward drops its parts as it goes; this holds on to them
+        before, made = run.recorder.now["activation"], len(run.recorder.allocated)
+        found = unit.backward(run.ctx, run.w, list(whole), dy)
+        if recompute.inside == "selective":
+            squares = [math.prod(shape) for _, _, shape, _ in run.recorder.allocated[made:] if len(shape) == 4]
+            seen.append(before + sum(squares) * run.ctx.dtype.itemsize)
+        return found
 
     run.ctx = replace(run.ctx, keep=recompute.inside, observe=look)
-    starts = [segment.start for segment in recompute.segments(len(units))]
-    inputs, kept, dy = {}, {}, np.ones_like(x)
-    for index, unit in enumerate(units):
-        if index in starts:
-            inputs[index] = x
-        x, of_unit = unit.forward(run.ctx, run.w, x)
-        if not starts:
-            kept[index] = of_unit
-        del of_unit
-    del x
-    for segment in reversed(recompute.segments(len(units)) or [range(len(units))]):
-        if starts:
-            x = inputs.pop(segment.start)
-            for index in segment:
-                x, kept[index] = units[index].forward(run.ctx, run.w, x)
-            del x
-        for index in reversed(segment):
-            whole = list(kept.pop(index))  # backward drops its parts as it goes; this holds on to them
-            before = run.counting.now["activation"]
-            made = len(run.counting.shapes)
-            dy = units[index].backward(run.ctx, run.w, list(whole), dy)[0]
-            if recompute.inside == "selective":
-                square = [shape for shape in run.counting.shapes[made:] if len(shape) == 4]
-                seen.append(before + sum(int(np.prod(shape)) for shape in square) * run.ctx.dtype.itemsize)
-            del whole
+    for _ in run.through(units, x, recompute, np.ones_like, back):
+        pass
     return max(seen)
 
 
@@ -101,7 +88,7 @@ def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_blocks_keep_at_their_peak_is_the_closed_form(policy, shape):
     run, block, x = setting(shape, "bf16", layers=5)
-    assert run.counting.now["activation"] == x.nbytes
+    assert run.recorder.now["activation"] == x.nbytes
     assert kept_at_peak(run, x, policy) == activations.peak_nbytes(block, 5, policy).nbytes
 
 
@@ -109,9 +96,9 @@ def test_what_blocks_keep_at_their_peak_is_the_closed_form(policy, shape):
 
 
 def flops_of(run: Run, action) -> int:
-    before = run.counting.flops
+    before = run.recorder.flops
     action()
-    return run.counting.flops - before
+    return run.recorder.flops - before
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -174,10 +161,10 @@ def test_the_moments_of_a_step_are_those_of_the_estimate(row, shape, dropout):
     moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in moments]
-    seen = iter(run.counting.moments)
+    seen = iter(run.recorder.moments)
     assert all(moment in seen for moment in wanted)  # one after the other: `in` goes on where it has stopped
-    assert max(map(sum, wanted)) == max(map(sum, run.counting.moments))
-    assert not any(run.counting.now[kind] for kind in FLOWING)
+    assert max(map(sum, wanted)) == max(map(sum, run.recorder.moments))
+    assert not any(run.recorder.now[kind] for kind in FLOWING)
 
 
 def test_logits_in_fp32_are_moments_of_their_own_size():
@@ -185,7 +172,7 @@ def test_logits_in_fp32_are_moments_of_their_own_size():
     run.ctx = replace(run.ctx, policy=policy.Policy("bf16", output="fp32"))
     run.gradients(*batch_of(run.model))
     moments = activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
-    assert max(moment.total_nbytes for moment in moments) == max(map(sum, run.counting.moments))
+    assert max(moment.total_nbytes for moment in moments) == max(map(sum, run.recorder.moments))
     (back,) = (moment for moment in moments if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)
 

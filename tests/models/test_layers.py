@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.models.conformance import LAYERS, rounded
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
 from zerosim.models import Context, layers
-from zerosim.numerics import kernels, policy, random
+from zerosim.numerics import kernels, random
 
 FORMATS, NARROW = ["fp16", "bf16", "fp32", "fp64"], ["fp16", "bf16"]
 every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=list(LAYERS))
@@ -73,22 +73,14 @@ def test_a_layer_charges_its_output_and_what_it_saves_and_keeps_its_input_itself
 @every_layer
 def test_a_layer_runs_on_arrays_without_data_and_charges_and_notes_the_same(layer):
     def measured(of):
-        charged, noted = [], []
-
-        class Books:
-            def alloc(self, shape, dtype, kind, name=""):
-                charged.append((kind, name, shape, np.dtype(dtype)))
-                return of.empty(shape, dtype)
-
-        plain = Context.standalone(policy.Policy("bf16"), of)
-        ctx = Context(plain.xp, plain.policy, of, Books(), lambda **work: noted.append(work), plain.gradients)
+        ctx, recorder = recorded("bf16", of)
         arrays = {key: of.empty(shape, ctx.dtype) for key, shape in layer.shapes.items()}
         for array in arrays.values():
             array.fill(1)
         y, saved = layer.forward(ctx, arrays)
         layer.backward(ctx, arrays, saved, y)
-        assert noted
-        return charged, noted
+        assert recorder.flops + recorder.nbytes
+        return recorder.allocated, recorder.flops, recorder.nbytes
 
     assert measured(kernels.NullKernels()) == measured(kernels.NumpyKernels())
 

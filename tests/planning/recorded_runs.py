@@ -117,7 +117,8 @@ def program_of(*actions: tuple) -> Any:
             elif name == "shift":
                 x = np.zeros(rest[0] + rank.index, np.float32)
                 out = np.empty(rest[0] + (rank.index - 1) % rank.size, np.float32)
-                rank.exchange(x, (rank.index + 1) % rank.size, out, (rank.index - 1) % rank.size)
+                with rank.trace.span(f"action {number}"):
+                    rank.exchange(x, (rank.index + 1) % rank.size, out, (rank.index - 1) % rank.size)
             elif name == "send":
                 source, destination = rest[0] % rank.size, rest[1] % rank.size
                 if source != destination and rank.index == source:

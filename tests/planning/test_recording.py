@@ -9,46 +9,10 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
 from tests.planning.exact import exact_replay
-from tests.planning.recorded_runs import EVEN, MACHINE, OPTIONS, WORLDS, recorded, step, traces, traces_of
-from zerosim.planning import Recording, record
+from tests.planning.recorded_runs import EVEN, MACHINE, WORLDS, recorded, step, traces
+from zerosim.planning import record
 from zerosim.planning import recording as recordings
-
-
-def spelled_rows(recording: Recording, rank: int) -> list[tuple]:
-    """The rows of a rank, spelled out."""
-    program, calls, messages = recording.program(rank), recording.calls, recording.messages
-    paths, words = recording.paths, recording.words
-    spell = (lambda a, b, c: ("Compute", a, b, paths[c]), lambda a, b, c: ("Held", words[b], words[c], a),
-             lambda a, b, c: ("Collective", calls[a].shape.operation, calls[a].number, paths[b]),
-             lambda a, b, c: ("Issue", calls[a].shape.operation, calls[a].number, paths[b]),
-             lambda a, b, c: ("Wait", calls[a].shape.operation, calls[a].number),
-             lambda a, b, c: ("Message", messages[a].destination, messages[a].source, messages[a].nbytes, paths[b]),
-             lambda a, b, c: ("SpanBegin", paths[a]), lambda a, b, c: ("SpanEnd", paths[a]))
-    return [spell[code](*row) for code, *row in zip(*(column.tolist() for column in program.columns), strict=True)]
-
-
-def spelled(trace: zs.ranks.Trace) -> list[tuple]:
-    """The rows of a trace, spelled out in the same way."""
-    found, span = [], ()
-    for row in trace.rows:
-        match name := type(row).__name__:
-            case "Compute":
-                found.append((name, row.flops, row.nbytes, row.span))
-            case "Held":
-                found.append((name, row.kind, row.name, row.nbytes))
-            case "Collective":
-                span = row.span
-                if not row.asynchronous:
-                    found.append((name, row.call.operation, row.call.number, span))
-            case "Issue" | "Wait":
-                found.append((name, row.call.operation, row.call.number, *[span] * (name == "Issue")))
-            case "Message":
-                found.append((name, row.destination, row.source, row.sent_nbytes, row.span))
-            case _:
-                found.append((name, row.path))
-    return found
 
 
 def odd_program(rank):
@@ -61,16 +25,6 @@ def odd_program(rank):
     rank.trace.compute(flops=10 * rank.index, nbytes=3)
     work.wait()
     return rank.memory.alloc(10, np.float32, "workspace", "kept")
-
-
-@pytest.mark.parametrize("ranks", WORLDS)
-def test_a_recording_has_the_rows_of_the_trace_in_their_order(ranks):
-    runs = [traces(ranks, *case) for case in covering(range(4), OPTIONS, turn=WORLDS.index(ranks))]
-    runs.append(traces_of(ranks, odd_program))
-    for found in runs:
-        recording = record(found)
-        assert [spelled_rows(recording, rank) for rank in range(ranks)] == [spelled(trace) for trace in found]
-    assert len(recording.programs) == ranks
 
 
 def test_a_recording_of_a_second_run_begins_with_what_the_first_has_left():
@@ -96,14 +50,16 @@ def test_equal_programs_are_written_once():
 
 
 def test_inside_a_span_stand_its_rows_and_what_was_held_before_it():
-    whole, part = record(traces(3)), step(3)
-    rows = spelled_rows(whole, 0)
-    low, high = rows.index(("SpanBegin", ("step",))), rows.index(("SpanEnd", ("step",)))
-    assert spelled_rows(part, 0) == rows[low + 1:high]
+    whole, part = record(traces(3)), step(3).program(0)
+    rows = whole.program(0)
+    low, high = (row for row in rows.where(recordings.BEGIN, recordings.END).tolist()
+                 if whole.paths[rows.first[row]] == ("step",))
+    assert part == rows.rows(low + 1, high, part.held_at_start)
     held = Counter()
-    for _, kind, _, nbytes in (row for row in rows[:low] if row[0] == "Held"):
-        held[kind] += nbytes
-    assert dict(part.program(0).held_at_start) == {kind: nbytes for kind, nbytes in held.items() if nbytes}
+    for row in traces(3)[0].rows[:low]:
+        if type(row).__name__ == "Held":
+            held[row.kind] += row.nbytes
+    assert dict(part.held_at_start) == {kind: nbytes for kind, nbytes in held.items() if nbytes}
     assert "parameter" in held
 
     def program(rank):

@@ -90,7 +90,7 @@ def check(traces, machine, seed=0):
     for found in (exact, fast):
         check_clocks(found)
         check_critical_path(found, exact=found is exact)
-    check_streams(exact)
+    check_streams(exact, traces)
     check_chrome_trace(fast, traces)
     again = recordings.from_plain(json.loads(json.dumps(recordings.to_plain(recording))))
     assert again == recording
@@ -109,11 +109,16 @@ def check_clocks(found):
         assert all(clocks[row] == clocks[row + 1] for row in idle)
 
 
-def check_streams(found):
-    """No stream does two things at once, and each rank's sums close."""
+def check_streams(found, traces):
+    """No stream does two things at once, each rank's sums close, and events say of what row of the trace they are."""
     for rank, (lane, usage) in enumerate(zip(found.lanes, found.usage, strict=True)):
         events = {stream: [event for event in found.events(rank) if event.stream == stream]
                   for stream in found.streams}
+        assert [event.path for event in events[timeline.COMPUTATION]] == [
+            row.span for row in traces[rank].rows if type(row).__name__ == "Compute"]
+        assert [(event.name, event.path, event.purpose) for event in events[timeline.COMMUNICATION]] == [
+            (row.call.operation if hasattr(row, "call") else "message", row.span, row.purpose)
+            for row in traces[rank].messages()]
         for of_stream in events.values():
             assert all(one.end_seconds <= other.start_seconds for one, other in pairwise(of_stream))
             assert all(0 <= event.start_seconds <= event.end_seconds for event in of_stream)
@@ -444,7 +449,9 @@ def test_memory_over_time_begins_and_ends_where_the_ledger_does_and_peaks_where_
             kept.append(cluster.run(trained))
             found = replay(record(cluster.trace), MACHINE)
             for rank, curve in enumerate(timeline.memory(found, rank) for rank in range(ranks)):
-                ledger, kinds = cluster.memory[rank], curve.nbytes_by_kind
+                ledger, kinds, program = cluster.memory[rank], curve.nbytes_by_kind, found.recording.program(rank)
+                assert [found.recording.words[name] for name in program.third[program.where(recordings.HELD)]] == [
+                    row.name for row in cluster.trace[rank].rows if type(row).__name__ == "Held"]
                 assert {kind: nbytes[0] for kind, nbytes in kinds.items() if nbytes[0]} == before[rank]
                 assert {kind: nbytes[-1] for kind, nbytes in kinds.items() if nbytes[-1]} == ledger.now_nbytes_by_kind
                 assert curve.peak_nbytes == ledger.peak_nbytes

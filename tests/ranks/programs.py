@@ -15,7 +15,7 @@ import numpy as np
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from tests.support import literally
-from zerosim.numerics.arrays import is_array, to_host, words
+from zerosim.numerics import arrays
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
            "fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
@@ -23,7 +23,7 @@ FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": m
 
 def on_rank(rank: zs.Rank, values: np.ndarray) -> Any:
     """The values as an array of the rank's own module, bit for bit, in formats too that the module does not know."""
-    return rank.xp.asarray(words(values)).view(values.dtype)
+    return rank.xp.asarray(arrays.words(values)).view(values.dtype)
 
 
 def on_host(x: Any) -> Any:
@@ -32,7 +32,7 @@ def on_host(x: Any) -> Any:
         return {key: on_host(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
         return type(x)(map(on_host, x))
-    return np.array(to_host(x)) if is_array(x) else x
+    return np.array(arrays.to_host(x)) if arrays.is_array(x) else x
 
 
 class Boom(Exception):

@@ -19,14 +19,14 @@ import zerosim as zs
 from tests.ranks import programs
 from tests.ranks.asking import in_another_thread
 from tests.ranks.data import FLOATS, any_bits
-from zerosim.numerics.arrays import sha256
+from zerosim.numerics import arrays
 
 ROOT = Path(__file__).parents[2]
 
 
 def told(cluster: zs.Cluster) -> tuple[list, list, list]:
     """All that one run says of itself: results, rows, peaks."""
-    results = [[sha256(part) for part in parts] for parts in cluster.run(programs.everything, "fp16")]
+    results = [[arrays.sha256(part) for part in parts] for parts in cluster.run(programs.everything, "fp16")]
     return results, [trace.rows for trace in cluster.trace], cluster.memory.peak_nbytes
 
 
@@ -73,7 +73,7 @@ def digest() -> str:
     cluster = zs.Cluster(5)
     found = cluster.run(programs.everything, "fp16")
     rows = [[(type(row).__name__, str(getattr(row, "call", row))) for row in trace.rows] for trace in cluster.trace]
-    return hashlib.sha256(repr([sha256(list(found)), rows]).encode()).hexdigest()
+    return hashlib.sha256(repr([arrays.sha256(list(found)), rows]).encode()).hexdigest()
 
 
 PRINTS = "from tests.ranks.test_determinism import digest; print(digest(), hash('order'))"
@@ -119,7 +119,7 @@ def test_a_user_s_error_state_changes_no_bit_and_raises_nothing(dtype: np.dtype)
     for ranks, options in ((1, {}), (3, {"debug": True}), (4, {})):
         def found(ranks=ranks, options=options) -> list[str]:
             x = any_bits(ranks, 300, dtype)
-            return [sha256(result) for result in zs.Cluster(ranks, **options).run(
+            return [arrays.sha256(result) for result in zs.Cluster(ranks, **options).run(
                 lambda rank: [*programs.reductions(rank, x[rank.index]), rank.all_gather(x[rank.index])])]
 
         quiet = found()

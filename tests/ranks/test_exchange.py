@@ -75,16 +75,3 @@ def test_send_and_receive_are_the_halves_of_an_exchange_in_the_order_in_which_th
         assert list(cluster.run(program)) == [[[2], [1], [3]], None, None, None]
         assert messages(cluster) == [[(source, None, 0) for source in (2, 1, 3)], *[[(None, 0, 8)]] * 3]
         assert cluster.trace.sent_nbytes("state") == [0, 8, 8, 8]
-
-
-def test_messages_and_collectives_may_cross_on_their_ways() -> None:
-    """A collective that is under way does not stand in the way of messages, nor the reverse."""
-    def program(rank):
-        work = rank.all_reduce(np.array([rank.index]), async_op=True)
-        if rank.index == 2:
-            rank.send(np.array([5]), 0)
-        got = rank.recv(np.empty(1, np.int64), 2).tolist() if rank.index == 0 else None
-        return got, work.wait().tolist()
-
-    for seed in range(5):
-        assert list(zs.Cluster(3, seed=seed).run(program)) == [([5], [3]), (None, [3]), (None, [3])]

@@ -72,7 +72,7 @@ def _as_json(puzzle: Puzzle) -> dict[str, Any]:
 
 
 def _print_all(as_json: bool) -> None:
-    from zerosim.course.puzzles import PUZZLES
+    from zerosim.course.puzzles.tasks import PUZZLES
     from zerosim.display.views import TextLine, View, marked_table
 
     answer(as_json, lambda: {"puzzles": [_as_json(puzzle) for puzzle in PUZZLES.values()]}, lambda: View("", "", (

@@ -5,9 +5,10 @@ pyplot's state, and no setting of the reader's changes a picture. Matplotlib is 
 """
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from zerosim.display.picture import Picture
 else:
     Axes = Any
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,41 @@ class Drawing:
 
     def __repr__(self) -> str:
         return f"{self.title}. {self.description}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A page without axes, on which everything stands in inches from its lower left corner.
+
+    ``words`` are options of all texts; by default these are in the middle of a line's height.
+    """
+
+    axes: Axes
+    style: Style
+    words: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self, x: float, y: float, words: str, **options: Any) -> None:
+        """Words at a point."""
+        self.axes.text(x, y, words, **({"va": "center"} | dict(self.words) | options))
+
+    def box(self, x: float, y: float, width: float, height: float, **options: Any) -> None:
+        """A rectangle by its lower left corner."""
+        from matplotlib.patches import Rectangle
+
+        self.axes.add_patch(Rectangle((x, y), width, height, **options))
+
+    def arrow(self, start: Point, end: Point, zorder: float = 3, **options: Any) -> None:
+        """A line from point to point, with a head where the options name no other style."""
+        look = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0} | options
+        self.axes.annotate("", xy=end, xytext=start, zorder=zorder, arrowprops=look)
+
+
+def around(rank: float, ranks: int, radius: float, middle: Point) -> tuple[float, float, str]:
+    """The place of a rank on a circle, clockwise from the top, and how words outside of it are aligned there."""
+    angle = 2 * math.pi * rank / ranks
+    side = math.sin(angle)
+    return (middle[0] + radius * side, middle[1] + radius * math.cos(angle),
+            "left" if side > 0.1 else "right" if side < -0.1 else "center")
 
 
 def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Picture(Figure):
         margins = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height, "bottom": bottom / height}
         return self.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False, gridspec_kw=margins | grid)
 
-    def sheet(self) -> Axes:
+    def in_inches(self) -> Axes:
         """Axes over the whole page, in inches from its lower left corner, without a frame."""
         width, height = self.get_size_inches()
         axes: Axes = self.add_axes((0, 0, 1, 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.drawing import LIGHT, Drawing, Sheet, Style
 from zerosim.display.objects import step_view
 from zerosim.display.render_html import as_html
 from zerosim.display.style import ink_on, rank_color, short
@@ -124,21 +124,19 @@ def step_sheet(data: StepSheet, style: Style = LIGHT) -> Drawing:
     half = max(1, data.chunks) * cell
     height = TOP + len(data.rows) * (ROW + GAP) + BOTTOM
     with style.figure(max(9.4, LEFT + 2 * half + 0.4 + RIGHT), height) as figure:
-        sheet = StepPage(figure.sheet(), style, data, cell, half, height)
-        sheet.words()
+        sheet = StepPage(axes=figure.in_inches(), style=style, data=data, cell=cell, half=half, height=height)
+        sheet.names()
         for place, row in enumerate(data.rows):
             sheet.rank(place, row)
         for arrow in data.arrows:
-            sheet.arrow(*arrow)
+            sheet.message(*arrow)
     return Drawing("step", data.title, _description(data), style, figure)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPage:
-    """The places of everything, and what it is drawn with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPage(Sheet):
+    """The sheet of a step, and the places of everything on it."""
 
-    axes: Axes
-    style: Style
     data: StepSheet
     cell: float
     half: float
@@ -148,11 +146,7 @@ class StepPage:
         """The lower edge of a rank's row."""
         return self.height - TOP - (place + 1) * (ROW + GAP) + GAP
 
-    def text(self, x: float, y: float, words: str, **options: Any) -> None:
-        """Words at a point."""
-        self.axes.text(x, y, words, **({"va": "center"} | options))
-
-    def words(self) -> None:
+    def names(self) -> None:
         """Title, the call, and the names of the columns."""
         self.text(0.2, self.height - 0.34, self.data.title, fontsize=17, fontweight="bold")
         self.text(0.2, self.height - 0.78, self.data.call, color=self.style.muted)
@@ -177,27 +171,24 @@ class StepPage:
 
     def chunk(self, x: float, y: float, chunk: Chunk) -> None:
         """A cell in the color of its owner; bold where it moved."""
-        from matplotlib.patches import Rectangle
-
         empty = chunk.text == BLANK
         color = self.style.background if empty else rank_color(chunk.number)
         frame: dict[str, Any] = {"linewidth": 2.6, "edgecolor": self.style.ink, "zorder": 4} if chunk.moved else {
             "linewidth": 0.9, "edgecolor": self.style.muted, "zorder": 2}
-        self.axes.add_patch(Rectangle((x, y), self.cell, ROW, facecolor=color, **frame))
+        self.box(x, y, self.cell, ROW, facecolor=color, **frame)
         if len(chunk.text) * LETTER <= self.cell:
             self.text(x + self.cell / 2, y + ROW / 2 - 0.01, chunk.text, ha="center", fontsize=11, zorder=5,
                       color=self.style.ink if empty else ink_on(color),
                       fontweight="bold" if chunk.moved else "normal")
 
-    def arrow(self, source: int, destination: int, words: str) -> None:
-        """On the right of the rows, from the sender's to the receiver's, with its words."""
+    def message(self, source: int, destination: int, words: str) -> None:
+        """An arrow on the right of the rows, from the sender's to the receiver's, with its words."""
         x = LEFT + 2 * self.half + (0.5 if self.data.chunks else -1.2)
-        ends = [(x, self.y(place) + ROW / 2) for place in (source, destination)]
-        bend = 0.5 if destination > source else -0.5
-        self.axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops={
-            "arrowstyle": "-|>", "connectionstyle": f"arc3,rad={-bend / max(1, abs(source - destination))}",
-            "linewidth": 2.4, "color": rank_color(source), "mutation_scale": 18, "shrinkA": 0, "shrinkB": 0})
-        self.text(x + 0.5, (ends[0][1] + ends[1][1]) / 2, words, ha="left")
+        start, end = ((x, self.y(place) + ROW / 2) for place in (source, destination))
+        bend = (0.5 if destination > source else -0.5) / max(1, abs(source - destination))
+        self.arrow(start, end, connectionstyle=f"arc3,rad={-bend}", linewidth=2.4, color=rank_color(source),
+                   mutation_scale=18)
+        self.text(x + 0.5, (start[1] + end[1]) / 2, words, ha="left")
 
 
 def _description(data: StepSheet) -> str:

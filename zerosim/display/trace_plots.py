@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, scale_of, stack, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
 from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.ranks.hub import expand
@@ -135,6 +135,7 @@ Link = tuple[int, int]  # from rank, to rank
 
 MOST_RANKS = 32
 SIDE, TOP, RADIUS, NODE = 8.6, 1.15, 2.85, 0.34
+MIDDLE = (SIDE / 2, SIDE / 2 - 0.15)
 THICKEST = 9.0  # points
 
 
@@ -195,14 +196,14 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
 
     height = SIDE + TOP - 0.6
     with style.figure(SIDE, height) as figure:
-        axes = figure.sheet()
+        axes = figure.in_inches()
         figure.text(0.2 / SIDE, 1 - 0.34 / height, _title(data), va="center", fontsize=17, fontweight="bold")
         figure.text(0.2 / SIDE, 1 - 0.84 / height, _subtitle(data), va="center", color=style.muted, linespacing=1.4)
         for link, nbytes in sorted(data.links.items(), key=lambda item: item[0] in data.around):
             if nbytes:
                 _arrow(axes, data, link, style)
         for rank in range(data.ranks):
-            x, y = _place(rank, data.ranks, RADIUS)
+            x, y, _ = around(rank, data.ranks, RADIUS, MIDDLE)
             axes.add_patch(Circle((x, y), NODE, facecolor=rank_color(rank), edgecolor=style.ink, linewidth=1.2,
                                   zorder=5))
             axes.text(x, y - 0.01, str(rank), ha="center", va="center", fontsize=14, fontweight="bold", zorder=6,
@@ -210,29 +211,21 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
     return Drawing("ring-traffic", _title(data), _description(data), style, figure)
 
 
-def _place(rank: float, ranks: int, radius: float) -> tuple[float, float]:
-    angle = 2 * math.pi * rank / ranks
-    return SIDE / 2 + radius * math.sin(angle), SIDE / 2 - 0.15 + radius * math.cos(angle)
-
-
 def _arrow(axes: Axes, data: RingTraffic, link: Link, style: Style) -> None:
     """An arc outside the circle for a neighbor, a straight line across for any other; a neighbor's has its bytes."""
     from matplotlib.patches import FancyArrowPatch
 
-    source, destination = link
-    neighbors = link in data.around
+    source, neighbors = link[0], link in data.around
     width = max(1.2, THICKEST * data.links[link] / max(data.links.values()))
     bulge = math.tan(math.pi / 2 / data.ranks) if neighbors else 0.08  # of a neighbor's: along the circle
     axes.add_patch(FancyArrowPatch(
-        _place(source, data.ranks, RADIUS), _place(destination, data.ranks, RADIUS), arrowstyle="-|>",
+        *(around(rank, data.ranks, RADIUS, MIDDLE)[:2] for rank in link), arrowstyle="-|>",
         connectionstyle=f"arc3,rad={-bulge}", mutation_scale=12 + 1.5 * width, linewidth=width,
         color=rank_color(source),
         shrinkA=NODE * 72, shrinkB=NODE * 72 + 2, alpha=1.0 if neighbors else 0.55, zorder=3 if neighbors else 2))
     if neighbors and data.ranks <= 16:
-        x, y = _place(source + 0.5, data.ranks, RADIUS + 0.2)
-        side = math.sin(2 * math.pi * (source + 0.5) / data.ranks)
-        axes.text(x, y, bytes_text(data.links[link]), ha="left" if side > 0.1 else "right" if side < -0.1 else "center",
-                  va="center", zorder=7)
+        x, y, side = around(source + 0.5, data.ranks, RADIUS + 0.2, MIDDLE)
+        axes.text(x, y, bytes_text(data.links[link]), ha=side, va="center", zorder=7)
 
 
 def _title(data: RingTraffic) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -354,7 +354,9 @@ class NumpyKernels(BlockKernels):
     @quiet
     def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
-        self._with_scalar("multiply_rounded", np.multiply, x, factor, out)
+        check_operands("multiply_rounded", x=x, out=out)
+        number = np.array(factor, work_type(x, out))
+        self.run_blocks(lambda block, result: np.multiply(block, number, out=result), (x,), out, in_place=True)
 
     @quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
@@ -362,23 +364,17 @@ class NumpyKernels(BlockKernels):
 
         A divisor beyond float32's range is none that overflows: see `split_divisor`.
         """
-        factor, divisor = split_divisor(divisor, work_type(x, out))
-        if factor == 1:
-            self._with_scalar("divide_rounded", np.divide, x, divisor, out)
-            return
         check_operands("divide_rounded", x=x, out=out)
-        first, second = (np.array(number, work_type(x, out)) for number in (factor, divisor))
+        work = work_type(x, out)
+        factor, divisor = split_divisor(divisor, work)
+        first, second = np.array(factor, work), np.array(divisor, work)
 
         def divided(block: Array, result: Array) -> None:
-            np.multiply(block, first, out=result)
-            np.divide(result, second, out=result)
+            if factor != 1:
+                np.multiply(block, first, out=result)
+            np.divide(block if factor == 1 else result, second, out=result)
 
         self.run_blocks(divided, (x,), out, in_place=True)
-
-    def _with_scalar(self, name: str, ufunc: np.ufunc, x: Array, scalar: float, out: Array) -> None:
-        check_operands(name, x=x, out=out)
-        operand = np.array(scalar, work_type(x, out))
-        self.run_blocks(lambda block, result: ufunc(block, operand, out=result), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
@@ -533,9 +529,14 @@ def _is_small_cast(x: Array, out: Array) -> bool:
 
 # -- The kernels of arrays without data --------------------------------------------------------------------------------
 
+# Every index is that of the first row, and every sum 0.
+DECLARED = {"all_finite": True, "count_nan": 0, "index_range": (0, 0), "trace": 0.0, "softmax_loss": 0.0,
+            "sum_of_squares": 0.0}
+
+
 class NullKernels:
-    """The kernels of a run without numbers: allocation gives null arrays, a sum is 0 and everything is finite, by
-    declaration; every other kernel of `NumpyKernels` does nothing."""
+    """The kernels of a run without numbers: allocation gives null arrays, a kernel that answers gives what is DECLARED,
+    and every other kernel of `NumpyKernels` does nothing."""
 
     BLOCK = sys.maxsize  # what is never computed is one block, however long
     scratch_nbytes = 0
@@ -545,10 +546,10 @@ class NullKernels:
     def __init__(self) -> None:
         self._numbers = NumpyKernels()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or not hasattr(NumpyKernels, name):
             raise AttributeError(f"there is no kernel {name!r}")
-        return do_nothing
+        return partial(_answer, DECLARED[name]) if name in DECLARED else do_nothing
 
     def serving(self, x: Any) -> Any:
         """These for an array without data; NumPy's for one with data, as flags and counts that programs make."""
@@ -568,29 +569,14 @@ class NullKernels:
         """The same: no number becomes another."""
         return x
 
-    def index_range(self, x: Any) -> tuple[int, int]:
-        """0 and 0: every index is that of the first, by declaration."""
-        return 0, 0
-
     def count_targets(self, targets: Any) -> int:
         """All of them, by declaration."""
         return int(targets.size)
 
-    def count_nan(self, x: Any) -> int:
-        return 0
-
-    def all_finite(self, x: Any) -> bool:
-        return True
-
-    def trace(self, a: Any) -> float:
-        return 0.0
-
-    def softmax_loss(self, logits: Any, targets: Any, log_sums: Any) -> float:
-        return 0.0
-
-    def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
-        return 0.0
-
 
 def do_nothing(*arguments: Any, **options: Any) -> None:
     """A kernel without data, or a note of what was computed that nobody reads."""
+
+
+def _answer(declared: Any, *arguments: Any, **options: Any) -> Any:
+    return declared

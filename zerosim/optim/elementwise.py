@@ -7,7 +7,8 @@ double. Every operation rounds, in the order in which the formula is read.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Elementwise(Optimizer):
     """An optimizer whose update of an element reads that element's weight, gradient and state alone.
 
     A subclass says what it ``keeps``, the format of each slot by its name, and how many blocks of ``scratch`` it needs,
-    and gives the ``block`` of a step.
+    and has ``update_block``.
     """
 
     __slots__ = ()
@@ -38,8 +39,12 @@ class Elementwise(Optimizer):
     scratch: ClassVar[int] = 2
 
     @abstractmethod
+    def update_block(self, step: int, *blocks: Any, **_: Any) -> None:
+        """One step on the blocks ``w, *slots, g, *scratch``, each (b,), in place but for g."""
+
     def block(self, step: int) -> Callable[..., None]:
-        """The function of one step: ``block(w, *slots, g, *scratch)`` on blocks (b,), in place but for g."""
+        """The function of one step: ``block(w, *slots, g, *scratch)``."""
+        return partial(self.update_block, step)
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The slots that it keeps, each of the parameter's shape."""
@@ -59,12 +64,9 @@ class SGD(Elementwise):
     scratch: ClassVar[int] = 1
     lr: AtLeastZero
 
-    def block(self, step: int) -> Callable[..., None]:
-        def block(w: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
-            np.multiply(g, self.lr, out=change)
-            np.subtract(w, change, out=w)
-
-        return block
+    def update_block(self, step: int, w: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+        np.multiply(g, self.lr, out=change)
+        np.subtract(w, change, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +88,18 @@ class Adam(Elementwise):
         """The share of a weight that decay leaves in one step."""
         return 1.0
 
-    def block(self, step: int) -> Callable[..., None]:
+    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
+                     root: np.ndarray) -> None:
         correction1, correction2, decay = 1.0 - self.beta1**step, 1.0 - self.beta2**step, self.decay
-
-        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
-                  root: np.ndarray) -> None:
-            move_average(m, g, self.beta1, change)
-            move_square_average(v, g, self.beta2, change)
-            corrected_root(v, correction2, self.epsilon, root)
-            np.divide(m, correction1, out=change)
-            np.multiply(change, self.lr, out=change)
-            np.divide(change, root, out=change)
-            if decay != 1.0:
-                np.multiply(w, decay, out=w)
-            np.subtract(w, change, out=w)
-
-        return block
+        move_average(m, g, self.beta1, change)
+        move_square_average(v, g, self.beta2, change)
+        corrected_root(v, correction2, self.epsilon, root)
+        np.divide(m, correction1, out=change)
+        np.multiply(change, self.lr, out=change)
+        np.divide(change, root, out=change)
+        if decay != 1.0:
+            np.multiply(w, decay, out=w)
+        np.subtract(w, change, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +133,16 @@ class Momentum(Elementwise):
     momentum: DecayRate = 0.9
     nesterov: Flag = False
 
-    def block(self, step: int) -> Callable[..., None]:
-
-        def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
-            np.multiply(b, self.momentum, out=b)
-            np.add(b, g, out=b)
-            if self.nesterov:
-                np.multiply(b, self.momentum, out=change)
-                np.add(change, g, out=change)
-                np.multiply(change, self.lr, out=change)
-            else:
-                np.multiply(b, self.lr, out=change)
-            np.subtract(w, change, out=w)
-
-        return block
+    def update_block(self, step: int, w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+        np.multiply(b, self.momentum, out=b)
+        np.add(b, g, out=b)
+        if self.nesterov:
+            np.multiply(b, self.momentum, out=change)
+            np.add(change, g, out=change)
+            np.multiply(change, self.lr, out=change)
+        else:
+            np.multiply(b, self.lr, out=change)
+        np.subtract(w, change, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +156,11 @@ class AdaGrad(Elementwise):
     lr: AtLeastZero = 1e-2
     epsilon: AtLeastZero = 1e-10
 
-    def block(self, step: int) -> Callable[..., None]:
-
-        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
-            np.multiply(g, g, out=change)
-            np.add(v, change, out=v)
-            _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
-
-        return block
+    def update_block(self, step: int, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
+                     root: np.ndarray) -> None:
+        np.multiply(g, g, out=change)
+        np.add(v, change, out=v)
+        _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +175,10 @@ class RMSprop(Elementwise):
     alpha: DecayRate = 0.99
     epsilon: AtLeastZero = 1e-8
 
-    def block(self, step: int) -> Callable[..., None]:
-
-        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
-            move_square_average(v, g, self.alpha, change)
-            _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
-
-        return block
+    def update_block(self, step: int, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
+                     root: np.ndarray) -> None:
+        move_square_average(v, g, self.alpha, change)
+        _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +194,18 @@ class Lion(Elementwise):
     beta2: DecayRate = 0.99
     weight_decay: AtLeastZero = 0.0
 
-    def block(self, step: int) -> Callable[..., None]:
+    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray,
+                     part: np.ndarray) -> None:
         decay = 1.0 - self.lr * self.weight_decay
-
-        def block(w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray, part: np.ndarray) -> None:
-            np.multiply(m, self.beta1, out=change)
-            np.multiply(g, 1.0 - self.beta1, out=part)
-            np.add(change, part, out=change)
-            np.sign(change, out=change)
-            np.multiply(change, self.lr, out=change)
-            if decay != 1.0:
-                np.multiply(w, decay, out=w)
-            np.subtract(w, change, out=w)
-            move_average(m, g, self.beta2, part)
-
-        return block
+        np.multiply(m, self.beta1, out=change)
+        np.multiply(g, 1.0 - self.beta1, out=part)
+        np.add(change, part, out=change)
+        np.sign(change, out=change)
+        np.multiply(change, self.lr, out=change)
+        if decay != 1.0:
+            np.multiply(w, decay, out=w)
+        np.subtract(w, change, out=w)
+        move_average(m, g, self.beta2, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,30 +226,26 @@ class Adan(Elementwise):
     epsilon: AtLeastZero = 1e-8
     weight_decay: AtLeastZero = 0.0
 
-    def block(self, step: int) -> Callable[..., None]:
+    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray,
+                     g: np.ndarray, d: np.ndarray, part: np.ndarray) -> None:
         corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]
-
-        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray, g: np.ndarray,
-                  d: np.ndarray, part: np.ndarray) -> None:
-            np.subtract(g, g if step == 1 else before, out=d)
-            np.copyto(before, g)
-            move_average(m, g, self.beta1, part)
-            move_average(v, d, self.beta2, part)
-            np.multiply(d, self.beta2, out=d)
-            np.add(g, d, out=d)
-            move_square_average(n, d, self.beta3, part)
-            np.divide(v, corrections[1], out=d)
-            np.multiply(d, self.beta2, out=d)
-            np.divide(m, corrections[0], out=part)
-            np.add(part, d, out=d)
-            corrected_root(n, corrections[2], self.epsilon, part)
-            np.multiply(d, self.lr, out=d)
-            np.divide(d, part, out=d)
-            np.subtract(w, d, out=w)
-            if self.weight_decay:
-                np.divide(w, 1.0 + self.lr * self.weight_decay, out=w)
-
-        return block
+        np.subtract(g, g if step == 1 else before, out=d)
+        np.copyto(before, g)
+        move_average(m, g, self.beta1, part)
+        move_average(v, d, self.beta2, part)
+        np.multiply(d, self.beta2, out=d)
+        np.add(g, d, out=d)
+        move_square_average(n, d, self.beta3, part)
+        np.divide(v, corrections[1], out=d)
+        np.multiply(d, self.beta2, out=d)
+        np.divide(m, corrections[0], out=part)
+        np.add(part, d, out=d)
+        corrected_root(n, corrections[2], self.epsilon, part)
+        np.multiply(d, self.lr, out=d)
+        np.divide(d, part, out=d)
+        np.subtract(w, d, out=w)
+        if self.weight_decay:
+            np.divide(w, 1.0 + self.lr * self.weight_decay, out=w)
 
 
 def _subtract_quotient(w: np.ndarray, g: np.ndarray, v: np.ndarray, lr: float, epsilon: float, change: np.ndarray,

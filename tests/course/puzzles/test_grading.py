@@ -1,10 +1,10 @@
-"""The graders of a course's three functions: right ones pass bit for bit; files are graded; the page is true."""
+"""The graders of a course's three functions: right ones pass bit for bit, and the page about them is true."""
 
 import pytest
 
 from tests.architecture.source import ROOT
 from tests.course.puzzles.answers import score_of
-from tests.support import ask, assert_refused
+from tests.support import assert_refused
 from zerosim.course import puzzles
 from zerosim.course.puzzles import grading, solutions
 
@@ -39,36 +39,3 @@ def test_the_page_about_grading_runs_as_it_stands_and_the_graders_former_name_wo
     assert space["refused"].sentence in " ".join(page.split())
     with pytest.warns(DeprecationWarning, match="now called zs.puzzles.grading"):
         assert puzzles.adapters is grading
-
-
-@pytest.mark.parametrize(("text", "code", "said"), [
-    ("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n\n"
-     "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module\n", 1,
-     ["get_ddp: not yet\n  On N=2 after get_ddp rank 1 did not take rank 0's first values",
-      "get_sharded_optimizer: passed ★★★"]),
-    ("from zerosim.course.puzzles.solutions import ShardedOptimizer as get_sharded_optimizer\n", 0,
-     ["get_sharded_optimizer: passed"]),
-    ("def get_ddp(rank, module)\n    return module\n", 2,
-     ["homework.py cannot be graded: line 1 is not Python: expected ':'"]),
-    ("class get_ddp: pass\nraise RuntimeError('at import')\n", 1,
-     ["rank 0 raised RuntimeError in line 2 of <module>: at import."]),
-    ("", 2, ["defines none of get_ddp, get_sharded_optimizer, get_fsdp; write at least one"])])
-def test_a_file_is_graded_from_the_command_line(text, code, said, tmp_path):
-    file = tmp_path / "homework.py"
-    file.write_text(text)
-    done = ask("puzzles", "--grade", str(file))
-    assert done.exit_code == code, done.output
-    assert all(words in done.output for words in said), done.output
-    if code < 2:
-        assert '"grades": [' in ask("puzzles", "--grade", str(file), "--json").stdout
-
-
-def test_what_cannot_be_graded_is_one_line_and_exit_code_2(tmp_path):
-    latin = tmp_path / "latin.py"
-    latin.write_bytes("# Größe".encode("latin-1"))
-    for arguments, said in ((["--grade", "nowhere.py"], "no file 'nowhere.py' to grade"),
-                            (["--grade", str(latin)], "latin.py cannot be graded: 'utf-8' codec can't decode byte"),
-                            (["ring", "--grade", "x.py"], "--grade takes a file and nothing else")):
-        done = ask("puzzles", *arguments)
-        assert (done.exit_code, done.output.count("\n")) == (2, 1)
-        assert said in done.output

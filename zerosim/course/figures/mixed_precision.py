@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from zerosim.course.observed_step import ObservedStep, Passed, observed_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.drawing import LIGHT, Drawing, Point, Sheet, Style
 from zerosim.display.style import KIND_COLORS, ink_on
-
-Point = tuple[float, float]
 
 TITLE = "A step of mixed precision: what rests, what flows"
 WIDTH, HEIGHT = 14.2, 6.7
@@ -30,20 +28,18 @@ def mixed_precision_data() -> ObservedStep:
 def mixed_precision(data: ObservedStep, style: Style = LIGHT) -> Drawing:
     """Boxes for what rests and what is computed, arrows for what passes between them."""
     with style.figure(WIDTH, HEIGHT) as figure:
-        axes = figure.sheet()
+        sheet = Sheet(axes=figure.in_inches(), style=style)
         for name, lines in _boxes(data).items():
-            _box(axes, name, lines, style)
+            _box(sheet, name, lines)
         for start, end in _arrows():
-            axes.annotate("", xy=end, xytext=start, arrowprops={
-                "arrowstyle": "-|>", "color": style.ink, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0,
-                "mutation_scale": 17})
+            sheet.arrow(start, end, color=style.ink, linewidth=1.8, mutation_scale=17)
         for place, align, words in _words(data):
-            axes.text(*place, words, fontsize=12, ha=align, va="center", linespacing=1.4)
-        axes.text(0.25, HEIGHT - 0.36, TITLE, va="center", fontsize=17, fontweight="bold")
-        axes.text(0.25, HEIGHT - 0.98, f"Rank 0 of {data.ranks}, an MLP of {data.parameter_count:,} parameters with "
-                  f"Adam in {data.weights.format}, S = {data.scale:,.0f}; formats and bytes as the ledger, the trace "
-                  "and the arrays have them.\nColored boxes rest between steps, in B per parameter: "
-                  f"{_per_parameter(data)}.", va="center", color=style.muted, linespacing=1.45)
+            sheet.text(*place, words, ha=align, linespacing=1.4)
+        sheet.text(0.25, HEIGHT - 0.36, TITLE, fontsize=17, fontweight="bold")
+        sheet.text(0.25, HEIGHT - 0.98, f"Rank 0 of {data.ranks}, an MLP of {data.parameter_count:,} parameters with "
+                   f"Adam in {data.weights.format}, S = {data.scale:,.0f}; formats and bytes as the ledger, the trace "
+                   "and the arrays have them.\nColored boxes rest between steps, in B per parameter: "
+                   f"{_per_parameter(data)}.", color=style.muted, linespacing=1.45)
     return Drawing("mixed-precision", TITLE, _description(data), style, figure)
 
 
@@ -56,16 +52,15 @@ def _boxes(data: ObservedStep) -> dict[str, tuple[str, str]]:
         "gradient": ("gradient, S times", _held(data.gradient)), "adam": ("Adam: m and v", _held(data.state))}
 
 
-def _box(axes: Axes, name: str, lines: tuple[str, str], style: Style) -> None:
+def _box(sheet: Sheet, name: str, lines: tuple[str, str]) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    (x, y), color = CENTERS[name], KIND_COLORS[KINDS[name]] if name in KINDS else style.background
-    ink = ink_on(color)
-    axes.add_patch(FancyBboxPatch((x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2), BOX_WIDTH, BOX_HEIGHT, facecolor=color,
-                                  edgecolor=style.muted, linewidth=1.2, boxstyle="round,pad=0,rounding_size=0.1"))
-    heading, below = lines
-    axes.text(x, y + 0.28, heading, ha="center", va="center", fontsize=14, fontweight="bold", color=ink)
-    axes.text(x, y - 0.17, below, ha="center", va="center", fontsize=12, linespacing=1.4, color=ink)
+    (x, y), color = CENTERS[name], KIND_COLORS[KINDS[name]] if name in KINDS else sheet.style.background
+    corner, (heading, below), ink = (x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2), lines, ink_on(color)
+    sheet.axes.add_patch(FancyBboxPatch(corner, BOX_WIDTH, BOX_HEIGHT, facecolor=color, edgecolor=sheet.style.muted,
+                                        linewidth=1.2, boxstyle="round,pad=0,rounding_size=0.1"))
+    sheet.text(x, y + 0.28, heading, ha="center", fontsize=14, fontweight="bold", color=ink)
+    sheet.text(x, y - 0.17, below, ha="center", linespacing=1.4, color=ink)
 
 
 def _arrows() -> list[tuple[Point, Point]]:

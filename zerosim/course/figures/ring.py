@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.drawing import LIGHT, Drawing, Point, Sheet, Style
 from zerosim.display.style import ink_on, rank_color
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.hub import HopEvent
 from zerosim.ranks.rank import Rank
-
-Point = tuple[float, float]
 
 MOST_RANKS = 5
 # A cell has one segment for each rank that may be added in it.
@@ -131,7 +129,7 @@ def _after(board: Board, messages: Sequence[RingMessage], *, last: bool) -> Boar
 
 
 @dataclass(frozen=True, slots=True)
-class RingSheet:
+class RingLayout:
     """The places of everything on the page, in inches from its lower left corner."""
 
     ranks: int
@@ -173,102 +171,90 @@ class RingSheet:
 
 def ring(data: RingData, style: Style = LIGHT) -> Drawing:
     """The sheet: ranks side by side, time downwards; digits and colors show what has been added in a cell."""
-    sheet = RingSheet(data.ranks, data.steps)
-    with style.figure(sheet.width, sheet.height) as figure:
-        axes = figure.sheet()
-        pen = RingSheetPen(axes, sheet, style)
-        _sheet_words(pen, data)
+    layout = RingLayout(data.ranks, data.steps)
+    with style.figure(layout.width, layout.height) as figure:
+        sheet = Sheet(axes=figure.in_inches(), style=style, words={"ha": "center", "fontsize": 13.5})
+        _sheet_words(sheet, layout, data)
         for step, board in enumerate(data.boards):
             for rank, cells in enumerate(board):
                 for chunk, cell in enumerate(cells):
-                    _cell(pen, sheet.cell(rank, chunk, step), cell)
+                    _cell(sheet, layout, layout.cell(rank, chunk, step), cell)
         for message in data.messages:
-            _arrow(pen, message)
+            _arrow(sheet, layout, message)
     return Drawing("ring", _sheet_title(data), _sheet_description(data), style, figure)
 
 
-@dataclass(frozen=True, slots=True)
-class RingSheetPen:
-    """The axes, the sheet and the style that every part is drawn with."""
-
-    axes: Axes
-    sheet: RingSheet
-    style: Style
-
-    def text(self, x: float, y: float, words: str, **options: Any) -> None:
-        """Words centered at a point, in inches."""
-        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 13.5}
-        self.axes.text(x, y, words, **(defaults | options))
-
-
-def _sheet_words(pen: RingSheetPen, data: RingData) -> None:
+def _sheet_words(sheet: Sheet, layout: RingLayout, data: RingData) -> None:
     """Title, headings, the names of the steps, and what the colors mean."""
-    sheet, muted, n = pen.sheet, pen.style.muted, data.ranks
-    pen.text(0.2, sheet.height - 0.34, _sheet_title(data), ha="left", fontsize=17, fontweight="bold")
-    pen.text(0.2, sheet.height - 0.95,
+    muted, n = sheet.style.muted, data.ranks
+    sheet.text(0.2, layout.height - 0.34, _sheet_title(data), ha="left", fontsize=17, fontweight="bold")
+    sheet.text(0.2, layout.height - 0.95,
              f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
              "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
              "An arrow is a message, with its chunk and bytes.",
              ha="left", fontsize=12.5, linespacing=1.45, color=muted)
     for rank in range(n):
-        left, _ = sheet.cell(rank, 0, 0)
-        center = left + n * sheet.cell_width / 2
-        pen.text(center, sheet.height - TOP + 0.45, f"rank {rank}", fontsize=15, fontweight="bold")
+        left, _ = layout.cell(rank, 0, 0)
+        center = left + n * layout.cell_width / 2
+        sheet.text(center, layout.height - TOP + 0.45, f"rank {rank}", fontsize=15, fontweight="bold")
         for chunk in range(n):
-            pen.text(left + (chunk + 0.5) * sheet.cell_width, sheet.height - TOP + 0.15, f"c{chunk}", color=muted)
+            sheet.text(left + (chunk + 0.5) * layout.cell_width, layout.height - TOP + 0.15, f"c{chunk}", color=muted)
     for step in range(data.steps + 1):
-        _, low = sheet.cell(0, 0, step)
-        pen.text(LEFT - 0.15, low + CELL_HEIGHT / 2, f"after step {step}" if step else "at the start", ha="right")
+        _, low = layout.cell(0, 0, step)
+        sheet.text(LEFT - 0.15, low + CELL_HEIGHT / 2, f"after step {step}" if step else "at the start", ha="right")
     for words, first in (("reduce-scatter", 0), ("all-gather", n - 1)):
-        top, low = sheet.cell(0, 0, first)[1], sheet.cell(0, 0, first + n - 1)[1] + CELL_HEIGHT
-        pen.axes.plot([0.46, 0.46], [low + 0.04, top - 0.04], color=pen.style.ink, linewidth=1.2)
-        pen.text(0.25, (low + top) / 2, words, rotation=90, fontsize=14, fontweight="bold")
-    pen.text(0.2, 0.32, _sent_words(data), ha="left")
+        top, low = layout.cell(0, 0, first)[1], layout.cell(0, 0, first + n - 1)[1] + CELL_HEIGHT
+        sheet.axes.plot([0.46, 0.46], [low + 0.04, top - 0.04], color=sheet.style.ink, linewidth=1.2)
+        sheet.text(0.25, (low + top) / 2, words, rotation=90, fontsize=14, fontweight="bold")
+    sheet.text(0.2, 0.32, _sent_words(data), ha="left")
 
 
-def _cell(pen: RingSheetPen, corner: Point, cell: Cell) -> None:
-    """The frame, and one colored digit for each addend, in the order of addition; faint where no longer needed."""
-    from matplotlib.patches import Rectangle
+def _cell(sheet: Sheet, layout: RingLayout, corner: Point, cell: Cell) -> None:
+    """The frame, and the addends in it."""
+    (x, y), width = corner, layout.cell_width
+    draw_addends(sheet, x + (width - SEGMENT * layout.ranks) / 2, y, cell, SEGMENT, CELL_HEIGHT, clip_on=False)
+    whole = cell.needed and len(cell.addends) == layout.ranks
+    frame: dict[str, Any] = {"edgecolor": sheet.style.ink, "linewidth": 1.8, "zorder": 3} if whole else {
+        "edgecolor": sheet.style.faint, "linewidth": 0.9, "zorder": 2}
+    sheet.box(x, y, width, CELL_HEIGHT, fill=False, clip_on=False, **frame)
 
-    (x, y), width = corner, pen.sheet.cell_width
+
+def draw_addends(sheet: Sheet, x: float, y: float, cell: Cell, segment: float, height: float, zorder: int = 1,
+                 **options: Any) -> None:
+    """One colored digit for each addend, in the order of addition; faint where no longer needed."""
     for place, rank in enumerate(cell.addends):
-        left, color = x + (width - SEGMENT * pen.sheet.ranks) / 2 + place * SEGMENT, rank_color(rank)
-        pen.axes.add_patch(Rectangle((left, y + 0.03), SEGMENT, CELL_HEIGHT - 0.06, facecolor=color, linewidth=0,
-                                     alpha=1.0 if cell.needed else 0.22, clip_on=False))
+        color = rank_color(rank)
+        sheet.box(x + place * segment, y + 0.03, segment, height - 0.06, facecolor=color, linewidth=0,
+                  alpha=1.0 if cell.needed else 0.22, zorder=zorder, **options)
         if cell.needed:
-            pen.text(left + SEGMENT / 2, y + CELL_HEIGHT / 2 - 0.01, str(rank), color=ink_on(color))
-    whole = cell.needed and len(cell.addends) == pen.sheet.ranks
-    frame: dict[str, Any] = {"edgecolor": pen.style.ink, "linewidth": 1.8, "zorder": 3} if whole else {
-        "edgecolor": pen.style.faint, "linewidth": 0.9, "zorder": 2}
-    pen.axes.add_patch(Rectangle((x, y), width, CELL_HEIGHT, fill=False, clip_on=False, **frame))
+            sheet.text(x + (place + 0.5) * segment, y + height / 2 - 0.01, str(rank), color=ink_on(color),
+                       zorder=zorder + 2)
 
 
-def _arrow(pen: RingSheetPen, message: RingMessage) -> None:
+def _arrow(sheet: Sheet, layout: RingLayout, message: RingMessage) -> None:
     """From the sender's cell down to the receiver's; the last rank's goes out on the right and comes in on the left."""
-    sheet = pen.sheet
-    x0, low = sheet.cell(message.source, message.chunk, message.step - 1)
-    x1, high = sheet.cell(message.destination, message.chunk, message.step)
-    start, end = (x0 + sheet.cell_width / 2, low - 0.03), (x1 + sheet.cell_width / 2, high + CELL_HEIGHT + 0.03)
+    x0, low = layout.cell(message.source, message.chunk, message.step - 1)
+    x1, high = layout.cell(message.destination, message.chunk, message.step)
+    start, end = (x0 + layout.cell_width / 2, low - 0.03), (x1 + layout.cell_width / 2, high + CELL_HEIGHT + 0.03)
     words = f"c{message.chunk}: {message.nbytes} B"
     if end[0] > start[0]:
-        _stroke(pen, message.source, start, end, words, tip=True)
+        _stroke(sheet, message.source, start, end, words)
         return
-    edge_right, edge_left = sheet.width - 0.6, LEFT - 0.5
+    edge_right, edge_left = layout.width - 0.6, LEFT - 0.5
     out, into = edge_right - start[0], end[0] - edge_left
     middle = start[1] + (end[1] - start[1]) * out / (out + into)
-    _stroke(pen, message.source, start, (edge_right, middle), words if out >= into else "", tip=False)
-    _stroke(pen, message.source, (edge_left, middle), end, words if into > out else "", tip=True)
-    pen.text(edge_right + 0.04, middle, f"to {message.destination}", ha="left", color=pen.style.muted)
-    pen.text(edge_left - 0.04, middle, f"from {message.source}", ha="right", color=pen.style.muted)
+    _stroke(sheet, message.source, start, (edge_right, middle), words if out >= into else "", arrowstyle="-")
+    _stroke(sheet, message.source, (edge_left, middle), end, words if into > out else "")
+    sheet.text(edge_right + 0.04, middle, f"to {message.destination}", ha="left", color=sheet.style.muted)
+    sheet.text(edge_left - 0.04, middle, f"from {message.source}", ha="right", color=sheet.style.muted)
 
 
-def _stroke(pen: RingSheetPen, sender: int, start: Point, end: Point, words: str, *, tip: bool) -> None:
+def _stroke(sheet: Sheet, sender: int, start: Point, end: Point, words: str, **look: Any) -> None:
     """One straight line in the sender's color, with its words in the middle."""
-    look = {"color": rank_color(sender), "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
-    pen.axes.annotate("", xy=end, xytext=start, zorder=4, arrowprops=look | {"arrowstyle": "-|>" if tip else "-"})
+    sheet.arrow(start, end, zorder=4, color=rank_color(sender), linewidth=1.6, mutation_scale=12, **look)
     if words:
-        pen.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2, words, zorder=5,
-                 bbox={"facecolor": pen.style.background, "edgecolor": "none", "pad": 1.2})
+        sheet.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2, words, zorder=5,
+                   bbox={"facecolor": sheet.style.background, "edgecolor": "none", "pad": 1.2})
 
 
 def _sheet_title(data: RingData) -> str:

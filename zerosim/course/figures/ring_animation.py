@@ -7,12 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.course.figures.ring import Cell, RingData, RingMessage
+from zerosim.course.figures.ring import Cell, RingData, RingMessage, draw_addends
 from zerosim.display.animation import Animation
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
-from zerosim.display.style import ink_on, rank_color
+from zerosim.display.drawing import LIGHT, Drawing, Sheet, Style, around
+from zerosim.display.style import rank_color
 
 SIDE, FRAME_TOP, RADIUS, FRAME_SEGMENT, ROW = 8.4, 1.1, 2.65, 0.22, 0.3
+MIDDLE = (SIDE / 2, (SIDE - FRAME_TOP) / 2)
+WORDS = {"ha": "center", "zorder": 8, "fontsize": 11}
 SECONDS = 1.2  # of a frame
 
 
@@ -29,79 +31,54 @@ def _frame(data: RingData, step: int, moving: tuple[RingMessage, ...], style: St
     """The board after a step, and the messages that leave it."""
     title, words = _frame_title(data, step, moving), _frame_words(data, step, moving)
     with style.figure(SIDE, SIDE) as figure:
-        axes = figure.sheet()
-        pen = FramePen(axes, style, data.ranks)
-        axes.text(0.2, SIDE - 0.34, title, va="center", fontsize=17, fontweight="bold")
-        axes.text(0.2, SIDE - 0.76, words, va="center", color=style.muted)
+        sheet = FrameSheet(axes=figure.in_inches(), style=style, words=WORDS, ranks=data.ranks)
+        sheet.text(0.2, SIDE - 0.34, title, ha="left", zorder=3, fontsize=17, fontweight="bold")
+        sheet.text(0.2, SIDE - 0.76, words, ha="left", zorder=3, fontsize=12, color=style.muted)
         for message in moving:
-            pen.arrow(message)
+            sheet.message(message)
         for rank, cells in enumerate(data.boards[step]):
             leaving = {message.chunk for message in moving if message.source == rank}
-            pen.rank(rank, cells, leaving)
+            sheet.rank(rank, cells, leaving)
     name, said = f"ring-{2 * step + bool(moving)}", f"{title}. {_frame_description(data, step, moving)}"
     return Drawing(name, title, said, style, figure)
 
 
-@dataclass(frozen=True, slots=True)
-class FramePen:
-    """The axes, the style and the number of ranks that every part of a frame is drawn with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSheet(Sheet):
+    """The sheet of a frame: ranks on a circle."""
 
-    axes: Axes
-    style: Style
     ranks: int
-
-    def center(self, rank: float) -> tuple[float, float]:
-        """The middle of a rank's box, clockwise from the top."""
-        angle = 2 * math.pi * rank / self.ranks
-        return SIDE / 2 + RADIUS * math.sin(angle), (SIDE - FRAME_TOP) / 2 + RADIUS * math.cos(angle)
 
     def rank(self, rank: int, cells: tuple[Cell, ...], leaving: set[int]) -> None:
         """A box with its name and a row for each chunk."""
-        from matplotlib.patches import Rectangle
-
-        x, y = self.center(rank)
+        x, y, _ = around(rank, self.ranks, RADIUS, MIDDLE)
         width, height = 0.62 + FRAME_SEGMENT * self.ranks, ROW * self.ranks + 0.42
         left, low = x - width / 2, y - height / 2
-        self.axes.add_patch(Rectangle((left, low), width, height, facecolor=self.style.background,
-                                      edgecolor=rank_color(rank), linewidth=2.5, zorder=5))
+        self.box(left, low, width, height, facecolor=self.style.background, edgecolor=rank_color(rank), linewidth=2.5,
+                 zorder=5)
         self.text(x, low + height - 0.2, f"rank {rank}", fontweight="bold", fontsize=13)
         for chunk, cell in enumerate(cells):
             self.cell(left + 0.46, low + height - 0.4 - (chunk + 1) * ROW, chunk, cell, chunk in leaving)
 
     def cell(self, x: float, y: float, chunk: int, cell: Cell, leaves: bool) -> None:
-        """A chunk's name, and a colored digit for each addend; framed where it leaves, or has all of them."""
-        from matplotlib.patches import Rectangle
-
-        self.text(x - 0.22, y + ROW / 2, f"c{chunk}", color=self.style.muted, fontsize=11)
-        for place, rank in enumerate(cell.addends):
-            color = rank_color(rank)
-            self.axes.add_patch(Rectangle((x + place * FRAME_SEGMENT, y + 0.03), FRAME_SEGMENT, ROW - 0.06,
-                                          facecolor=color, linewidth=0, alpha=1.0 if cell.needed else 0.22, zorder=6))
-            if cell.needed:
-                self.text(x + (place + 0.5) * FRAME_SEGMENT, y + ROW / 2 - 0.01, str(rank), color=ink_on(color),
-                          fontsize=11)
+        """A chunk's name, and its addends; framed where it leaves, or has all of them."""
+        self.text(x - 0.22, y + ROW / 2, f"c{chunk}", color=self.style.muted)
+        draw_addends(self, x, y, cell, FRAME_SEGMENT, ROW, zorder=6)
         whole = cell.needed and len(cell.addends) == self.ranks
         look: dict[str, Any] = {"edgecolor": self.style.ink, "linewidth": 2.2} if leaves or whole else {
             "edgecolor": self.style.faint, "linewidth": 0.8}
-        self.axes.add_patch(Rectangle((x, y + 0.03), FRAME_SEGMENT * self.ranks, ROW - 0.06, fill=False, zorder=7,
-                                      linestyle="--" if leaves and not whole else "-", **look))
+        self.box(x, y + 0.03, FRAME_SEGMENT * self.ranks, ROW - 0.06, fill=False, zorder=7,
+                 linestyle="--" if leaves and not whole else "-", **look)
 
-    def arrow(self, message: RingMessage) -> None:
+    def message(self, message: RingMessage) -> None:
         """Along the circle, with the chunk and its bytes outside of it."""
         bulge = math.tan(math.pi / 2 / self.ranks) * (0.75 if self.ranks > 2 else 0.6)
-        self.axes.annotate("", xy=self.center(message.destination), xytext=self.center(message.source), arrowprops={
-            "arrowstyle": "-|>", "connectionstyle": f"arc3,rad={-bulge}", "linewidth": 3.0, "mutation_scale": 24,
-            "color": rank_color(message.source), "shrinkA": 62, "shrinkB": 66 if self.ranks < 5 else 86}, zorder=3)
-        angle = 2 * math.pi * (message.source + 0.5) / self.ranks
+        start, end = (around(rank, self.ranks, RADIUS, MIDDLE)[:2] for rank in (message.source, message.destination))
+        self.arrow(start, end, connectionstyle=f"arc3,rad={-bulge}", linewidth=3.0, mutation_scale=24,
+                   color=rank_color(message.source), shrinkA=62, shrinkB=66 if self.ranks < 5 else 86)
         away = RADIUS * (1.0 if self.ranks > 2 else 0.75) + 0.15
-        x, y = SIDE / 2 + away * math.sin(angle), (SIDE - FRAME_TOP) / 2 + away * math.cos(angle)
-        side = "left" if math.sin(angle) > 0.1 else "right" if math.sin(angle) < -0.1 else "center"
+        x, y, side = around(message.source + 0.5, self.ranks, away, MIDDLE)
         self.text(x, y, f"c{message.chunk}: {message.nbytes} B", ha=side, fontsize=13)
-
-    def text(self, x: float, y: float, words: str, **options: Any) -> None:
-        """Words centered at a point."""
-        defaults: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 8}
-        self.axes.text(x, y, words, **(defaults | options))
 
 
 def _frame_title(data: RingData, step: int, moving: tuple[RingMessage, ...]) -> str:

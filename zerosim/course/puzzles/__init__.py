@@ -13,22 +13,7 @@ from typing import Any
 from zerosim.course.puzzles import checker, grading
 from zerosim.course.puzzles.puzzle import Answer, Puzzle, hole
 from zerosim.course.puzzles.score import Page, Score, filled
-from zerosim.course.puzzles.tasks import (
-    all_reduce,
-    average,
-    broadcast,
-    ddp,
-    gather,
-    lamb,
-    mean,
-    overflow,
-    overlap,
-    repair,
-    ring,
-    zero1,
-    zero2,
-    zero3,
-)
+from zerosim.course.puzzles.tasks import PUZZLES
 from zerosim.numerics.checks import did_you_mean, is_count
 
 __all__ = ["Page", "Score", "check", "grading", "hint", "hole", "list", "names", "show", "solution",
@@ -86,11 +71,6 @@ def solution(name: str) -> Page:
     from zerosim.course.puzzles.solutions import SOLUTIONS  # kept apart: nobody should meet it by accident
 
     return Page(inspect.getsource(SOLUTIONS[name]))
-
-
-# In the order in which one does them.
-PUZZLES: dict[str, Puzzle] = {module.PUZZLE.name: module.PUZZLE for module in (
-    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}
 
 
 def puzzle_named(name: str) -> Puzzle:

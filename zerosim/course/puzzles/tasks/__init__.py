@@ -1,6 +1,23 @@
-"""None"""
+"""The puzzles, one to a file: a statement, a function with holes, hints, and the cases that an answer is run on."""
 
+from zerosim.course.puzzles.puzzle import Puzzle
+from zerosim.course.puzzles.tasks import (
+    all_reduce,
+    average,
+    broadcast,
+    ddp,
+    gather,
+    lamb,
+    mean,
+    overflow,
+    overlap,
+    repair,
+    ring,
+    zero1,
+    zero2,
+    zero3,
+)
 
-
-
-
+# In the order in which one does them.
+PUZZLES: dict[str, Puzzle] = {module.PUZZLE.name: module.PUZZLE for module in (
+    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}

@@ -4,11 +4,11 @@ Legend: N ranks, n elements of the sharded tensor, k = ⌈n/N⌉, b elements of 
 Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2 (LAMB): the ratio of two norms.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.expected import Array, chunks, data, traffic
+from zerosim.course.puzzles.expected import Array, chunk_slices, data, traffic
 from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
@@ -59,46 +59,6 @@ HINTS = (
 )
 
 
-class LambCase(NamedTuple):
-    """The layer as one vector, its direction, and the bias's, on N ranks."""
-
-    weights: Array
-    direction: Array
-    bias: Array
-    bias_direction: Array
-    ranks: int
-
-    @property
-    def chunk(self) -> int:
-        """k."""
-        return -(-len(self.weights) // self.ranks)
-
-    def padded(self, x: Array, rank: int) -> Array:
-        """The rank's shard (k,), with its padding."""
-        shard = np.full(self.chunk, PADDING, np.float32)
-        own = chunks(x, self.ranks)[rank]
-        shard[:len(own)] = own
-        return shard
-
-    def arguments(self, rank: Rank) -> tuple[Any, ...]:
-        """weights, direction, valid, bias, bias_direction, lr."""
-        valid = len(chunks(self.weights, self.ranks)[rank.index])
-        return (held_copy(rank, self.padded(self.weights, rank.index), "master"),
-                held_copy(rank, self.padded(self.direction, rank.index), "gradient"), valid,
-                held_copy(rank, self.bias, "master"),
-                held_copy(rank, self.bias_direction, "gradient"), LEARNING_RATE)
-
-    def results(self, ratios: list[float]) -> list[Any]:
-        """The results of ranks that move by these ratios."""
-        found = []
-        for rank, ratio in enumerate(ratios):
-            step = LEARNING_RATE * ratio
-            weights, valid = self.padded(self.weights, rank), len(chunks(self.weights, self.ranks)[rank])
-            weights[:valid] = weights[:valid] - step * self.padded(self.direction, rank)[:valid].astype(np.float64)
-            found.append((weights, (self.bias - step * self.bias_direction.astype(np.float64)).astype(np.float32)))
-        return found
-
-
 def squares(*parts: Array) -> float:
     """The sum of squares, in float64."""
     return sum(float(np.dot(part.astype(np.float64), part.astype(np.float64))) for part in parts)
@@ -107,38 +67,58 @@ def squares(*parts: Array) -> float:
 def case(ranks: int, length: int) -> Case:
     """One layer, its matrix in shards, its bias everywhere."""
     (weights, direction), (bias, bias_direction) = data("lamb", 2, length), data("bias", 2, BIAS)
-    job = LambCase(weights, direction, bias, bias_direction, ranks)
-    ratio = (squares(weights, bias) / squares(direction, bias_direction)) ** 0.5
+    cut, chunk = chunk_slices(length, ranks), -(-length // ranks)
+    missing = ranks * chunk - length
+
+    def padded(x: Array, rank: int) -> Array:
+        shard, own = np.full(chunk, PADDING, np.float32), x[cut[rank]]
+        shard[:len(own)] = own
+        return shard
+
+    def arguments(rank: Rank) -> tuple[Any, ...]:
+        return (held_copy(rank, padded(weights, rank.index), "master"),
+                held_copy(rank, padded(direction, rank.index), "gradient"), len(weights[cut[rank.index]]),
+                held_copy(rank, bias, "master"), held_copy(rank, bias_direction, "gradient"), LEARNING_RATE)
+
+    def moved(ratios: list[float]) -> list[Any]:
+        """The results of ranks that move by these ratios."""
+        found = []
+        for rank, ratio in enumerate(ratios):
+            step = LEARNING_RATE * ratio
+            shard = padded((weights - step * direction.astype(np.float64)).astype(np.float32), rank)
+            found.append((shard, (bias - step * bias_direction.astype(np.float64)).astype(np.float32)))
+        return found
 
     def over(*, biases: int, padding: int = 0) -> float:
+        """The ratio in which the bias and the padding are counted so often."""
         extra = padding * PADDING**2
         return float(((squares(weights) + biases * squares(bias) + extra)
                       / (squares(direction) + biases * squares(bias_direction) + extra)) ** 0.5)
 
-    right, missing = job.results([ratio] * ranks), ranks * job.chunk - length
+    ratio = over(biases=1)
+    right = moved([ratio] * ranks)
     bounds = [[(4 * 2.0**-24 * (np.abs(one.astype(np.float64)) + np.abs(move))) for one, move in zip(
-        right[rank], (LEARNING_RATE * ratio * job.padded(direction, rank), LEARNING_RATE * ratio * bias_direction),
+        right[rank], (LEARNING_RATE * ratio * padded(direction, rank), LEARNING_RATE * ratio * bias_direction),
         strict=True)] for rank in range(ranks)]
-    alone = [(squares(w, bias) / squares(u, bias_direction)) ** 0.5
-             for w, u in zip(chunks(weights, ranks), chunks(direction, ranks), strict=True)]
+    alone = [(squares(weights[own], bias) / squares(direction[own], bias_direction)) ** 0.5 for own in cut]
     gather = traffic("all_gather", 2 * ranks, ranks, 8)
     return Case(
-        ranks, f"n={length}, b={BIAS}", job.arguments, right,
-        4 * 2 * (job.chunk + BIAS) + 16 + 16 * ranks, [gather], least_sent_nbytes=2 * (ranks - 1) * 16,
+        ranks, f"n={length}, b={BIAS}", arguments, right,
+        4 * 2 * (chunk + BIAS) + 16 + 16 * ranks, [gather], least_sent_nbytes=2 * (ranks - 1) * 16,
         mistakes=(
             Mistake("counted the bias, which every rank has, once for each rank",
-                    job.results([over(biases=ranks)] * ranks)),
-            Mistake("left the bias out of the norms", job.results([over(biases=0)] * ranks)),
-            Mistake("counted the padding", job.results([over(biases=1, padding=missing)] * ranks)),
+                    moved([over(biases=ranks)] * ranks)),
+            Mistake("left the bias out of the norms", moved([over(biases=0)] * ranks)),
+            Mistake("counted the padding", moved([over(biases=1, padding=missing)] * ranks)),
             Mistake("counted the padding, and the bias once for each rank",
-                    job.results([over(biases=ranks, padding=missing)] * ranks)),
-            Mistake("took the norms of its own shard, and not of the layer", job.results(alone)),
-            Mistake("forgot the square root", job.results([ratio**2] * ranks)),
-            Mistake("took the ratio upside down", job.results([1 / ratio] * ranks)),
-            Mistake("returned what it was given", job.results([0.0] * ranks))),
+                    moved([over(biases=ranks, padding=missing)] * ranks)),
+            Mistake("took the norms of its own shard, and not of the layer", moved(alone)),
+            Mistake("forgot the square root", moved([ratio**2] * ranks)),
+            Mistake("took the ratio upside down", moved([1 / ratio] * ranks)),
+            Mistake("returned what it was given", moved([0.0] * ranks))),
         limits=(Limit("sent_nbytes", "two numbers from each rank are all that has to travel",
                       max(*gather.nbytes, 2 * 2 * 8)),),
-        bounds=bounds, shard_nbytes=4 * job.chunk, scratch_shards=7)
+        bounds=bounds, shard_nbytes=4 * chunk, scratch_shards=7)
 
 
 PUZZLE = Puzzle(
