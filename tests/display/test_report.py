@@ -84,10 +84,7 @@ def test_a_pages_tables_and_lanes_have_the_bytes_of_the_traces_and_the_memories_
             purpose: nbytes for purpose in trace.PURPOSES if (nbytes := traced.sent_nbytes(purpose))}
     assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == list(map(str, range(ranks)))
     for call in found.calls:
-        bars = [given for given, _ in dom.all("div", class_="bar", data_call=str(call.number))]
-        assert len(bars) == len(call.recorded.group)
-        assert min(float(bar["data-start"]) for bar in bars) == pytest.approx(call.start, abs=1e-3)
-        assert max(float(bar["data-end"]) for bar in bars) == pytest.approx(call.end, abs=1e-3)
+        assert len(dom.all("div", class_="bar", data_call=str(call.number))) == len(call.recorded.group)
 
 
 def test_a_reports_times_are_those_of_the_replay(saved):
@@ -124,7 +121,7 @@ def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
 
 def test_every_bar_begins_and_ends_where_its_times_say():
     def program(rank):
-        rank.trace.compute(flops=1_000_000)
+        rank.trace.compute(flops=1_000_000 * (3 - rank.index))
         rank.all_reduce(np.ones(1000))
         rank.trace.compute(flops=3_000_000 * (1 + rank.index))
 
@@ -136,6 +133,9 @@ def test_every_bar_begins_and_ends_where_its_times_say():
         assert left == pytest.approx(100 * start / found.step_microseconds, abs=0.01)
         assert left + width == pytest.approx(100 * end / found.step_microseconds, abs=0.01)
     assert {end > start for start, end, *_ in (map(float, bar) for bar in bars)} == {True}
+    (call,), of_call = found.calls, [rank.communicated[0] for rank in found.ranks]
+    assert of_call[0].start > of_call[2].start  # some are late
+    assert (call.start, call.end) == (min(bar.start for bar in of_call), max(bar.end for bar in of_call))
 
 
 def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_memory_is_open():
