@@ -78,15 +78,19 @@ def test_the_peak_is_that_of_the_fullest_step_and_the_least_capacity_that_suffic
                    zs.OutOfMemoryError)
 
 
-def test_the_digest_is_that_of_the_bits_that_the_engine_shows():
+def test_the_digest_and_the_loss_on_text_held_out_are_those_of_the_weights_that_the_engine_shows():
+    model = TINY.build()
+
     def steps(rank):
-        model = TINY.build()
         engine = zs.Engine(rank, model, TINY.build_optimizer(), **TINY.engine_settings(model))
         for number in (1, 2, 3):
             engine.step(training.batches(TINY, model.config.context, shipped(), number, rank.index))
-        return training.digest(engine)
+        return training.digest(engine), training.whole_weights(engine, "master")
 
-    assert list(zs.Cluster(2).run(steps)) == [trained().digest] * 2
+    (digest, masters), (of_rank_1, _) = zs.Cluster(2).run(steps)
+    assert digest == of_rank_1 == trained().digest
+    x, target = shipped().held_out(16, model.config.context)
+    assert trained().held_out_loss == zs.models.one_pass(model, masters, TINY.policy(), x, target).loss
 
 
 def test_a_run_whose_weights_are_no_numbers_says_from_which_step_on_and_writes_nothing():

@@ -3,13 +3,14 @@
 Legend: B batch, T tokens, V vocabulary.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tests.models.contexts import DTYPES, Recorder, normal, recorded
-from zerosim.models import Context, Model, Recompute
+from zerosim.models import Context, Model, Recompute, Unit
 
 Arrays = dict[str, np.ndarray]
 
@@ -33,37 +34,43 @@ class Run:
 
     def gradients(self, x: np.ndarray, target: np.ndarray, policy: str | Recompute = "none",
                   scale: float = 1.0) -> tuple[float, Arrays]:
-        """Forward and backward under a recomputation policy, as an engine does it; a tied gradient is the sum."""
-        policy = Recompute.parse(policy)
-        self.ctx = replace(self.ctx, keep=policy.inside)
-        kept, inputs, x = self._forward(x, policy)
-        loss, of_loss = self.model.loss.forward(self.ctx, x, target)
-        dy, sums = self.model.loss.backward(self.ctx, of_loss, scale), {}
-        del x, of_loss
-        units = self.model.units
-        for run in reversed(policy.segments(len(units)) or [range(len(units))]):
-            if run.start in inputs:
-                x = inputs.pop(run.start)
-                for index in run:
-                    x, kept[index] = units[index].forward(self.ctx, self.w, x)
-                del x
-            for index in reversed(run):
-                dy, of_unit = units[index].backward(self.ctx, self.w, kept.pop(index), dy)
-                for name, gradient in of_unit.items():
-                    sums[name] = gradient if name not in sums else sums[name] + gradient
-        return loss, sums
+        """Forward and backward of the whole model under a recomputation policy; a tied gradient is the sum."""
+        policy, losses, sums = Recompute.parse(policy), [], {}
 
-    def _forward(self, x: np.ndarray, policy: Recompute) -> tuple[dict[int, Any], dict[int, np.ndarray], np.ndarray]:
-        starts = [run.start for run in policy.segments(len(self.model.units))]
-        kept, inputs = {}, {}
-        for index, unit in enumerate(self.model.units):
-            if index in starts:
+        def turn(y: np.ndarray) -> np.ndarray:
+            loss, saved = self.model.loss.forward(self.ctx, y, target)
+            losses.append(loss)
+            return self.model.loss.backward(self.ctx, saved, scale)
+
+        self.ctx = replace(self.ctx, keep=policy.inside)
+        for of_unit in self.through(self.model.units, x, policy, turn):
+            for name, gradient in of_unit.items():
+                sums[name] = gradient if name not in sums else sums[name] + gradient
+        return losses[0], sums
+
+    def through(self, units: Sequence[Unit], x: np.ndarray, policy: Recompute, turn: Callable[[np.ndarray], np.ndarray],
+                back: Callable[..., Any] | None = None) -> Iterator[Arrays]:
+        """Forward, ``turn`` from output to gradient, and backward of some units under a recomputation policy, as an
+        engine does it; each unit's gradients. ``back(unit, saved, dy)`` stands for the unit's own backward."""
+        back = back or (lambda unit, saved, dy: unit.backward(self.ctx, self.w, saved, dy))
+        segments, kept, inputs = policy.segments(len(units)), {}, {}
+        for index, unit in enumerate(units):
+            if index in [segment.start for segment in segments]:
                 inputs[index] = x
             x, of_unit = unit.forward(self.ctx, self.w, x)
-            if not starts:
+            if not segments:
                 kept[index] = of_unit
             del of_unit
-        return kept, inputs, x
+        dy = turn(x)
+        for segment in reversed(segments or [range(len(units))]):
+            if segments:
+                x = inputs.pop(segment.start)
+                for index in segment:
+                    x, kept[index] = units[index].forward(self.ctx, self.w, x)
+            del x
+            for index in reversed(segment):
+                dy, gradients = back(units[index], kept.pop(index), dy)
+                yield gradients
 
 
 def run_of(model: Model, dtype: str = "fp32", scatter: float = 0.0) -> Run:

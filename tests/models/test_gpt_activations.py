@@ -1,5 +1,6 @@
 """What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -9,7 +10,7 @@ import pytest
 from tests.cases import covering
 from tests.models.contexts import FLOWING, bits_of
 from tests.models.runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute
+from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute, Unit
 from zerosim.numerics import kernels, policy
 from zerosim.planning import activations, flops
 
@@ -68,32 +69,18 @@ def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
         if weight.endswith(("projection.weight", "down.weight")):
             seen.append(run.recorder.now["activation"])
 
+    def back(unit: Unit, saved: list, dy: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        whole = list(saved)  # backward drops its parts as it goes; this holds on to them
+        before, made = run.recorder.now["activation"], len(run.recorder.allocated)
+        found = unit.backward(run.ctx, run.w, list(whole), dy)
+        if recompute.inside == "selective":
+            squares = [math.prod(shape) for _, _, shape, _ in run.recorder.allocated[made:] if len(shape) == 4]
+            seen.append(before + sum(squares) * run.ctx.dtype.itemsize)
+        return found
+
     run.ctx = replace(run.ctx, keep=recompute.inside, observe=look)
-    starts = [segment.start for segment in recompute.segments(len(units))]
-    inputs, kept, dy = {}, {}, np.ones_like(x)
-    for index, unit in enumerate(units):
-        if index in starts:
-            inputs[index] = x
-        x, of_unit = unit.forward(run.ctx, run.w, x)
-        if not starts:
-            kept[index] = of_unit
-        del of_unit
-    del x
-    for segment in reversed(recompute.segments(len(units)) or [range(len(units))]):
-        if starts:
-            x = inputs.pop(segment.start)
-            for index in segment:
-                x, kept[index] = units[index].forward(run.ctx, run.w, x)
-            del x
-        for index in reversed(segment):
-            whole = list(kept.pop(index))  # backward drops its parts as it goes; this holds on to them
-            before = run.recorder.now["activation"]
-            made = len(run.recorder.allocated)
-            dy = units[index].backward(run.ctx, run.w, list(whole), dy)[0]
-            if recompute.inside == "selective":
-                square = [shape for _, _, shape, _ in run.recorder.allocated[made:] if len(shape) == 4]
-                seen.append(before + sum(int(np.prod(shape)) for shape in square) * run.ctx.dtype.itemsize)
-            del whole
+    for _ in run.through(units, x, recompute, np.ones_like, back):
+        pass
     return max(seen)
 
 

@@ -16,8 +16,8 @@ from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim.elementwise import Adam
+from zerosim.planning import hardware
 from zerosim.planning.activations import Block
-from zerosim.planning.hardware import link
 from zerosim.ranks.cluster import NullCluster
 from zerosim.ranks.trace import Held
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage
@@ -50,10 +50,7 @@ def settled(*subjects: str) -> Iterator[Settled]:
     '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
     """
     for row in published(*subjects):
-        inputs = dict(row.inputs)
-        if "link" in inputs:  # a transfer's seconds are its bytes over the link's rate
-            inputs["bytes_per_second"] = link(inputs.pop("link")).bytes_per_second
-        measured = measured_quantity(**inputs)
+        measured = measured_quantity(**row.inputs)
         if measured is not None:
             yield Settled(row, row.computed(), measured)
 
@@ -179,12 +176,11 @@ def scores_again(**block: Any) -> float:
 # -- others ------------------------------------------------------------------------------------------------------------
 
 
-def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int,
-                          bytes_per_second: float) -> float:
-    """Of a collective's bytes, as the trace counts them, over a link of this rate, one way, without latency."""
+def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int, link: str) -> float:
+    """Of a collective's bytes, as the trace counts them, over a link one way, without latency."""
     cluster = NullCluster(ranks, representative=0)
     cluster.run(lambda rank: getattr(rank, collective)(rank.xp.empty(nbytes // 2, "float16"), algorithm=algorithm))
-    return 1e3 * cluster.trace[0].sent_nbytes() / bytes_per_second
+    return 1e3 * cluster.trace[0].sent_nbytes() / hardware.link(link).bytes_per_second
 
 
 def underflow(format: str) -> float:

@@ -27,11 +27,11 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Collective, Compute, Held, Hop, Row, SpanBegin, Trace
 from zerosim.shown import Shown
 from zerosim.zero.engine import Engine
-from zerosim.zero.layout import Layout, layout_of
 from zerosim.zero.placements import STAGES, Placement, Stage, stage_of
 
 Sample = tuple[tuple[float, float], float]  # (x1, x2), t
 NAMES = ("w1", "w2", "w3", "w4")
+UNITS = ("layer1", "layer1", "layer2", "layer2")  # of each weight
 FIRST_SAMPLES: tuple[Sample, ...] = (((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0))
 
 
@@ -300,7 +300,6 @@ class Replay:
 
     example: Example
     stage: Stage
-    layout: Layout
     steps: list[StoryStep]
     hops: dict[int, list[HopValues]]  # by call number
     recorders: list[StepRecorder]  # per rank
@@ -365,8 +364,7 @@ def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = No
         assert event.call is not None, "the example sends no messages beside its collectives"
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
-    return Replay(example, stage_of(stage), layout_of(four_weights(), example.ranks, example.layout),
-                  story(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
+    return Replay(example, stage_of(stage), story(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   cluster.memory.peak_nbytes_by_kind)
 
 

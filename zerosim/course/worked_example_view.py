@@ -5,7 +5,7 @@ Legend: N ranks; weights are w1 ... w4, in the order of the flat vector.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zerosim.course.worked_example import NAMES, Example, HopValues, Replay, Replays, StoryStep, decimal, exact
+from zerosim.course.worked_example import NAMES, UNITS, Example, HopValues, Replay, Replays, StoryStep, decimal, exact
 from zerosim.display.style import short
 from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table, parts, words
 from zerosim.ranks.trace import KINDS
@@ -106,23 +106,20 @@ def _values(found: Replay, step: StoryStep, rank: int, seen: list[int]) -> str:
         first = next(one for one in found.steps if one.op == "loss")
         return f"loss {found.losses[rank]:g}" if step is first else ""
     if step.op in ("reduce_scatter", "all_reduce"):
-        return _owned("sum", _of_unit(found, step, found.held_part("reduced", "reduce", rank)))
+        return _owned("sum", _of_unit(step, found.held_part("reduced", "reduce", rank)))
     if step.op == "all_gather":
         last = [one for one in found.steps if one.op == "all_gather"][-1]
         moment = "end" if step is last and found.stage.parameters.value == "replicated" else "start"
         whole = dict(enumerate(exact(found.whole("parameter", moment, rank))))
-        return _owned("has", _of_unit(found, step, whole))
+        return _owned("has", _of_unit(step, whole))
     if step.op == "update":
         return _owned("new", found.held_part("master", "update", rank))
     return words(step.kind or "")
 
 
-def _of_unit(found: Replay, step: StoryStep, values: dict[int, float]) -> dict[int, float]:
+def _of_unit(step: StoryStep, values: dict[int, float]) -> dict[int, float]:
     """The values of the weights that belong to the step's unit."""
-    if step.unit == "all":
-        return values
-    names = [entry.unit for entry in found.layout.entries for _ in range(entry.high - entry.low)]
-    return {i: value for i, value in values.items() if names[i] == step.unit}
+    return {i: value for i, value in values.items() if step.unit in ("all", UNITS[i])}
 
 
 def _owned(word: str, values: dict[int, float]) -> str:
