@@ -238,6 +238,7 @@ def _total(block: Block, names: Iterable[str]) -> Kept:
 # gradients of weights.
 
 
+Place = tuple[str, int]  # a phase and a unit
 ACTIVATION, CHECKPOINT, GRADIENT = "activation", "checkpointed_input", "activation_gradient"
 # The step of a moment in which no layer computes: what rests after a unit, or while its gradient is accumulated.
 BETWEEN = "between"
@@ -371,6 +372,19 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
     return [one for one in walk.micro_batch(recompute.units_per_segment) if between or one.step != BETWEEN]
 
 
+def passes(count: int, per_segment: int | None) -> tuple[list[Place], list[Place]]:
+    """The units forward and the units back, each with its phase, in the order of a micro-batch.
+
+    >>> passes(3, 2)[1]
+    [('again', 2), ('backward', 2), ('again', 0), ('again', 1), ('backward', 1), ('backward', 0)]
+    """
+    back = list[Place]()
+    for run in reversed(Recompute(per_segment).segments(count) or [range(count)]):
+        back += [("again", unit) for unit in run if per_segment]
+        back += [("backward", unit) for unit in reversed(run)]
+    return [("forward", unit) for unit in range(count)], back
+
+
 @dataclass(slots=True)
 class Walk:
     """A model's units on their way forward and back, and what rests between two units, in bytes.
@@ -393,12 +407,13 @@ class Walk:
     def micro_batch(self, per_segment: int | None) -> Iterator[ActivationSnapshot]:
         """Forward, loss and backward, in segments of so many units, or in none."""
         count = len(self.units)
-        starts = range(0, count, per_segment or count)
-        for unit in range(count):
-            if per_segment and unit in starts and unit:
+        runs = Recompute(per_segment).segments(count)
+        starts, ends = ({run[place] for run in runs} for place in (0, -1))
+        forward, backward = passes(count, per_segment)
+        for _, unit in forward:
+            if unit in starts and unit:
                 self.checkpoint, self.activation = self.checkpoint + self.stream, self.activation - self.stream
-            held = bool(per_segment) and unit in starts
-            yield from self._forward("forward", unit, keep=not per_segment, input_held=held)
+            yield from self._forward("forward", unit, keep=not runs, input_held=unit in starts)
             yield self._snapshot("forward", unit, BETWEEN)
         self.activation += self.row
         yield self._snapshot("forward", count - 1, "loss")
@@ -406,19 +421,17 @@ class Walk:
         yield self._snapshot("backward", count - 1, "loss")
         self.activation -= self.row + self.logits
         yield self._snapshot("loss", count - 1, BETWEEN)
-        for start in reversed(starts):
-            segment = range(start, min(start + (per_segment or count), count))
-            for unit in segment if per_segment else ():
+        for phase, unit in backward:
+            coming = self.gradient
+            if phase == "again":
                 yield from self._forward("again", unit, keep=True, input_held=True)
-                if unit == segment[-1]:
+                if unit in ends:
                     self.activation -= self.logits if unit == count - 1 else self.stream
-                yield self._snapshot("again", unit, BETWEEN)
-            for unit in reversed(segment):
-                coming = self.gradient
+            else:
                 yield from self._backward(unit)
-                self._drop_input(unit, checkpointed=bool(per_segment) and unit == start)
+                self._drop_input(unit, checkpointed=unit in starts)
                 yield self._snapshot("accumulated", unit, BETWEEN, 0, coming)
-                yield self._snapshot("backward", unit, BETWEEN)
+            yield self._snapshot(phase, unit, BETWEEN)
 
     def _snapshot(self, phase: str, unit: int, step: str, activation: int = 0, gradient: int = 0) -> ActivationSnapshot:
         """The bytes that rest, and those that are being made beside them."""

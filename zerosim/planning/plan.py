@@ -37,7 +37,7 @@ from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Optimizer
-from zerosim.planning.activations import fullest_nbytes
+from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
@@ -56,7 +56,6 @@ from zerosim.planning.hardware import Device, Link, Network, overheads_nbytes, p
 from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
 from zerosim.planning.step import (
     Flow,
-    Place,
     TransientMemory,
     after_backward,
     communication_seconds,

@@ -20,13 +20,14 @@ A ring declares as buffers two chunks of partial sums that arrive in turn, one w
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerosim.numerics.formats import format_of
-from zerosim.planning.activations import BETWEEN, Block, snapshots
+from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import NORM_PARTIAL_NBYTES, OVERFLOW_FLAG_NBYTES, STAGES, TENSOR_NORMS, Job
 from zerosim.planning.cost import Curve, curve
 from zerosim.planning.hardware import Network
@@ -70,7 +71,6 @@ class At(NamedTuple):
 
 
 StepEvent = HeldBytes | RingIssue | RingWait | At
-Place = tuple[str, int]  # a phase and a unit
 START, AFTER_BACKWARD = At("start", 0), At("after backward", 0)
 
 
@@ -118,28 +118,27 @@ class MicroBatchWalk:
 
     def events(self) -> Iterator[StepEvent]:
         """Forward, loss and backward, and what is waited for at the end."""
-        count = len(self.lengths)
-        segment = self.job.recompute_units or count
-        forward, backward = [At("forward", unit) for unit in range(count)], []
-        for start in reversed(range(0, count, segment)):
-            run = range(start, min(start + segment, count))
-            if self.job.recompute_units:
-                backward += [At("again", unit) for unit in run[:-1]]
-            backward += [At("backward", unit) for unit in reversed(run)]
+        last = len(self.lengths) - 1
+        forward, backward = passes(len(self.lengths), self.job.recompute_units)
         yield START
         yield from self._pass(forward)
-        yield from (At("loss", count - 1), At("loss end", count - 1))
+        yield from (At("loss", last), At("loss end", last))
         yield from self._pass(backward)
         yield from self._reduced()
         yield from self._reshard_all()
 
-    def _pass(self, places: Sequence[At]) -> Iterator[StepEvent]:
-        """The places in their order, each with its unit's weights; units ahead are those of the places that follow."""
-        for index, (phase, unit) in enumerate(places):
-            ahead = [place.unit for place in places[index + 1:index + 1 + self.job.prefetch]]
-            inside = self._back(unit) if phase == "backward" else iter([At(phase, unit), At(f"{phase} end", unit)])
-            yield from self._unsharded(unit, ahead, inside)
-            if phase == "backward":
+    def _pass(self, places: Sequence[Place]) -> Iterator[StepEvent]:
+        """The places in their order, with their units' weights: gathered once for what a unit does without a break.
+
+        Units ahead are those of the visits that follow.
+        """
+        visits = [(unit, [phase for phase, _ in visit]) for unit, visit in groupby(places, key=itemgetter(1))]
+        for index, (unit, phases) in enumerate(visits):
+            ahead = [after for after, _ in visits[index + 1:index + 1 + self.job.prefetch]]
+            inside = [self._back(unit) if phase == "backward" else iter([At(phase, unit), At(f"{phase} end", unit)])
+                      for phase in phases]
+            yield from self._unsharded(unit, ahead, chain(*inside))
+            if phases[-1] == "backward":
                 yield At("backward end", unit)
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -190,10 +189,7 @@ class MicroBatchWalk:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     def _back(self, unit: int) -> Iterator[StepEvent]:
-        """A unit goes back, run again first where only its input was kept, and its gradient is accumulated."""
-        segment = self.job.recompute_units
-        if segment and (unit + 1 == len(self.lengths) or (unit + 1) % segment == 0):  # the last of its segment
-            yield from (At("again", unit), At("again end", unit))
+        """A unit goes back, and its gradient is accumulated."""
         states, length, written, added = self.job.states, self.lengths[unit], self.written, self.added
         at_rest = not states.gradients_sharded and self.first and written == added
         own = 0 if at_rest else length * written.itemsize
