@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 
 from tests.backends import compiled_kernels, doubles
-from tests.backends.worlds import DOUBLES, GPUS, HERE, JOBS, MPI, World, lacking_gpus
+from tests.backends.available import MISSING, worlds
+from tests.backends.worlds import JOBS, MPI, lacking_gpus
 from zerosim.backends.cupy.kernels import CupyKernels
-
-ALL = [HERE, *MPI, *DOUBLES, *GPUS]
-MISSING = {world: reason for world in ALL if (reason := world.missing()) is not None}
-THERE = [pytest.param(world, id=world.name, marks=[pytest.mark.gpu] * (world in GPUS))
-         for world in ALL if world not in MISSING]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -26,16 +22,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
     items[:] = there
-
-
-def worlds(wanted: Callable[[World], Any], doc: str) -> Any:
-    """A fixture: each world that is wanted, in turn."""
-    def fixture(request: pytest.FixtureRequest) -> World:
-        found: World = request.param
-        return found
-
-    fixture.__doc__ = doc
-    return pytest.fixture(params=[there for there in THERE if wanted(there.values[0])])(fixture)
 
 
 world = worlds(lambda world: True, "N ranks somewhere.")

@@ -16,10 +16,21 @@ import numpy as np
 from tests.backends import compiled_kernels
 from tests.backends.fake_cuda import Cuda, merge
 
-NAMES = ("INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT16", "FLOAT32", "FLOAT64", "BFLOAT16")
+# Of CuPy 14.2.0's compiled module with NCCL 2.32.3, as its docstrings have them (2026-11-21), less the C types.
+CALLS = {
+    "send": "sendbuf count datatype peer stream", "recv": "recvbuf count datatype peer stream",
+    "allReduce": "sendbuf recvbuf count datatype op stream", "allGather": "sendbuf recvbuf count datatype stream",
+    "reduceScatter": "sendbuf recvbuf recvcount datatype op stream",
+    "reduce": "sendbuf recvbuf count datatype op root stream",
+    "broadcast": "sendbuff recvbuff count datatype root stream"}
+OTHERS = {"check_async_error": "", "abort": "", "destroy": "", "initAll": "devices"}
+MEANINGS = {"sendbuf": "x", "sendbuff": "x", "recvbuf": "out", "recvbuff": "out", "recvcount": "count",
+            "datatype": "kind"}
+CONSTANTS = {"NCCL_INT8": 0, "NCCL_UINT8": 1, "NCCL_INT32": 2, "NCCL_UINT32": 3, "NCCL_INT64": 4, "NCCL_UINT64": 5,
+             "NCCL_FLOAT16": 6, "NCCL_FLOAT32": 7, "NCCL_FLOAT64": 8, "NCCL_BFLOAT16": 9, "NCCL_SUM": 0, "NCCL_MAX": 2,
+             "NCCL_MIN": 3}
 DTYPES = dict(enumerate(map(np.dtype, (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16,
                                        np.float32, np.float64, ml_dtypes.bfloat16))))
-OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 COMBINE = {0: np.add, 2: np.maximum, 3: np.minimum}
 Call = tuple[Any, ...]
 
@@ -167,31 +178,6 @@ class Communicator:
         cls.world.alive += made
         return made
 
-    def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        self._call("send", x=sendbuf, count=count, kind=datatype, peer=peer, stream=stream)
-
-    def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        self._call("recv", out=recvbuf, count=count, kind=datatype, peer=peer, stream=stream)
-
-    def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
-        self._call("allReduce", x=sendbuf, out=recvbuf, count=count, kind=datatype, op=op, stream=stream)
-
-    def reduceScatter(self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int) -> None:
-        self._call("reduceScatter", x=sendbuf, out=recvbuf, count=recvcount, kind=datatype, op=op, stream=stream)
-
-    def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
-        self._call("reduce", x=sendbuf, out=recvbuf, count=count, kind=datatype, root=root, op=op, stream=stream)
-
-    def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        self._call("broadcast", x=sendbuff, out=recvbuff, count=count, kind=datatype, root=root, stream=stream)
-
-    def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
-        self._call("allGather", x=sendbuf, out=recvbuf, count=count, kind=datatype, stream=stream)
-
-    def _call(self, name: str, **what: Any) -> None:
-        assert all(isinstance(value, int) for value in what.values()), "CuPy takes integers"
-        self.world.call(self, name, **what)
-
     def check_async_error(self) -> None: ...
 
     def abort(self) -> None:
@@ -199,6 +185,19 @@ class Communicator:
 
     def destroy(self) -> None:
         self.state = "destroyed"
+
+
+def _call(name: str, parameters: list[str]) -> Any:
+    """The method of that name: its arguments by what they mean."""
+    def call(self: Communicator, *values: int) -> None:
+        assert all(isinstance(value, int) for value in values), "CuPy takes integers"
+        self.world.call(self, name, **dict(zip([MEANINGS.get(one, one) for one in parameters], values, strict=True)))
+
+    return call
+
+
+for name, parameters in CALLS.items():
+    setattr(Communicator, name, _call(name, parameters.split()))
 
 
 def fake_module(world: World, kind: type[Communicator] = Communicator, unique_id: Any = lambda: bytes(128)
@@ -215,8 +214,7 @@ def fake_module(world: World, kind: type[Communicator] = Communicator, unique_id
         if not world.depth:
             world.close()
 
-    vars(module).update({f"NCCL_{name}": number for number, name in enumerate(NAMES)})  # as in nccl.h
-    vars(module).update({f"NCCL_{name}": number for name, number in OPS.items()})
+    vars(module).update(CONSTANTS)
     vars(module).update(available=True, get_version=lambda: 23203, get_unique_id=unique_id,
                         NcclCommunicator=communicator, NcclError=NcclError, groupStart=start, groupEnd=end)
     return module

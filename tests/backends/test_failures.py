@@ -6,14 +6,27 @@ from itertools import product
 import pytest
 
 import zerosim as zs
+from tests.backends.available import worlds
 from tests.backends.fake_cuda import RaceError
 from tests.backends.test_one_suite import assert_same
-from tests.backends.worlds import DOUBLES, HERE, World
+from tests.backends.worlds import DOUBLES, HERE, MPI, World
+from tests.cases import THOROUGH
 from tests.ranks import programs
 from zerosim.backends.processes.notes import raised_elsewhere
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
 CALLS = ("another collective", "another shape", "another type", "another op")
+
+
+def matters(world: World) -> bool:
+    """Who else hears of a failure takes a third rank, and no fourth."""
+    return THOROUGH or world not in (MPI[0], MPI[2])
+
+
+world = worlds(matters, "N ranks somewhere.")
+library = worlds(lambda world: matters(world) and world.library, "N ranks whose messages a library carries.")
+explaining = worlds(lambda world: matters(world) and world.explains, "N ranks that find out what they wait for.")
+mpi = worlds(lambda world: matters(world) and world in MPI, "N processes of MPI.")
 
 
 def errors_of(world: World, program, *args, **options) -> list[BaseException]:

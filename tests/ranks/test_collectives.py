@@ -136,7 +136,8 @@ def run(way: str, asked: list[Asked], late: Late | None = None, **options: Any) 
         case "stepped":
             steps = list(zs.step_through(program, cluster=cluster, by="collective"))
             rows = cluster.trace[0].collectives()
-            assert [(step.call, step.hops) for step in steps] == [(row.call, row.hops()) for row in rows]
+            assert [(step.number, step.call, step.hops) for step in steps] == [
+                (number, row.call, row.hops()) for number, row in enumerate(rows, 1)]
             for step, one, right in zip(steps, asked, wanted, strict=True):
                 if "mean" not in one.options.values():  # whose last division comes later
                     assert all(result is None or same(now.out, result)

@@ -79,7 +79,7 @@ def test_two_checks_of_one_answer_are_equal_and_tracing_is_as_it_was_before():
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_every_known_mistake_is_wrong_somewhere_and_is_named_and_every_limit_lies_at_its_target_or_above(name):
-    cases = PUZZLES[name].cases()
+    cases = [*PUZZLES[name].cases()]
     for number, mistake in enumerate(cases[-1].mistakes):
         complaints = [compare.complaint(case, case.mistakes[number].results, PUZZLES[name].returns) for case in cases]
         assert any(complaints), mistake.what

@@ -4,7 +4,7 @@ Legend: N ranks, n elements. Every byte is that of one rank, and of the rank tha
 other, on the longest chain.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,9 +126,9 @@ class Puzzle:
         signature = self.function.partition(f"def {self.name}(rank, ")[2]
         return signature.partition(")")[0].split(", ")
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> Iterator[Case]:
         """Every case, in the order in which they are run: few ranks first."""
-        return [self.case(ranks, length) for ranks, lengths in self.sizes.items() for length in lengths]
+        return (self.case(ranks, length) for ranks, lengths in self.sizes.items() for length in lengths)
 
 
 def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:
