@@ -1,4 +1,4 @@
-"""The checker's instruments: an alarm, words for errors, a rank that hears nothing, and an audit of memory."""
+"""The checker's instruments: an alarm, a run's measures, words for errors, a rank that hears nothing, a memory audit."""
 
 import _thread
 import signal
