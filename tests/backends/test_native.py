@@ -10,6 +10,7 @@ from tests.backends.test_one_suite import formats
 from tests.backends.worlds import MPI, World
 from tests.cases import chosen
 from tests.ranks import programs
+from tests.ranks.data import FLOATS
 from zerosim.numerics import arrays
 from zerosim.testing import ulps_apart
 
@@ -26,7 +27,7 @@ def asked(world: World, operation: str, format: str, op: str = "sum", lengths=No
 
 @pytest.mark.parametrize("operation", MOVES)
 def test_what_only_moves_has_the_same_bits(library: World, operation: str) -> None:
-    for format in chosen(("fp64", "fp32", "bf16", "fp8_e5m2"), programs.FORMATS):  # elements of 8, 4, 2 and 1 bytes
+    for format in chosen(("fp64", "fp32", "bf16", "fp8_e5m2"), FLOATS):  # elements of 8, 4, 2 and 1 bytes
         for ranks in asked(library, operation, format):
             for _, now, later, ours in ranks:
                 assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), format

@@ -305,18 +305,7 @@ def test_what_two_gpus_cannot_do_is_refused(gpus, ranks: int, options: dict[str,
 # -- a GPU for each process -------------------------------------------------------------------------------------------
 
 def test_arrays_on_the_host_travel_by_way_of_the_device(nccl_processes: World) -> None:
-    assert_same(nccl_processes, on_the_host)
-
-
-def on_the_host(rank: zs.Rank) -> Any:
-    """Flags and counts, in place, asynchronously, as a message, by the library."""
-    x = np.arange(6) + rank.index
-    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
-    work = rank.all_reduce(x, async_op=True)
-    rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
-    found += [out, work.wait()]
-    rank.all_reduce(x, out=x)
-    return [*found, x]
+    assert_same(nccl_processes, programs.on_the_host)
 
 
 def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -> None:
@@ -326,15 +315,8 @@ def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -
         assert "start no more processes on a machine than it has GPUs, or, to share cards pass share_devices" in said
 
 
-def dies(rank: zs.Rank) -> None:
-    """The last rank is killed while the others wait for it."""
-    if rank.index == rank.size - 1:
-        os.kill(os.getpid(), 9)
-    rank.barrier()
-
-
 @pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
 def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
     with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
-        DOUBLES[-1].run(dies)
+        DOUBLES[-1].run(programs.dies)
     assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

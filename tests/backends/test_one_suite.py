@@ -11,6 +11,7 @@ import zerosim as zs
 from tests.backends.worlds import DOUBLES, HERE, MPI, Here, Outcome, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
+from tests.ranks.data import FLOATS
 from zerosim.numerics import arrays
 
 # Every stage in one format, and every format on one stage.
@@ -48,7 +49,7 @@ def formats(world: World) -> list[str]:
     """All of them; on doubles some that stand for 32, 16 and 8 bits."""
     few = dict(zip(DOUBLES, (["fp32", "bf16", "fp8_e5m2"], ["bf16", "fp8_e5m2"], ["fp32", "fp8_e5m2"], ["bf16"]),
                    strict=True))
-    return chosen(few.get(world, programs.FORMATS), programs.FORMATS)
+    return chosen(few.get(world, FLOATS), FLOATS)
 
 
 def test_every_algorithm_gives_the_same_bits_and_sends_the_same_bytes(world: World) -> None:
@@ -94,19 +95,9 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
     if not THOROUGH and world in (MPI[0], MPI[2]):
         return  # one world of MPI's is enough
-    wanted = reference(world.kind, world.ranks, one_after_the_other)
-    for mine, its in zip(world.run(overlapping), wanted, strict=True):
+    wanted = reference(world.kind, world.ranks, programs.one_after_the_other)
+    for mine, its in zip(world.run(programs.overlapping), wanted, strict=True):
         assert arrays.sha256(mine.result) == arrays.sha256(its.result)
-
-
-def one_after_the_other(rank: zs.Rank):
-    """GPT with none of them."""
-    return programs.gpt(rank, 3, "bf16", steps=1)
-
-
-def overlapping(rank: zs.Rank):
-    """GPT with all options that move communication."""
-    return programs.gpt(rank, 3, "bf16", steps=1, overlap=True, prefetch=1, bucket_nbytes=5000)
 
 
 def test_the_stages_agree_here_as_they_do_there(mpi: World) -> None:
@@ -119,12 +110,7 @@ def test_the_stages_agree_here_as_they_do_there(mpi: World) -> None:
 
 def test_optimizers_of_whole_matrices_and_norms_give_the_same_bits(world: World) -> None:
     if world not in DOUBLES:  # a decomposition's product of another layout has other bits: see test_cupy
-        assert_same(world, whole_matrices, WHOLE_MATRICES[world.ranks], kind=world.kind)
-
-
-def whole_matrices(rank: zs.Rank, optimizer: str):
-    """GPT by whole matrices."""
-    return programs.gpt(rank, 2, "bf16", optimizer, layout="whole_matrices", steps=1)
+        assert_same(world, programs.whole_matrices, WHOLE_MATRICES[world.ranks], kind=world.kind)
 
 
 def test_an_asynchronous_collective_goes_on_beside_arithmetic_alone(mpi: World) -> None:

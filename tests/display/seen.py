@@ -72,6 +72,12 @@ def misplaced(drawing: figures.Drawing) -> list[str]:
         if box.x0 < page.x0 or box.y0 < page.y0 or box.x1 > page.x1 or box.y1 > page.y1]
 
 
+def assert_readable(drawing: figures.Drawing) -> None:
+    """No words lie on others or leave the page, and none are smaller than 11 points: a footnote's size on a slide."""
+    assert misplaced(drawing) == []
+    assert min(text.get_fontsize() for text in texts(drawing)) >= 11
+
+
 def drawn_by(svg: str) -> str:
     """The version of Matplotlib that wrote an SVG."""
     match = re.search(r"Matplotlib v([\w.+]+?), ", svg)

@@ -119,6 +119,7 @@ def test_the_data_of_bars_are_exact_bytes_and_those_of_a_strip_its_bounds(cluste
     (bars,) = (part for part in data(cluster)["parts"] if "bars" in part)
     assert [sum(held.values()) for held in bars["nbytes"].values()] == cluster.memory.peak_nbytes
     layout = cluster.runs[-1].results[0].layout
+    assert bars["limit_nbytes"] == 10_000
     (strip,) = (part for part in data(layout)["parts"] if "strip" in part)
     assert strip["lines"][0]["bounds"][-1] == layout.regions[0].bounds[-1]
 

@@ -49,8 +49,7 @@ def test_every_plot_is_a_figure_with_words_and_units_that_can_be_read_and_that_j
         svg = base64.b64decode(re.search(r"base64,([^\"]+)", shown)[1]).decode()
         assert 'role="img"' in svg
         assert drawn.svg() == svg
-        assert seen.misplaced(drawn) == []
-        assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
+        seen.assert_readable(drawn)
         for axes in (axes for axes in figure.axes if axes.axison):
             for label in filter(None, (axes.get_xlabel(), axes.get_ylabel())):
                 assert re.search(r"\((bytes|kB|MB|GB|events|changes|its number)\)$", label), label

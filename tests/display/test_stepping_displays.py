@@ -43,9 +43,7 @@ def test_every_step_can_be_drawn_and_its_words_are_apart(program, ranks, dark):
     for step in (steps[0], steps[-1]):
         axes = step.draw(dark=dark)
         assert isinstance(axes, Axes)
-        drawing = axes.figure.drawing
-        assert seen.misplaced(drawing) == []
-        assert min(text.get_fontsize() for text in seen.texts(drawing)) >= 11
+        seen.assert_readable(axes.figure.drawing)
 
 
 def test_a_drawn_step_shows_the_hops_values_and_whose_chunk_moved():

@@ -3,22 +3,19 @@
 A program takes its inputs from NumPy to the rank's own arrays and returns NumPy arrays: worlds differ in between.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
-from tests.support import literally
+from tests.ranks.data import FLOATS
 from zerosim.numerics import arrays
-
-FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
-           "fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
 
 
 def on_rank(rank: zs.Rank, values: np.ndarray) -> Any:
@@ -59,15 +56,10 @@ def every_collective(rank: zs.Rank, format: str, lengths: Sequence[int]) -> list
         if not allowed(operation, algorithm, rank.size):
             continue
         for seed, length in enumerate(lengths):
-            x = vector(rank, length, FORMATS[format], seed)
+            x = vector(rank, length, FLOATS[format], seed)
             cuts = [None, *cuts_of(length, rank.size)] if takes_splits(operation, algorithm, rank.size) else [None]
-            found += [on_host(ask(rank, operation, algorithm, x, cut, **_root(operation, seed % rank.size)))
-                      for cut in cuts]
+            found += [on_host(ask(rank, operation, algorithm, x, cut, root=seed % rank.size)) for cut in cuts]
     return found
-
-
-def _root(operation: str, root: int) -> dict[str, int]:
-    return {"root": root} if operation in ("broadcast", "reduce", "gather") else {}
 
 
 def reductions(rank: zs.Rank, x: Any) -> list[Any]:
@@ -83,7 +75,7 @@ def reductions(rank: zs.Rank, x: Any) -> list[Any]:
 
 def options_of_reductions(rank: zs.Rank, format: str) -> list[Any]:
     """Reductions of a format."""
-    return reductions(rank, vector(rank, 4 * rank.size + 3, FORMATS[format]))
+    return reductions(rank, vector(rank, 4 * rank.size + 3, FLOATS[format]))
 
 
 def messages(rank: zs.Rank) -> list[Any]:
@@ -214,11 +206,26 @@ def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: str = "AdamW", steps
     return found, on_host({name: engine.state(name) for name in model.shapes})
 
 
+def one_after_the_other(rank: zs.Rank) -> tuple[Any, ...]:
+    """GPT, of which nothing overlaps."""
+    return gpt(rank, 3, "bf16", steps=1)
+
+
+def overlapping(rank: zs.Rank) -> tuple[Any, ...]:
+    """GPT with all options that move communication."""
+    return gpt(rank, 3, "bf16", steps=1, overlap=True, prefetch=1, bucket_nbytes=5000)
+
+
+def whole_matrices(rank: zs.Rank, optimizer: str) -> tuple[Any, ...]:
+    """GPT by whole matrices."""
+    return gpt(rank, 2, "bf16", optimizer, layout="whole_matrices", steps=1)
+
+
 def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
     """What this rank brought, and what the library's own collective gives, now and as a work, and the table's first."""
     found = []
     for length in lengths:
-        values = on_host(vector(rank, length, FORMATS[format]))
+        values = on_host(vector(rank, length, FLOATS[format]))
         if op in ("max", "min"):
             values[rank.index::5], values[1::3] = np.nan, [0.0, -0.0][rank.index % 2]
         x, again = (on_rank(rank, values.copy()) for _ in range(2))
@@ -304,6 +311,8 @@ def disagrees(rank: zs.Rank, what: str) -> None:
 
 def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     """A pattern of the error where the last rank calls something else; it names the ranks that have been heard."""
+    from tests.support import literally  # with pytest, which the processes of a pool never need
+
     _, _, most, last = (re.sub(r"(\d+)N", lambda found: str(int(found[1]) * ranks), text) if isinstance(text, str)
                         else text for text in DIFFERENT[what])
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
@@ -402,7 +411,7 @@ def the_first_takes_long(rank: zs.Rank, seconds: float) -> int:
 
 def fails_amid_native(rank: zs.Rank) -> None:
     """All ranks have begun the library's own collectives when one of them raises."""
-    begun = [rank.all_reduce(vector(rank, 3000, FORMATS["bf16"]), algorithm="native", async_op=True) for _ in range(3)]
+    begun = [rank.all_reduce(vector(rank, 3000, FLOATS["bf16"]), algorithm="native", async_op=True) for _ in range(3)]
     rank.barrier()
     if rank.index == 0:
         raise Boom(f"with {len(begun)} under way")
@@ -415,6 +424,24 @@ def changes_its_input(rank: zs.Rank) -> None:
     work = rank.all_gather(x, async_op=True)
     x[...] = on_rank(rank, np.full(6, 2.0, np.float32))
     work.wait()
+
+
+def on_the_host(rank: zs.Rank) -> Any:
+    """Flags and counts, in place, asynchronously, as a message, by the library."""
+    x = np.arange(6) + rank.index
+    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
+    work = rank.all_reduce(x, async_op=True)
+    rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
+    found += [out, work.wait()]
+    rank.all_reduce(x, out=x)
+    return [*found, x]
+
+
+def dies(rank: zs.Rank) -> None:
+    """The last rank is killed while the others wait for it."""
+    if rank.index == rank.size - 1:
+        os.kill(os.getpid(), 9)
+    rank.barrier()
 
 
 def holds(rank: zs.Rank, nbytes: int) -> int:

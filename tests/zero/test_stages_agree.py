@@ -13,7 +13,7 @@ from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.twin import Rule
 from tests.zero.training import ADAM, BF16, MODELS, SGD, assert_runs_equal_the_twin, batches, bits, outcome
 from tests.zero.units import Borrower, Lender, gained
-from zerosim.models import GPT, PRESETS, LinearUnit, Model
+from zerosim.models import GPT, MLP, PRESETS, LinearUnit, Model
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
 FORMATS, LAYOUTS = ("fp32", "fp16", "bf16"), ("per_unit", "contiguous")
@@ -111,6 +111,7 @@ CASES = {
        for ranks, layout in [(1, "whole_matrices"), (9, "whole_matrices"), (3, "per_unit"), (3, "contiguous")]},
     **{f"clipped LARS, {layout}": case("wide", 3, 2, 3, optimizer=LARS, layout=layout, clip_norm=0.5)
        for layout in (*LAYOUTS, "whole_matrices")},
+    "norms of a tensor of several blocks": case(lambda: MLP((300, 300), seed=1), 1, 1, optimizer=LARS, runs=[(0, {})]),
     "three optimizers": case("wide", 3, 2, 3, optimizer=SOAP, layout="whole_matrices", clip_norm=0.5, groups=[
         zs.Group("*.bias", optimizer=ADAM), zs.Group("layer1.weight", optimizer=LARS)], rules=ruled(
             "wide", lambda name: "bias" in name, Rule(ADAM, "bf16")) | {"layer1.weight": Rule(LARS, "bf16")}),

@@ -25,13 +25,15 @@ GRADIENTS = ("gradient", "unit_gradient")
 
 
 def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int = 2, seed: int = 0) -> list:
-    """batches[step][rank][j] = (x, target), different everywhere; tokens for a GPT."""
+    """batches[step][rank][j] = (x, target), different everywhere; for a GPT tokens, of which some have no target."""
     rng = np.random.default_rng(seed)
 
     def one() -> tuple[np.ndarray, np.ndarray]:
         if isinstance(model, GPT):
-            shape = (rows, model.config.context)
-            return tuple(rng.integers(0, model.config.vocabulary, shape) for _ in range(2))
+            x, target = rng.integers(0, model.config.vocabulary, (2, rows, model.config.context))
+            target[rng.random(target.shape) < rng.random()] = -1
+            target[0, 0] = 1
+            return x, target
         widths = model.units[0].inputs, model.units[-1].outputs
         return tuple(rng.standard_normal((rows, width)).astype(np.float32) for width in widths)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -372,6 +373,7 @@ def _from_bits(bits: int) -> float:
 # -- 4: how large an update is, SGD's beside Adam's, and the smallest learning rates that are not lost ----------------
 
 Direction = Literal["down", "up"]
+DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,16 +416,15 @@ def first_steps(fmt: str, weight: float, lr: float, gradients: Sequence[float]) 
                         shortest(adam), with_adam.result, with_adam.lost)
 
 
-def adam_thresholds(formats: Sequence[str], weight: float) -> Iterator[Threshold]:
-    """For each format, downwards (g = 1) and upwards (g = -1): by bisection, each question a real step of Adam."""
-    directions: tuple[tuple[Direction, float], ...] = (("down", 1.0), ("up", -1.0))
-    for name in formats:
-        for direction, gradient in directions:
+@cache
+def adam_threshold(fmt: str, direction: Direction, weight: float) -> Threshold:
+    """Downwards with g = 1, upwards with g = -1: by bisection, each question a real step of Adam."""
+    gradient = 1.0 if direction == "down" else -1.0
 
-            def lost(lr: float, name: str = name, gradient: float = gradient) -> bool:
-                return add_once(name, weight, -first_update(Adam(lr), gradient)).lost
+    def lost(lr: float) -> bool:
+        return add_once(fmt, weight, -first_update(Adam(lr), gradient)).lost
 
-            yield Threshold(name, direction, last_that(lost, up_to=FORMATS["fp32"].largest))
+    return Threshold(fmt, direction, last_that(lost, up_to=FORMATS["fp32"].largest))
 
 
 # -- 5: Adam's moments m and v kept in few bits: an average that forgets slowly loses its small additions too ---------
@@ -490,15 +491,13 @@ class Underflow:
     stored: float
 
 
-def format_facts() -> Iterator[FormatFacts]:
-    """One row for each format; ``zero_up_to`` is found by bisection on the real rounding."""
-    for name, row in FORMATS.items():
-
-        def vanishes(value: float, row: Format = row) -> bool:
-            return float(round_to(value, row)) == 0.0
-
-        yield FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, row)), row.largest,
-                          row.smallest_normal, row.smallest_subnormal, last_that(vanishes, up_to=1.0))
+@cache
+def format_facts(name: str) -> FormatFacts:
+    """One format's; ``zero_up_to`` is found by bisection on the real rounding."""
+    row = FORMATS[name]
+    zero_up_to = last_that(lambda value: float(round_to(value, row)) == 0.0, up_to=1.0)
+    return FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, row)), row.largest, row.smallest_normal,
+                       row.smallest_subnormal, zero_up_to)
 
 
 def underflows(fmt: str, values: Sequence[float]) -> Iterator[Underflow]:
@@ -566,7 +565,7 @@ def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEED
         tuple(survivors(POPULAR_WEIGHTS, POPULAR_UPDATE)),
         largest_that_moves(POPULAR_UPDATE),
         tuple(first_steps(question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
-        tuple(adam_thresholds(fitting, question.weight)),
+        tuple(adam_threshold(name, direction, question.weight) for name in fitting for direction in DIRECTIONS),
         tuple(row for name in ("fp32", *low) for row in moments(name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)),
-        tuple(format_facts()),
+        tuple(map(format_facts, FORMATS)),
         tuple(underflows("fp16", SMALL_VALUES)))

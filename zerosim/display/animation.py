@@ -9,8 +9,7 @@ from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerosim.display.drawing import Drawing, Style
-from zerosim.numerics.files import write_whole
+from zerosim.display.drawing import Drawing, Style, save_as
 
 ANIMATION_FORMATS = ("gif", "html")
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
@@ -115,10 +114,7 @@ class Animation:
 
     def save(self, path: Path | str) -> Path:
         """Writes a .gif or .html file: all of it, or nothing. Raises ValueError for another suffix."""
-        path = Path(path)
-        if path.suffix.removeprefix(".") not in ANIMATION_FORMATS:
-            raise ValueError(f"asked to save an animation as {path.name!r}; end the name in .gif or .html")
-        return write_whole(path, self.gif() if path.suffix == ".gif" else self.html().encode())
+        return save_as(path, "an animation", {".gif": self.gif, ".html": lambda: self.html().encode()})
 
     def _repr_html_(self) -> str:
         """The animation as Jupyter shows it: the GIF, with the words of all frames."""

@@ -86,7 +86,14 @@ DARK = Style("dark", background="#16181D", ink="#F2F2F2", muted="#B8BDC6", faint
 
 
 FORMATS = ("svg", "png")
-SUFFIXES = (".svg", ".png")
+
+
+def save_as(path: Path | str, what: str, contents: Mapping[str, Callable[[], bytes]]) -> Path:
+    """Writes a file in the format that its suffix names: all of it, or nothing; ValueError for another suffix."""
+    path = Path(path)
+    if path.suffix not in contents:
+        raise ValueError(f"asked to save {what} as {path.name!r}; end the name in {' or '.join(contents)}")
+    return write_whole(path, contents[path.suffix]())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +126,8 @@ class Drawing:
         return self._saved("png", dots_per_inch)
 
     def save(self, path: Path | str) -> Path:
-        """Writes the picture to a file, in the format that its suffix names: all of it, or nothing.
-
-        Raises ValueError for another suffix than .svg or .png.
-        """
-        path = Path(path)
-        if path.suffix not in SUFFIXES:
-            raise ValueError(f"asked to save a figure as {path.name!r}; end the name in {' or '.join(SUFFIXES)}")
-        content = self.svg().encode() if path.suffix == ".svg" else self.png()
-        return write_whole(path, content)
+        """Writes a .svg or .png file: all of it, or nothing. Raises ValueError for another suffix."""
+        return save_as(path, "a figure", {".svg": lambda: self.svg().encode(), ".png": self.png})
 
     def _saved(self, format: str, dots_per_inch: int = 160) -> bytes:
         file = io.BytesIO()
@@ -214,9 +214,19 @@ def stack_bar(bar: Callable[..., Any], at: float, thickness: float, held: Mappin
     return end
 
 
-def scale_of(nbytes: int) -> tuple[float, str]:
+def scale_of(nbytes: float) -> tuple[float, str]:
     """The unit that suits a largest value: (1e6, "MB")."""
     return next((unit, name) for unit, name in BYTES if nbytes >= unit or unit == 1)
+
+
+def log_log(axes: Axes, values: Sequence[float], names: Sequence[str], base: int = 10) -> None:
+    """Logarithmic axes: ticks of x at the values, by their names; those of y in sight as plain numbers, not powers."""
+    axes.set_xscale("log", base=base)
+    axes.set_yscale("log")
+    axes.set_xticks(values, names)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_yticks([tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
+    axes.minorticks_off()
 
 
 def within_limits(axes: Axes) -> None:

@@ -31,18 +31,13 @@ def cluster_view(cluster: Cluster) -> View:
     memories, runs = cluster.memory, len(cluster.runs)
     size, here = cluster.ranks[0].size, len(cluster.ranks)
     rest = f", {cluster.world}; {counted(runs, 'run')}"
-    rest += "" if here == size else f"; shown: {', '.join(map(rank_name, cluster.ranks))}"
-    names = [rank_name(rank) for rank in cluster.ranks]
+    names = [f"rank {rank.index}" for rank in cluster.ranks]
+    rest += "" if here == size else f"; shown: {', '.join(names)}"
     table = Table("What each rank holds, and sent in the last run (bytes)",
                   ("rank", ">holds now", ">at its peak", ">sent", ">collectives", ">messages of its own"),
                   tuple((name.removeprefix("rank "), f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}",
                          *_sent(trace)) for name, memory, trace in zip(names, memories, cluster.trace, strict=True)))
     return View(f"Cluster of {counted(size, 'rank')}", rest, (table, *_peaks(names, memories)))
-
-
-def rank_name(rank: Any) -> str:
-    """``rank 2``."""
-    return f"rank {rank.index}"
 
 
 def _sent(trace: Trace) -> tuple[str, str, str]:

@@ -71,10 +71,8 @@ def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_d
 
 @EVERY
 def test_every_axis_has_a_unit_no_text_is_small_and_no_words_lie_on_others_or_leave_the_page(name):
-    """11 points on a page of at most 15 inches: as large as a footnote when the page is a slide."""
     drawn = drawing(name)
-    assert seen.misplaced(drawn) == []
-    assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
+    seen.assert_readable(drawn)
     assert drawn.figure.get_figwidth() <= 15
     for axes in drawn.figure.axes:
         if axes.axison:
@@ -128,7 +126,7 @@ OTHERS = {  # data that stretch a picture: long names, few and many panels, one 
 def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time(case):
     for style in chosen([DARK], [LIGHT, DARK]):
         drawn = OTHERS[case](style)
-        assert seen.misplaced(drawn) == []
+        seen.assert_readable(drawn)
         assert drawn.svg() == OTHERS[case](style).svg() == drawn._repr_svg_()
         assert drawn.svg() != committed(drawn.name, style)
 
@@ -237,7 +235,7 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
         board = data.boards[number // 2]
         assert Counter(word for word in words if word.isdigit()) == Counter(
             str(rank) for cells in board for cell in cells if cell.needed for rank in cell.addends)
-        assert seen.misplaced(frame) == []
+        seen.assert_readable(frame)
         assert len(frame.description) > 60
 
 

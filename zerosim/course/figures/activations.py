@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, log_log, scale_of, within_limits
 from zerosim.display.style import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
@@ -122,8 +122,6 @@ def _ticks(axes: Axes) -> None:
 
 
 def _lines(axes: Axes, data: Activations, style: Style) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     unit, name_of_unit = scale_of(max(map(max, data.lines.values())))
     if unit == 1e12:  # a device's memory is given in gigabytes, however much does not fit there
         unit, name_of_unit = 1e9, "GB"
@@ -131,14 +129,8 @@ def _lines(axes: Axes, data: Activations, style: Style) -> None:
         axes.plot(data.lengths, [nbytes / unit for nbytes in column], color=color, linewidth=2.0)
         axes.plot(data.marked, [nbytes / unit for nbytes in data.marks[policy]], color=color, marker=mark, markersize=8,
                   linestyle="", label=policy)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(data.lengths, [f"{tokens:,}" for tokens in data.lengths])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    log_log(axes, data.lengths, [f"{tokens:,}" for tokens in data.lengths], base=2)
     axes.set_xlabel("L, the length of a sequence (tokens)")
-    axes.set_yticks([tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
-    axes.minorticks_off()
     axes.set_ylabel(f"held at most ({name_of_unit})")
     axes.grid(axis="y")
     axes.set_title("The whole model, as sequences grow", loc="left", fontweight="bold", fontsize=12)

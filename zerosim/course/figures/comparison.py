@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.training import Comparison
-from zerosim.display.drawing import DARK, LIGHT, SUFFIXES, Axes, Drawing, Style, stack_bar, within_limits
+from zerosim.display.drawing import DARK, FORMATS, LIGHT, Axes, Drawing, Style, stack_bar, within_limits
 from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.display.views import words
 from zerosim.numerics.units import counted
@@ -78,8 +78,9 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
 def require_place(path: str) -> Path:
     """Checks the place of a figure: ValueError for an ending that there is not, and for no folder to write into."""
     place = Path(path)
-    if place.suffix not in SUFFIXES:
-        raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(SUFFIXES)}")
+    suffixes = [f".{format}" for format in FORMATS]
+    if place.suffix not in suffixes:
+        raise ValueError(f"no figure can be saved as {place.name!r}; end its name with one of {', '.join(suffixes)}")
     if not place.parent.is_dir() or place.is_dir():
         raise ValueError(f"asked to draw into {path!r}, which is {'a folder' if place.is_dir() else 'in no folder'}; "
                          "name a file in a folder that exists")

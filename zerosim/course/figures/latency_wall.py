@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, log_log, scale_of
 from zerosim.display.style import BLUE, GREEN, ORANGE, VERMILLION
 from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
@@ -117,13 +117,13 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
     with style.figure(14.0, height, TITLE, words, below=0.86) as figure:
         ((sizes, worlds),) = figure.panels(1, 2, left=0.95, right=0.3, top=1.7, bottom=1.85, wspace=0.18)
         _lines(sizes, data.by_nbytes, ("mostly latency", "mostly transfer"), style)
+        log_log(sizes, data.by_nbytes.marked, [_bytes(nbytes) for nbytes in data.by_nbytes.marked], base=2)
         _lines(worlds, data.by_ranks, ("mostly transfer", "mostly latency"), style)
+        log_log(worlds, data.by_ranks.values, [f"{ranks:,}" for ranks in data.by_ranks.values], base=2)
         sizes.set_xlabel("the vector's length (bytes)")
-        sizes.set_xticks(data.by_nbytes.marked, [_bytes(nbytes) for nbytes in data.by_nbytes.marked])
         sizes.set_title(f"N = {data.ranks}: the wall is at {_bytes(data.by_nbytes.wall)}", loc="left",
                         fontweight="bold")
         worlds.set_xlabel("N (ranks)")
-        worlds.set_xticks(data.by_ranks.values, [f"{ranks:,}" for ranks in data.by_ranks.values])
         worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", loc="left",
                          fontweight="bold")
         figure.legend(*sizes.get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0,
@@ -145,20 +145,15 @@ def _lines(axes: Axes, panel: WallPanel, sides: tuple[str, str], style: Style) -
     for words, offset, side in zip(sides, (-6, 6), ("right", "left"), strict=True):
         axes.annotate(words, (panel.wall, 0.97), (offset, 0), xycoords=axes.get_xaxis_transform(), ha=side,
                       va="top", textcoords="offset points", color=style.muted)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_ylim(0.3 * min(map(min, panel.lines.values())), None)
-    axes.set_yticks([tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
-    axes.minorticks_off()
     axes.set_ylabel("one all-reduce takes (ms)")
     axes.grid(axis="y")
 
 
 def _bytes(nbytes: float) -> str:
     """4.1 kB, 26.2 MB."""
-    unit, name = next((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-                      if nbytes >= unit or unit == 1)
+    unit, name = scale_of(nbytes)
     return f"{nbytes / unit:.3g} {name}"
 
 

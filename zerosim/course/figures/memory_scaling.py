@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.course.measured import measured_step
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, log_log
 from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
@@ -96,18 +96,7 @@ def _lines(axes: Axes, panel: ScalingPanel, style: Style) -> None:
         axes.plot(panel.values, [nbytes / 1e9 for nbytes in column], color=STAGE_COLORS[stage],
                   marker=STAGE_MARKS[stage], markersize=7, linewidth=2.2, label=f"stage {stage}")
     axes.axhline(DEVICE_GIGABYTES, color=style.ink, linestyle="--", linewidth=1.1, zorder=1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(panel.values, panel.names)
-    axes.minorticks_off()
-    _plain_ticks(axes)
-
-
-def _plain_ticks(axes: Axes) -> None:
-    """1000 and 0.1, not powers of ten: these are read as gigabytes."""
-    from matplotlib.ticker import FuncFormatter
-
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    log_log(axes, panel.values, panel.names)
 
 
 def _grouped(axes: Axes, panel: ScalingPanel, style: Style) -> None:
