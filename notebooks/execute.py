@@ -13,7 +13,7 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from zerosim.course.puzzles import PUZZLES
+import zerosim as zs
 
 HERE = Path(__file__).parent
 METADATA = {
@@ -45,8 +45,8 @@ def written(text: Path) -> str:
 def with_puzzles(text: str) -> str:
     """The text of the puzzles' notebook, in which every puzzle has its three cells, as the package has them."""
     begin, end = text.index('# %%\nzs.puzzles.statement("'), text.index("# %% [markdown]\n# ## All of them")
-    cells = [f'# %%\nzs.puzzles.statement("{name}")\n\n\n# %%\n{puzzle.function.strip()}\n\n\n'
-             f'# %%\nzs.puzzles.check("{name}", {name})\n\n' for name, puzzle in PUZZLES.items()]
+    cells = [f'# %%\nzs.puzzles.statement("{name}")\n\n\n# %%\ndef {zs.puzzles.stub(name).partition("def ")[2]}\n\n'
+             f'# %%\nzs.puzzles.check("{name}", {name})\n\n' for name in zs.puzzles.names()]
     return text[:begin] + "".join(cells) + text[end:]
 
 

@@ -1,4 +1,4 @@
-"""The checker's instruments: an alarm, a run's measures, words for errors, a rank that hears nothing, a memory audit."""
+"""The checker's instruments: an alarm, measures of a run, words for errors, a rank that hears nothing, an audit."""
 
 import _thread
 import signal
