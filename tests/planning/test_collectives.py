@@ -95,6 +95,12 @@ def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sen
             assert turned.steps == (ceil(log2(ranks)) if key[1] == "tree" else ranks - 1)
 
 
+def test_three_all_gathers_of_one_uneven_cut_differ():
+    for algorithm, nbytes in (("ring", (8 - 2, 8 - 1, 8 - 2, 8 - 3)), ("doubling", (3 + 5, 2 + 5, 1 + 3, 2 + 3)),
+                              ("bruck", (3 + 5, 2 + 3, 1 + 3, 2 + 5))):
+        assert sent("all_gather", algorithm, (0, 3, 5, 6, 8), 1).nbytes == nbytes
+
+
 def test_one_rank_sends_nothing_an_empty_vector_takes_messages_and_the_longest_are_counted_exactly():
     for key in ALGORITHMS:
         alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)
