@@ -336,6 +336,9 @@ def test_an_element_is_dropped_by_its_own_word_wherever_blocks_end(count):
     wide = np.where(through, x.astype(np.float32) * np.float32(1 / 0.75), 0)
     np.testing.assert_array_equal(bits_of(y), bits_of(rounded(wide, "bf16")))
     assert kept == "here", "no mask is saved"
+    border = np.empty(3, np.float32)
+    kernels.NumpyKernels().drop(np.ones(3, np.float32), lambda span: np.uint32([6, 7, 8])[span], 7, 2.0, border)
+    assert border.tolist() == [0, 2, 2]
 
 
 def test_the_share_that_is_dropped_is_the_rate_and_every_place_and_stream_has_a_mask_of_its_own():

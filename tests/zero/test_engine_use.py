@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
-from tests.zero.units import Borrower, Lender, tied
+from tests.zero.units import OwnerUnit, TiedUnit, tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
 from zerosim.numerics import kernels
 from zerosim.ranks import trace
@@ -128,7 +128,7 @@ def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_t
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-class Failing(Lender):
+class Failing(OwnerUnit):
     """Owns a weight that another unit uses, and goes back when that one has, unless it is told to fail."""
 
     def backward(self, ctx, w, kept, dy):
@@ -143,7 +143,7 @@ class Failing(Lender):
 def test_a_step_that_fails_leaves_nothing_behind_and_the_engine_goes_on(stage, options):
     """It fails in forward, of the second micro-batch, or in backward between two units that share a weight."""
     def model():
-        return Model([Failing("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("out", 3, 2)])
+        return Model([Failing("enc", 3, 5, "relu", first=True), TiedUnit("dec", "enc", 5), LinearUnit("out", 3, 2)])
 
     data = batches(model(), 2, 2, 2)
 

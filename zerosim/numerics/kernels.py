@@ -477,14 +477,15 @@ class NumpyKernels(BlockKernels):
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
         work = work_type(x)
-        factor, into_range = (np.array(number, work) for number in split_divisor(divisor, work))
+        factor, divisor = split_divisor(divisor, work)
+        first, second = np.array(factor, work), np.array(divisor, work)
         row, total = x.reshape(-1), 0.0
         for span in spans(row.size):
             block = self.wide("input 0", row[span], work)
             quotient, square = self.room("quotient", block.size, work), self.room("square", block.size, FP64)
             if factor != 1:
-                block = np.multiply(block, factor, out=quotient)
-            np.divide(block, into_range, out=quotient)
+                block = np.multiply(block, first, out=quotient)
+            np.divide(block, second, out=quotient)
             np.copyto(square, quotient)
             np.multiply(square, square, out=square)
             total += float(np.add.reduce(square))

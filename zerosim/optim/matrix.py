@@ -242,11 +242,7 @@ def between(ctx: UpdateContext, left: np.ndarray, x: np.ndarray, right: np.ndarr
 
 def move_factor(ctx: UpdateContext, factor: np.ndarray, product: np.ndarray, kept: float) -> None:
     """factor = kept·factor + (1-kept)·product, in place; the product is left as it is."""
-
-    def block(factor: np.ndarray, product: np.ndarray, part: np.ndarray) -> None:
-        move_average(factor, product, kept, part)
-
-    ctx.kernels.step_blocks(block, factor, product)
+    ctx.kernels.step_blocks(lambda factor, product, part: move_average(factor, product, kept, part), factor, product)
 
 
 def subtract(ctx: UpdateContext, w: np.ndarray, direction: np.ndarray, rate: float) -> None:

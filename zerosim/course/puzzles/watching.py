@@ -1,4 +1,4 @@
-"""The checker's instruments: an alarm, words for errors, a rank that hears nothing, and an audit of memory."""
+"""The checker's instruments: an alarm, measures of a run, words for errors, a rank that hears nothing, an audit."""
 
 import _thread
 import signal
