@@ -257,14 +257,6 @@ def test_a_schedule_that_fails_leaves_the_step_untaken():
     assert alone(program) == 1
 
 
-@pytest.fixture
-def pythons_own_handler():
-    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("pythons_own_handler")
 @pytest.mark.parametrize("options", [{}, {"overlap": True, "prefetch": 1}, {"recompute": "block"}], ids=str)
 def test_an_interrupted_training_step_leaves_an_empty_memory_and_a_cluster_that_trains(options):

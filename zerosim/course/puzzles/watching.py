@@ -50,7 +50,7 @@ def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -
 def measured(cluster: Cluster, title: str, target: Measures) -> Measured:
     """The measures of the last run, beside a target.
 
-    Raises Refused for a run that could not be where a rank communicates in the order in which it asks for it.
+    Raises Refused for a run that would wait for itself where a rank's communication goes in the order of its calls.
     """
     try:
         found = measures(cluster)
