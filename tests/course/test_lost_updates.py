@@ -174,6 +174,8 @@ def test_adams_updates_are_lost_at_1_below_half_a_gap_and_kept_right_above(found
     assert limits["fp16", "up"] == pytest.approx(4.9e-4, rel=0.02)
     assert limits["bf16", "down"] == pytest.approx(8 * limits["fp16", "down"], rel=0.01)
     assert len(limits) == 10
+    halved = {(t.format, t.direction): 2 * t.lost_up_to for t in quickly(Question(weight=0.5, steps=3)).thresholds}
+    assert halved == pytest.approx(limits, rel=1e-3)
 
 
 def test_bisection_finds_the_last_number_before_the_change():

@@ -4,6 +4,7 @@ whose bits are equal and whose are not, and the figure of a comparison."""
 import re
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -89,6 +90,7 @@ def test_the_digest_and_the_loss_on_text_held_out_are_those_of_the_weights_that_
 
     (digest, masters), (of_rank_1, _) = zs.Cluster(2).run(steps)
     assert digest == of_rank_1 == trained().digest
+    assert digest == sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in masters.values())).hexdigest()
     x, target = shipped().held_out(16, model.config.context)
     assert trained().held_out_loss == zs.models.one_pass(model, masters, TINY.policy(), x, target).loss
 
