@@ -47,6 +47,18 @@ def an_evaluation_first(engine, mine, other):
     engine.step(mine)
 
 
+def abandoned_steps_first(engine, mine, other):
+    """After forward, after backward, and after reduce."""
+    for done in range(3):
+        tape = engine.forward(*other[0])
+        if done:
+            engine.backward(tape)
+        if done == 2:
+            engine.reduce()
+        engine.abandon()
+    engine.step(mine)
+
+
 def an_evaluation_before_the_update(engine, mine, other):
     """It keeps units gathered, and never goes back: the next step must not compute with them."""
     for x, target in mine:
@@ -65,7 +77,8 @@ def no_needless_all_gather(engine, mine, other):
         engine.all_gather_parameters()
 
 
-LOOPS = (pieces, all_forwards_first, an_evaluation_first, an_evaluation_before_the_update, no_needless_all_gather)
+LOOPS = (pieces, all_forwards_first, an_evaluation_first, abandoned_steps_first, an_evaluation_before_the_update,
+         no_needless_all_gather)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
