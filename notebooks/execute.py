@@ -2,6 +2,7 @@
 
 Two executions give the same file: cells are named by their number; no times, no versions of Python and no accidents of
 how output arrived in pieces are recorded.
+Of the puzzles' text the cells are written too: statement, function and check stand in the package alone.
 Usage: ``python notebooks/execute.py [TEXT ...]``; without arguments, all of them.
 """
 
@@ -11,6 +12,8 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+
+import zerosim as zs
 
 HERE = Path(__file__).parent
 METADATA = {
@@ -39,9 +42,19 @@ def written(text: Path) -> str:
     return nbformat.writes(executed(text)) + "\n"
 
 
+def with_puzzles(text: str) -> str:
+    """The text of the puzzles' notebook, in which every puzzle has its three cells, as the package has them."""
+    begin, end = text.index('# %%\nzs.puzzles.statement("'), text.index("# %% [markdown]\n# ## All of them")
+    cells = [f'# %%\nzs.puzzles.statement("{name}")\n\n\n# %%\ndef {zs.puzzles.stub(name).partition("def ")[2]}\n\n'
+             f'# %%\nzs.puzzles.check("{name}", {name})\n\n' for name in zs.puzzles.names()]
+    return text[:begin] + "".join(cells) + text[end:]
+
+
 def main(names: list[str]) -> None:
     """Executes the texts named, or all whose name begins with a digit, and the puzzles."""
     for text in [Path(name) for name in names] or [*sorted(HERE.glob("[0-9]*.py")), HERE / "puzzles.py"]:
+        if text.name == "puzzles.py":
+            text.write_text(with_puzzles(text.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
         copy = text.with_suffix(".ipynb")
         copy.write_text(written(text), encoding="utf-8", newline="\n")
         print(f"{text} -> {copy}")

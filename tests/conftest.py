@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,14 @@ COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], p
 settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in os.environ)
 settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture
+def pythons_own_handler() -> Iterator[None]:
+    """A process that was begun in the background of a shell ignores Ctrl-C; tests of Ctrl-C do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module", autouse=True)

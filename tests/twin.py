@@ -187,7 +187,7 @@ class Twin:
                 for name in (*unit.shapes, *unit.tied_weights)}
 
     def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
-        """Borrowers come first, and their part is the first addend, in the accumulate format."""
+        """A weight that is tied: the part of the units that share it is the first addend, in the accumulate format."""
         own = np.zeros(count(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
         own = own.reshape(-1).astype(self.compute_dtype(name))
         found[name] = (rounded_add(found[name].astype(self.policy.accumulate_dtype), own) if name in found

@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path inside the repository, with forward slashes, and its text."""
+    """One file: its path inside the repository, with forward slashes, and its text; what is below is of Python's."""
 
     path: str
     text: str
@@ -59,15 +59,16 @@ class Source:
 @cache
 def package_sources() -> tuple[Source, ...]:
     """Every Python file of the package."""
-    return tuple(Source(str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
-                 for path in sorted((ROOT / "zerosim").rglob("*.py")))
+    return tuple(map(_read, sorted((ROOT / "zerosim").rglob("*.py"))))
 
 
-def project_texts() -> Iterator[tuple[str, str]]:
-    """Path and text of every text file of the repository, without git: the tests run from an archive too."""
-    for path in sorted(_files(ROOT)):
-        if path.suffix in TEXT_SUFFIXES:
-            yield str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8")
+def _read(path: Path) -> Source:
+    return Source(str(path.relative_to(ROOT).as_posix()), path.read_text(encoding="utf-8"))
+
+
+def project_texts() -> Iterator[Source]:
+    """Every text file of the repository, without git: the tests run from an archive too."""
+    return (_read(path) for path in sorted(_files(ROOT)) if path.suffix in TEXT_SUFFIXES)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -79,7 +79,11 @@ VIOLATIONS: dict[Check, list[tuple[str, str, str]]] = {
         ("zero/a.py", "x = 1\ndef party_of(x): pass", "'party'"),
         ("zero/a.py", "# Tied weights are Lent.", "'Lent'"),
     ],
+    words.forbidden_words: [("a.md", f"fine\n{line}\n", "md:2: names ") for line in (
+        "cd /" + "work/main", "open('/" + "home/me/x')", "https://" + "pypi" + ".org/simple", "see ../" + "shared/x",
+        "as SPEC" + " §4 says", "CONTRACTS" + ".md")],
 }
+OF_EVERY_TEXT = {words.forbidden_words}  # the others are rules of the package's code
 # What looks like a violation and is none: the rules must not chase people away from plain code.
 INNOCENT: dict[Check, list[tuple[str, str]]] = {
     imports.imports_that_climb: [
@@ -111,6 +115,8 @@ INNOCENT: dict[Check, list[tuple[str, str]]] = {
                       'class B(A):\n  """B."""\n  def f(self):\n    x = 1\n    return x'),
     ],
     style.docstrings_that_ask: [("zero/a.py", '"""Whatever a rank holds."""')],
+    words.forbidden_words: [("a.md", line) for line in (
+        "zerosim/workspace", "the root/leaf", "a/work/b", "SPECIAL", "by design")],
     words.house_words: [("zero/a.py", "# kinds of equivalent, silent, refreshing third parties; a kindly twine")],
 }
 
@@ -120,8 +126,9 @@ def named(value: object) -> str | None:
 
 
 @pytest.mark.parametrize("check", VIOLATIONS, ids=named)
-def test_the_package_keeps_the_rule(check: Check) -> None:
-    violations = [line for source in package_sources() for line in check(source)]
+def test_the_rule_is_kept(check: Check) -> None:
+    sources = project_texts() if check in OF_EVERY_TEXT else package_sources()
+    violations = [line for source in sources for line in check(source)]
     assert not violations, "\n" + "\n".join(violations)
 
 
@@ -201,21 +208,3 @@ def test_a_fault_of_the_reading_path_is_found(old: str, new: str, said: str) -> 
     assert faults_of_the_path(readme.format(step), 1, 260) == []
     assert reading_path(readme.format(step)) == ["zerosim/tiny.py"]
     assert any(said in fault for fault in faults_of_the_path(readme.format(step.replace(old, new)), 1, 260))
-
-
-def test_no_file_names_what_the_project_does_not_name() -> None:
-    violations = [line for path, text in project_texts() for line in words.forbidden_words(path, text)]
-    assert not violations, "\n" + "\n".join(violations)
-
-
-@pytest.mark.parametrize("line", [
-    "cd /" + "work/main", "open('/" + "home/me/x')", "https://" + "pypi" + ".org/simple",
-    "see ../" + "shared/x", "as SPEC" + " §4 says", "CONTRACTS" + ".md"])
-def test_a_forbidden_word_is_caught(line: str) -> None:
-    (found,) = words.forbidden_words("a.md", f"fine\n{line}\n")
-    assert found.startswith("a.md:2: names ")
-
-
-@pytest.mark.parametrize("line", ["zerosim/workspace", "the root/leaf", "a/work/b", "SPECIAL", "by design"])
-def test_an_ordinary_word_is_let_through(line: str) -> None:
-    assert words.forbidden_words("a.md", line) == []

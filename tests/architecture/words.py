@@ -30,10 +30,10 @@ FORMER_NAMES = {
 HOUSE_WORD = re.compile(rf"(?<![a-z])(?:{'|'.join(HOUSE_WORDS)})(?![a-z])", re.IGNORECASE)
 
 
-def forbidden_words(path: str, text: str) -> list[str]:
+def forbidden_words(source: Source) -> list[str]:
     """The lines of a text that name what the project's files do not name."""
-    return [f"{path}:{number}: names {what}: {match.group()}"
-            for number, line in enumerate(text.splitlines(), 1)
+    return [f"{source.path}:{number}: names {what}: {match.group()}"
+            for number, line in enumerate(source.text.splitlines(), 1)
             for what, pattern in FORBIDDEN.items() if (match := pattern.search(line))]
 
 

@@ -42,25 +42,20 @@ def made_up(monkeypatch) -> list[str]:
     return ran
 
 
-def reported(monkeypatch, tmp_path, machine: Machine) -> tuple[int, dict[str, Any]]:
-    """The exit code of a check of this machine, and its report."""
-    monkeypatch.setattr(gpu_check, "look", lambda: machine)
-    return gpu_check.main(str(tmp_path / "report.json")), json.loads((tmp_path / "report.json").read_text())
+def test_the_report_says_when_where_on_what_and_what_of_it_ran_or_why_not(monkeypatch, tmp_path, made_up) -> None:
+    versions, file = {"cupy": "14.2.0", "nccl": "2.32.3", "driver": "575"}, tmp_path / "report.json"
+    for machine, exit_code in ((Machine(versions, ["NVIDIA H200"] * 2, "2.32.3"), 0), (NONE, 1)):
+        monkeypatch.setattr(gpu_check, "look", lambda machine=machine: machine)
+        code, report = gpu_check.main(str(file)), json.loads(file.read_text())
+        assert report.keys() == {"ok", "date", "host", "versions", "cards", "parts"}
+        assert (code, report["ok"]) == (exit_code, exit_code == 0)
+        assert (report["versions"], report["cards"]) == (machine.versions, machine.cards)
+        assert report["date"].endswith("+00:00")
+        assert [part["status"] for part in report["parts"]] == (
+            [LEFT_OUT] * 6 if exit_code else [RAN, RAN, RAN, LEFT_OUT, LEFT_OUT, RAN])
 
 
-def test_without_a_gpu_nothing_runs_everything_says_why_and_the_exit_code_is_1(monkeypatch, tmp_path, made_up) -> None:
-    code, report = reported(monkeypatch, tmp_path, NONE)
-    assert (code, made_up, report["ok"], len(report["parts"])) == (1, [], False, 6)
-    assert {(part["status"], part["reason"]) for part in report["parts"]} == {(LEFT_OUT, "there is no driver")}
-
-
-def test_the_report_says_when_where_on_what_and_what_of_it_ran(monkeypatch, tmp_path, made_up) -> None:
-    versions = {"cupy": "14.2.0", "nccl": "2.32.3", "driver": "575"}
-    code, report = reported(monkeypatch, tmp_path, Machine(versions, ["NVIDIA H200"] * 2, "2.32.3"))
-    assert report.keys() == {"ok", "date", "host", "versions", "cards", "parts"}
-    assert (code, report["versions"], report["cards"]) == (0, versions, ["NVIDIA H200"] * 2)
-    assert report["date"].endswith("+00:00")
-    assert [part["status"] for part in report["parts"]] == [RAN, RAN, RAN, LEFT_OUT, LEFT_OUT, RAN]
+NO_SHARING = "this machine has {} GPUs, so no two ranks need to share one"
 
 
 @pytest.mark.parametrize(("machine", "ran", "reasons"), [
@@ -69,8 +64,8 @@ def test_the_report_says_when_where_on_what_and_what_of_it_ran(monkeypatch, tmp_
     (Machine({}, ["A"], "2.27.5"), ["suite", "kernels", "shared_by_processes", "training"],
      ["this machine has 1 GPU, and ranks on GPUs of their own need 2",
       "NCCL 2.27.5 does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30"]),
-    (Machine({}, ["A"] * 8, "2.32.3"), ["suite", "kernels", "collectives", "training"],
-     ["this machine has 8 GPUs, so no two ranks need to share one"] * 2),
+    (Machine({}, ["A"] * 8, "2.32.3"), ["suite", "kernels", "collectives", "training"], [NO_SHARING.format(8)] * 2),
+    (NONE, [], ["there is no driver"] * 6),
 ])
 def test_what_runs_follows_from_the_cards(made_up, machine: Machine, ran: list[str], reasons: list[str]) -> None:
     parts = gpu_check.check(machine)

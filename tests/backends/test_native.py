@@ -56,9 +56,9 @@ def test_a_sum_of_n_terms_is_within_n_minus_1_roundings_of_the_sum_of_magnitudes
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
-def test_extrema_of_floats_have_the_same_bits_as_ours_nan_and_signed_zeros_included(mpi: World, op: str) -> None:
+def test_extrema_have_the_same_bits_as_ours_nan_and_signed_zeros_included(mpi: World, op: str) -> None:
     """NCCL's own need not pass a NaN on."""
-    for format in ("bf16", "fp32"):
+    for format in ("bf16", "fp32", "int32"):
         for ranks in asked(mpi, "all_reduce", format, op):
             for _, now, later, ours in ranks:
                 assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), format

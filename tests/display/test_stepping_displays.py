@@ -1,8 +1,7 @@
-"""What a step shows of every rank, drawn and in tables; and the slider over all steps, real and played."""
+"""What a step shows of every rank, drawn and in tables; and the slider over all steps."""
 
 import re
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -117,36 +116,12 @@ def test_in_a_split_group_the_table_names_ranks_of_the_whole_cluster():
 
 # -- the slider ---------------------------------------------------------------------------------------------------
 
-class Widget:
-    """What the slider asks of any widget of the library: settings by name, and to call those that watch its value."""
-
-    def __init__(self, *children, **settings):
-        self.children, self.watching = children[0] if children and isinstance(children[0], list) else children, []
-        self.__dict__.update({"value": children[0] if children else None} | settings)
-
-    def observe(self, watching, names):
-        assert names == "value"
-        self.watching.append(watching)
-
-    def __setattr__(self, name, value):
-        self.__dict__[name] = value
-        for watching in self.__dict__.get("watching", ()) if name == "value" else ():
-            watching({"new": value})
+@pytest.fixture
+def widgets():
+    return pytest.importorskip("ipywidgets", reason="ipywidgets is not installed here")
 
 
-@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"))])
-def widgets(request, monkeypatch):
-    """ipywidgets, where they are installed, and a double of the five classes that are used."""
-    if request.param == "real":
-        return pytest.importorskip("ipywidgets", reason="ipywidgets is not installed here")
-    module = types.ModuleType("ipywidgets")
-    for name in ("IntSlider", "Play", "HTML", "VBox", "HBox"):
-        setattr(module, name, type(name, (Widget,), {}))
-    module.jslink = lambda *ends: None
-    monkeypatch.setitem(sys.modules, "ipywidgets", module)
-    return module
-
-
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_slider_takes_the_steps_that_are_left_and_shows_the_one_that_it_is_moved_to(widgets):
     cluster, places = zs.Cluster(3), re.compile(r"test_stepping_displays.py:\d+")
     expected = [places.sub("", html(step)) for step in zs.step_through(reduced, ranks=3)]
@@ -164,6 +139,7 @@ def test_the_slider_takes_the_steps_that_are_left_and_shows_the_one_that_it_is_m
     assert repr(steps) == "<Steps by hop of 3 ranks, 6 taken>"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(widgets, monkeypatch):
     def program(rank, more):
         rank.all_reduce(np.ones(2))  # 4 hops

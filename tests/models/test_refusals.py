@@ -180,7 +180,7 @@ GPTS = [
 ]
 
 
-class Borrower(LinearUnit):
+class TiedUnit(LinearUnit):
     @property
     def shapes(self):
         return LinearUnit("one", 2, 2).shapes
@@ -213,7 +213,7 @@ UNITS = [
      "was given initializers for bias; its parameters are weight"),
     (lambda: Model([]), "Model was asked for with no units; give it one unit or more"),
     (lambda: Model([unit(), unit()]), "more than one unit named 'one'; state is kept by name, so give each unit a"),
-    (lambda: Model([unit(), Borrower("two", 2, 2)]),
+    (lambda: Model([unit(), TiedUnit("two", 2, 2)]),
      "more than one parameter named 'one.weight', 'one.bias'; state is kept"),
     (lambda: Model([Former("two", 2, 2)]), "unit 'two' says what it borrows, which is called tied_weights now"),
     *((lambda widths=widths: MLP(widths), "MLP was asked for widths ...: the width of the input and that of each layer")

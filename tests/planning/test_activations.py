@@ -141,18 +141,6 @@ def test_the_published_example_saves_its_published_bytes_for_each_operation():
     assert nbytes == sorted(nbytes, reverse=True)
 
 
-@given(PLAIN, st.integers(1, 9), st.sampled_from(["none", *activations.INSIDE_NAMES]))
-def test_forward_and_backward_are_their_matmuls_and_a_few_operations_for_each_element(block, n, policy):
-    elements, done = 14 * block.stream + block.square, sum(flops.forward(block).values())
-    assert 0 < done - flops.matmul_flops(block) < 12 * elements
-    back = sum(flops.backward(block, policy).values())
-    assert 0 < back - 2 * flops.matmul_flops(block) - flops.recomputed(block, 1, policy) < 20 * elements
-    assert flops.recomputed(block, n) == 0
-    assert {flops.recomputed(block, n, segments) for segments in ("block", "segment(2)", "segment(99)")} == {n * done}
-    joined, segment, inside = (flops.recomputed(block, 3, of) for of in ("block+selective", "block", "selective"))
-    assert joined == segment + inside
-
-
 def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_elementwise_functions():
     """Of large blocks the products are all but a per mille."""
     block = Block(2, 2048, 8192, 64)

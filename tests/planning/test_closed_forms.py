@@ -66,14 +66,6 @@ def test_units_and_regions_name_the_same_owners_who_own_as_much_as_each_other(un
         assert by_unit == sorted(by_unit)  # one stretch for each rank
 
 
-def test_two_layouts_pad_and_cut_the_same_units_differently():
-    assert padded_unit_lengths((3, 5, 2), 4) == padded_unit_lengths((3, 5, 2), 4, "per_unit") == (4, 8, 4)
-    assert padded_unit_lengths((3, 5, 2), 4, "contiguous") == (3, 5, 4)
-    assert unit_cuts((2, 2), 2, "contiguous") == [(0, 2, 2), (0, 0, 2)]
-    assert unit_cuts((2, 2), 2, "per_unit") == [(0, 1, 2), (0, 1, 2)]
-    assert ceil_cut(9, 4) == (0, 3, 6, 9, 9)
-
-
 # -- bytes at rest ----------------------------------------------------------------------------------------------------
 
 WORKED = {stage: Job((2, 2), ranks=2, states=states, layout="contiguous") for stage, states in STAGES.items()}

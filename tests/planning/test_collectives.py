@@ -83,12 +83,6 @@ def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make
                 assert totals.steps == max((step for step, *_ in messages), default=-1) + 1, (key, cut, root)
 
 
-def test_where_ranks_fold_some_swap_while_others_are_handed_a_vector():
-    # Five ranks: 0 hands to 1 while 3 and 4 swap already; so a level of an algorithm is no step of a collective.
-    first = {message[1:3] for message in predicted("all_reduce", "doubling", ceil_cut(5, 5), 1, 0) if message[0] == 0}
-    assert first == {(0, 1), (3, 4), (4, 3)}
-
-
 @pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in asking.ROOTED])
 def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sent_one_vector(key):
     for ranks in (1, 2, 5, 8):
@@ -179,24 +173,6 @@ def test_the_slowest_hop_of_each_step_decides_on_one_kind_of_link_or_two(drawn, 
     flat = cost.cost(*key, cut, itemsize, Network(FAST), root=root)
     assert cost.cost(*key, cut, itemsize, Network(FAST, SLOW, 12), root=root) == flat
     assert cost.cost(*key, cut, itemsize, Network(FAST, FAST, per_node), root=root) == flat
-
-
-def test_a_vector_that_lies_on_one_rank_goes_round_whole_at_every_step():
-    spread, lumped = (cost.cost("all_gather", "ring", cut, 2, ONE_KIND)
-                      for cut in ((0, 8, 16, 24, 32), (0, 0, 32, 32, 32)))
-    assert lumped.transfer_seconds == pytest.approx(4 * spread.transfer_seconds)
-    assert lumped.latency_seconds == spread.latency_seconds
-    # It sends as many bytes in all as a vector that is spread, over links that lie idle in turn.
-    assert sum(lumped.sent.nbytes) == sum(spread.sent.nbytes)
-
-
-def test_a_ring_that_leaves_its_node_goes_at_the_pace_of_the_slow_link_and_halving_crosses_in_few_steps():
-    for nodes in (2, 4, 8):  # each step crosses nodes somewhere, so the fast links wait: two cost as much as eight
-        found = cost.cost("all_reduce", "ring", ceil_cut(800, 8), 2, Network(FAST, SLOW, 8 // nodes))
-        assert found.seconds == pytest.approx(14 * SLOW.seconds(200))
-    found = cost.cost("all_reduce", "rabenseifner", ceil_cut(800, 8), 2, Network(FAST, SLOW, 4))
-    # n/2 between the nodes, n/4 and n/8 inside, and back.
-    assert found.seconds == pytest.approx(2 * (SLOW.seconds(800) + FAST.seconds(400) + FAST.seconds(200)))
 
 
 # -- bandwidths -------------------------------------------------------------------------------------------------------

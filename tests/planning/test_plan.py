@@ -4,14 +4,13 @@ import json
 import re
 from dataclasses import replace
 from inspect import signature
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.planning.recorded_runs import recorded
+from tests.planning.recorded_runs import program_of, recorded
 from zerosim.planning import CONVENTIONS, STAGES, Job, Machine, explained, hardware, plan, plan_config, replay
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
@@ -217,19 +216,9 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_repl
     assert overlapped[1].exposed_communication_seconds > overlapped[0].exposed_communication_seconds
     assert overlapped[1].transient_nbytes == overlapped[0].transient_nbytes
 
-    class Transfer(SimpleNamespace):
-        """A row of a trace, as an engine with offload would note it."""
-
-    class TransferWait(SimpleNamespace):
-        """The wait for it."""
-
-    def program(rank):
-        for number, way in enumerate(("to host", "to device")):
-            moved = SimpleNamespace(direction=way, kind="shard", nbytes=2 * share, number=number)
-            rank.trace.rows += [Transfer(transfer=moved, span=()), TransferWait(transfer=moved)]
-
     config = found.config
-    step = replay(recorded(1, program), Machine(config.device, config.network, host_link=config.host_link))
+    both_ways = program_of(("to host", 2 * share), ("arrive",), ("to device", 2 * share), ("arrive",))
+    step = replay(recorded(1, both_ways), Machine(config.device, config.network, host_link=config.host_link))
     assert step.step_seconds == pytest.approx(row.host_transfer_seconds, rel=1e-12)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -45,15 +44,6 @@ def test_a_gpt_has_12_d_squared_and_13_d_parameters_in_a_block_and_tables_of_its
     assert set(model.unit_lengths[1:-1]) == {12 * d * d + 13 * d}
     assert model.parameters == blocks * (12 * d * d + 13 * d) + (transformer.vocabulary + positions) * d + 2 * d
     assert model.parameters == sum(tensor.parameters for tensor in model.tensors)
-
-
-def test_fewer_key_and_value_heads_save_their_columns_alone_and_an_untied_head_adds_one_table():
-    full = PRESETS["llama-2-70b"]
-    many, few = (model_of("", replace(full, key_value_heads=n)).parameters for n in (64, 8))
-    assert many - few == full.blocks * 2 * full.channels * 56 * full.head_channels
-    tied, untied = (model_of("", replace(PRESETS["gpt2"], tied=tied)) for tied in (True, False))
-    assert untied.parameters - tied.parameters == 50257 * 768
-    assert (tied.tied, untied.tied) == (((13, 0),), ())
 
 
 def test_every_preset_has_units_named_once_and_is_as_large_as_its_name_says():

@@ -14,7 +14,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
-from tests.ranks.data import FLOATS
+from tests.ranks.data import FLOATS, INTEGERS
 from zerosim.numerics import arrays
 
 
@@ -164,7 +164,7 @@ def late_comer(rank: zs.Rank) -> list[Any]:
 
 
 def counted(rank: zs.Rank) -> tuple[Any, ...]:
-    """What the ledger and the trace say after some work."""
+    """What memory and trace say after some work."""
     held = rank.memory.alloc(100, np.float32, "parameter")
     with rank.trace.span("one"):
         rank.all_reduce(held, purpose="gradients")
@@ -222,18 +222,19 @@ def whole_matrices(rank: zs.Rank, optimizer: str) -> tuple[Any, ...]:
 
 
 def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
-    """What this rank brought, and what the library's own collective gives, now and as a work, and the table's first."""
+    """What this rank brought; what the library's own collective gives, now (of an odd length in place, where that can
+    be) and as a work; and what the table's first gives."""
     found = []
     for length in lengths:
-        values = on_host(vector(rank, length, FLOATS[format]))
-        if op in ("max", "min"):
+        values = on_host(vector(rank, length, (FLOATS | INTEGERS)[format]))
+        if op in ("max", "min") and format in FLOATS:
             values[rank.index::5], values[1::3] = np.nan, [0.0, -0.0][rank.index % 2]
-        x, again = (on_rank(rank, values.copy()) for _ in range(2))
+        x, first, again = (on_rank(rank, values.copy()) for _ in range(3))
         options: dict[str, Any] = {"op": op} if "reduce" in operation else {}
-        call = getattr(rank, operation)
-        now, ours = call(x, algorithm="native", **options), call(x, **options)
-        in_place = {"out": again} if operation in ("all_reduce", "broadcast") else {}
-        later = call(again, algorithm="native", async_op=True, **in_place, **options).wait()
+        call, whole = getattr(rank, operation), operation in ("all_reduce", "broadcast")
+        now = call(first, algorithm="native", out=first if whole and length % 2 else None, **options)
+        ours = call(x, **options)
+        later = call(again, algorithm="native", async_op=True, out=again if whole else None, **options).wait()
         found.append((on_host(x), on_host(now), on_host(later), on_host(ours)))
     return found
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import works
 from zerosim.ranks import inspect, process
+
+pytestmark = pytest.mark.usefixtures("pythons_own_handler")
 
 ROOT = Path(__file__).parents[2]
 # The ways to run a program to its end.
@@ -26,14 +28,6 @@ RUNS: dict[str, Callable[[zs.Cluster, Callable[[zs.Rank], object]], object]] = {
 
 def handler() -> object:
     return signal.getsignal(signal.SIGINT)
-
-
-@pytest.fixture(autouse=True)
-def pythons_own_handler() -> Iterator[None]:
-    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(how: str, cluster: zs.Cluster, program: Callable[[zs.Rank], object]) -> None:

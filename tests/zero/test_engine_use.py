@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
-from tests.zero.units import Borrower, Lender, tied
+from tests.zero.units import OwnerUnit, TiedUnit, tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
 from zerosim.numerics import kernels
 from zerosim.ranks import trace
@@ -47,6 +47,18 @@ def an_evaluation_first(engine, mine, other):
     engine.step(mine)
 
 
+def abandoned_steps_first(engine, mine, other):
+    """After forward, after backward, and after reduce."""
+    for done in range(3):
+        tape = engine.forward(*other[0])
+        if done:
+            engine.backward(tape)
+        if done == 2:
+            engine.reduce()
+        engine.abandon()
+    engine.step(mine)
+
+
 def an_evaluation_before_the_update(engine, mine, other):
     """It keeps units gathered, and never goes back: the next step must not compute with them."""
     for x, target in mine:
@@ -65,7 +77,8 @@ def no_needless_all_gather(engine, mine, other):
         engine.all_gather_parameters()
 
 
-LOOPS = (pieces, all_forwards_first, an_evaluation_first, an_evaluation_before_the_update, no_needless_all_gather)
+LOOPS = (pieces, all_forwards_first, an_evaluation_first, abandoned_steps_first, an_evaluation_before_the_update,
+         no_needless_all_gather)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -128,7 +141,7 @@ def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_t
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-class Failing(Lender):
+class Failing(OwnerUnit):
     """Owns a weight that another unit uses, and goes back when that one has, unless it is told to fail."""
 
     def backward(self, ctx, w, kept, dy):
@@ -143,7 +156,7 @@ class Failing(Lender):
 def test_a_step_that_fails_leaves_nothing_behind_and_the_engine_goes_on(stage, options):
     """It fails in forward, of the second micro-batch, or in backward between two units that share a weight."""
     def model():
-        return Model([Failing("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("out", 3, 2)])
+        return Model([Failing("enc", 3, 5, "relu", first=True), TiedUnit("dec", "enc", 5), LinearUnit("out", 3, 2)])
 
     data = batches(model(), 2, 2, 2)
 
@@ -255,14 +268,6 @@ def test_a_schedule_that_fails_leaves_the_step_untaken():
         return engine.steps_taken
 
     assert alone(program) == 1
-
-
-@pytest.fixture
-def pythons_own_handler():
-    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("pythons_own_handler")

@@ -12,7 +12,7 @@ from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.twin import Rule
 from tests.zero.training import ADAM, BF16, MODELS, SGD, assert_runs_equal_the_twin, batches, bits, outcome
-from tests.zero.units import Borrower, Lender, gained
+from tests.zero.units import OwnerUnit, TiedUnit, gained
 from zerosim.models import GPT, MLP, PRESETS, LinearUnit, Model
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
@@ -42,8 +42,8 @@ def ruled(model, matches, rule):
 
 def thrice_used():
     """A weight in three units."""
-    return Model([Lender("enc", 3, 5, "relu", first=True), Borrower("dec", "enc", 5), LinearUnit("mid", 3, 5),
-                  Borrower("again", "enc", 5), LinearUnit("out", 3, 2)])
+    return Model([OwnerUnit("enc", 3, 5, "relu", first=True), TiedUnit("dec", "enc", 5), LinearUnit("mid", 3, 5),
+                  TiedUnit("again", "enc", 5), LinearUnit("out", 3, 2)])
 
 
 CASES = {

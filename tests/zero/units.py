@@ -8,14 +8,14 @@ from zerosim.models import LinearUnit, Model, Normal, Unit, layers
 
 
 @dataclass(frozen=True, eq=False)
-class Lender(LinearUnit):
+class OwnerUnit(LinearUnit):
     """A linear unit without a bias, to whose weight another unit ties, transposed."""
 
     bias: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class Borrower(Unit):
+class TiedUnit(Unit):
     """y = (x @ own) @ tiedᵀ: x (B, O) -> (B, I), own (O, O)."""
 
     name: str
@@ -47,7 +47,7 @@ class Borrower(Unit):
 
 def tied(inputs: int = 3, outputs: int = 5) -> Model:
     """x -> relu(x @ w) -> (· @ own) @ wᵀ -> a linear unit: w is in two units."""
-    return Model([Lender("enc", inputs, outputs, "relu", first=True), Borrower("dec", "enc", outputs),
+    return Model([OwnerUnit("enc", inputs, outputs, "relu", first=True), TiedUnit("dec", "enc", outputs),
                   LinearUnit("out", inputs, 2)])
 
 

@@ -105,15 +105,17 @@ class NativeRequest(Request):
     """One non-blocking collective of the library, under way."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
-        self.me, self._mpi, self._comm, self._leftovers = me, mpi, comm, leftovers
-        call = me.call
-        self._type = mpi.BYTE.Create_contiguous(call.dtype.itemsize).Commit()
-        self._op: Any = None
+        self.me, self._comm, self._leftovers = me, comm, leftovers
+        call, self._made = me.call, list[Any]()  # what MPI gets back when the call is over
         if adds_itself(call.dtype, call.op):
-            self._type.Free()
             self._type = mpi.Datatype.fromcode(call.dtype.char)
-        elif "reduce" in call.operation:
-            self._op = mpi.Op.Create(combined(me.kernels, call.op, call.dtype), commute=True)
+            self._op = {"max": mpi.MAX, "min": mpi.MIN}.get(call.op, mpi.SUM)
+        else:
+            self._type = mpi.BYTE.Create_contiguous(call.dtype.itemsize).Commit()
+            self._made.append(self._type)
+            if "reduce" in call.operation:
+                self._op = mpi.Op.Create(combined(me.kernels, call.op, call.dtype), commute=True)
+                self._made.append(self._op)
         # MPI forbids that a collective reads where it writes.
         self._x = me.x.copy() if me.in_place else me.x
         self._request = getattr(self, f"_{call.operation}")()
@@ -134,10 +136,8 @@ class NativeRequest(Request):
         """True when the library is done, and has all back that it needed for the call."""
         if not self._request.Test():
             return False
-        if self._op is not None:
-            self._op.Free()
-        if not adds_itself(self.me.call.dtype, self.me.call.op):
-            self._type.Free()
+        for made in self._made:
+            made.Free()
         return True
 
     # -- the collectives ------------------------------------------------------------------------------------------
@@ -150,19 +150,15 @@ class NativeRequest(Request):
         cut = self.me.call.cut
         return chunk_lengths(cut).tolist(), list(cut[:-1])
 
-    def _operator(self) -> Any:
-        builtin = {"max": self._mpi.MAX, "min": self._mpi.MIN}
-        return self._op or builtin.get(self.me.call.op, self._mpi.SUM)
-
     def _reduce_scatter(self) -> Any:
-        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.me.out), self._chunks()[0],
-                                          self._operator())
+        lengths, _ = self._chunks()
+        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.me.out), lengths, self._op)
 
     def _all_gather(self) -> Any:
         return self._comm.Iallgatherv(self._message(self._x), self._message(self.me.out, self._chunks()))
 
     def _all_reduce(self) -> Any:
-        return self._comm.Iallreduce(self._message(self._x), self._message(self.me.out), self._operator())
+        return self._comm.Iallreduce(self._message(self._x), self._message(self.me.out), self._op)
 
     def _broadcast(self) -> Any:
         if self.me.index == self.me.call.root and not self.me.in_place:
@@ -170,8 +166,7 @@ class NativeRequest(Request):
         return self._comm.Ibcast(self._message(self.me.out), self.me.call.root)
 
     def _reduce(self) -> Any:
-        return self._comm.Ireduce(self._message(self._x), self._message(self.me.out), self._operator(),
-                                  self.me.call.root)
+        return self._comm.Ireduce(self._message(self._x), self._message(self.me.out), self._op, self.me.call.root)
 
     def _gather(self) -> Any:
         at_root = self.me.index == self.me.call.root

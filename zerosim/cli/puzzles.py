@@ -88,7 +88,7 @@ def _checked(name: str, place: str) -> Score:
     from zerosim.course import puzzles as offered
     from zerosim.course.running import load
 
-    offered.puzzle_named(name)
+    offered.puzzle_named(name)  # a name that there is not is refused before the file is run
     with busy(f"checking {name} on 1 to 8 ranks"):
         return offered.check(name, load(place))
 

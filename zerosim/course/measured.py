@@ -237,11 +237,9 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 
 def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
-    gpt = gpt_of(config.model)
-    if not isinstance(config.optimizer, Optimizer):
-        raise ValueError(f"a run needs an optimizer of the package, found {config.optimizer!r}; name one")
-    return run(cluster, gpt, config.optimizer, (config.batch, config.sequence), micro_batches=config.micro_batches,
-               stage=stage, policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch)[0]
+    return run(cluster, gpt_of(config.model), config.optimizer, (config.batch, config.sequence),
+               micro_batches=config.micro_batches, stage=stage, policy=config.policy, recompute=policy,
+               overlap=config.overlap, prefetch=config.prefetch)[0]
 
 
 def gpt_of(model: ModelShape) -> GPT:

@@ -10,70 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerosim.display.drawing import Drawing, Style, save_as
+from zerosim.display.render_html import page_html
 
 ANIMATION_FORMATS = ("gif", "html")
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
 LAST = 3  # times as long as the others the last frame stays
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ margin: 0; background: {page}; color: {ink}; font: 16px/1.5 system-ui, sans-serif; }}
-main {{ max-width: 900px; margin: 0 auto; padding: 12px; }}
-img {{ width: 100%; height: auto; display: block; }}
-img[hidden] {{ display: none; }}
-.tools {{ display: flex; gap: 8px; align-items: center; flex-wrap: wrap; }}
-button {{ min-width: 44px; min-height: 40px; font: inherit; color: inherit; background: transparent;
-  border: 1px solid {muted}; border-radius: 4px; cursor: pointer; }}
-input {{ flex: 1; min-width: 160px; }}
-</style>
-</head>
-<body>
-<main>
-<h1 style="font-size:1.2rem">{title}</h1>
-<div class="tools" id="tools" hidden>
+TOOLS = """<div class="tools" id="tools" data-milliseconds="{milliseconds}" hidden>
 <button type="button" id="back" aria-label="one back">◀</button>
 <button type="button" id="play">play</button>
 <button type="button" id="on" aria-label="one on">▶</button>
 <input type="range" id="at" min="0" max="{last}" value="0" aria-label="picture"><output id="said" for="at"></output>
 </div>
-{images}
-</main>
-<script>
-"use strict";
-(() => {{
-  const images = [...document.querySelectorAll("img")];
-  const at = document.getElementById("at");
-  const play = document.getElementById("play");
-  let timer = null;
-  function show(number) {{
-    const now = (number + images.length) % images.length;
-    images.forEach((image, index) => {{ image.hidden = index !== now; }});
-    at.value = now;
-    document.getElementById("said").textContent = `${{now + 1}} of ${{images.length}}`;
-  }}
-  function stop() {{ clearInterval(timer); timer = null; play.textContent = "play"; }}
-  document.getElementById("back").addEventListener("click", () => {{ stop(); show(Number(at.value) - 1); }});
-  document.getElementById("on").addEventListener("click", () => {{ stop(); show(Number(at.value) + 1); }});
-  at.addEventListener("input", () => {{ stop(); show(Number(at.value)); }});
-  play.addEventListener("click", () => {{
-    if (timer !== null) {{ stop(); return; }}
-    play.textContent = "stop";
-    timer = setInterval(() => show(Number(at.value) + 1), {milliseconds});
-  }});
-  document.getElementById("tools").hidden = false;
-  show(0);
-  document.documentElement.dataset.ready = String(images.length);
-}})();
-</script>
-</body>
-</html>
 """
 
 
@@ -108,9 +56,9 @@ class Animation:
         images = "\n".join(
             f'<img alt="{html.escape(frame.description, quote=True)}" '
             f'src="data:image/svg+xml;base64,{b64encode(frame.svg().encode()).decode()}">' for frame in self.frames)
-        return PAGE.format(title=html.escape(self.title), page=self.style.background, ink=self.style.ink,
-                           muted=self.style.muted, last=len(self.frames) - 1, images=images,
-                           milliseconds=round(1000 * self.seconds))
+        tools = TOOLS.format(last=len(self.frames) - 1, milliseconds=round(1000 * self.seconds))
+        return page_html(self.title, "animation", f"{tools}{images}\n", {
+            "page": self.style.background, "ink": self.style.ink, "muted": self.style.muted})
 
     def save(self, path: Path | str) -> Path:
         """Writes a .gif or .html file: all of it, or nothing. Raises ValueError for another suffix."""

@@ -3,9 +3,11 @@
 Legend: lengths of the drawings are CSS pixels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from itertools import pairwise, zip_longest
+from types import MappingProxyType
 
 from rich.text import Text
 
@@ -38,6 +40,7 @@ STYLE = """<style>
 .zs svg text { fill: currentColor; font: 13px system-ui, sans-serif; }
 .zs p { margin: 2px 0 6px; }
 </style>"""
+FORBIDS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STRONG = ("bold", "red")  # of rich's styles, those that lessons use
 WIDTH, LABEL, VALUE, ROW, BAR = 720, 120, 100, 24, 16
 HATCH = ('<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -49,6 +52,22 @@ def as_html(view: View) -> str:
     """The view as one ``<div>`` with its own style."""
     body = "".join(part_html(part) for part in view.parts)
     return f'{STYLE}<div class="zs"><p><strong>{escape(view.title)}</strong>{escape(view.rest)}</p>{body}</div>'
+
+
+def page_html(title: str, name: str, body: str, colors: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A whole page: its title above the body, and the style and script of this name, which stand beside this module.
+
+    It forbids its browser to ask for anything. ``colors`` are custom properties for the style, as the ink.
+    """
+    css, script = (files("zerosim.display").joinpath(f"{name}.{kind}").read_text(encoding="utf-8")
+                   for kind in ("css", "js"))
+    root, title = ";".join(f"--{name}:{color}" for name, color in colors.items()), escape(title)
+    root = root and f' style="{root}"'
+    return (f'<!doctype html>\n<html lang="en"{root}>\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{FORBIDS}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}"
+            f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n")
 
 
 def part_html(part: Part) -> str:

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from operator import add
 from pathlib import Path
 
-from zerosim.display.render_html import table_html
+from zerosim.display.render_html import page_html, table_html
 from zerosim.display.replayed import ARITHMETIC, RankBar, ReplayedRank, machine_of, replayed_rank
 from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
 from zerosim.display.views import Table, words
@@ -154,22 +153,14 @@ def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 COLORS = {**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS}
-FORBIDS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 TICKS = 10
 WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
 
 
 def page(data: ReportData) -> str:
     """The whole page."""
-    own = files("zerosim.display")
-    css, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    sections = "".join([_summary(data), _timeline(data), _memory(data), _messages_section(data), _collectives(data)])
-    title = escape(f"zerosim: {data.title}")
-    return ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{FORBIDS}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{sections}"
-            f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n")
+    sections = [_summary(data), _timeline(data), _memory(data), _messages_section(data), _collectives(data)]
+    return page_html(f"zerosim: {data.title}", "report", "".join(sections))
 
 
 def micro(value: float) -> str:

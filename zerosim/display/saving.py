@@ -1,7 +1,7 @@
 """A cluster's last run as a file, in the one form that recordings have.
 
-Recordings belong to planning, which knows no clusters, and a cluster may ask `display` alone, inside a method: so what
-saves a cluster's run stands here.
+Recordings belong to planning, which lies above clusters, and a cluster may ask `display` alone, inside a method: so
+what saves a cluster's run stands here.
 """
 
 from collections.abc import Iterable

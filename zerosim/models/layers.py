@@ -29,21 +29,10 @@ Gradients = dict[str, np.ndarray]
 
 
 class Workspace(Protocol):
-    """The source of arrays that outlive a kernel: a rank's memory, or plain allocation."""
+    """The source of arrays that outlive a kernel: a rank's memory."""
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
         """A new uninitialized array, charged to ``kind``."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainWorkspace:
-    """A workspace that charges nobody."""
-
-    kernels: NumpyKernels
-
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
-        """A new uninitialized array; ``kind`` and ``name`` are for workspaces that keep books."""
-        return self.kernels.empty(shape, np.dtype(dtype))
 
 
 def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
@@ -61,6 +50,7 @@ draw_first = partial(draw_for, 0, 0, 0)
 class Context:
     """Array module, policy, kernels and workspace of the layers that are called with it.
 
+    Where ``workspace`` is None, the kernels make the arrays, which are charged to nobody.
     ``note(flops=0, nbytes=0)`` hears what was computed, ``observe(weight, x, dy)`` a linear layer's input (M, I) and
     output gradient (M, O). ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one
     array of the parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
@@ -70,7 +60,7 @@ class Context:
     xp: Any
     policy: Policy
     kernels: NumpyKernels
-    workspace: Workspace
+    workspace: Workspace | None
     note: Callable[..., None]
     gradients: Callable[[Any], Gradients]
     draw: Callable[[str, slice], np.ndarray] = draw_first
@@ -80,14 +70,12 @@ class Context:
     @classmethod
     def standalone(cls, policy: Policy, kernels: NumpyKernels | None = None) -> Context:
         """A context without ranks: plain allocation, fresh gradients at each backward, nothing noted."""
-        kernels = kernels or NumpyKernels()
-        workspace = PlainWorkspace(kernels)
+        own = kernels or NumpyKernels()
 
         def fresh(unit: Any) -> Gradients:
-            return {name: workspace.alloc(shape, policy.compute_dtype, "unit_gradient", name)
-                    for name, shape in unit.shapes.items()}
+            return {name: own.empty(shape, policy.compute_dtype) for name, shape in unit.shapes.items()}
 
-        return cls(np, policy, kernels, workspace, do_nothing, fresh)
+        return cls(np, policy, own, None, do_nothing, fresh)
 
     @property
     def dtype(self) -> np.dtype:
@@ -102,7 +90,10 @@ class Context:
     def empty(self, shape: int | tuple[int, ...], kind: str = "activation", dtype: Any = None,
               name: str = "") -> np.ndarray:
         """A new uninitialized array charged to ``kind``; in the compute dtype unless another is given."""
-        return self.workspace.alloc(shape, self.dtype if dtype is None else dtype, kind, name)
+        dtype = self.dtype if dtype is None else np.dtype(dtype)
+        if self.workspace is None:
+            return self.kernels.empty(shape, dtype)
+        return self.workspace.alloc(shape, dtype, kind, name)
 
     @property
     def output_dtype(self) -> np.dtype:

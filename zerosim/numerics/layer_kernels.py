@@ -1,9 +1,9 @@
 """Kernels of layers: activation functions, dropout, attention, normalization, tables of rows, losses of softmax.
 
 Functions of arrays, and of the kernels `k` that compute with them; `NumpyKernels` makes them its methods and keeps a
-user's np.errstate out. Everything is computed in float32 (float64 where an array is),
-block by block, and rounded once. An element's or a row's result depends on that element or row alone, not on the block
-that it is in. Attention and what follows it here computes on a device too.
+user's np.errstate out. Everything is computed in float32 (float64 where an array is), block by block, and rounded once.
+An element's or a row's result depends on that element or row alone, not on the block that it is in. Attention,
+normalization and the sums of softmax's losses are written in what `k` offers, so that they compute on a device too.
 
 Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from zerosim.numerics.checks import check_array, is_floating
 from zerosim.numerics.formats import FORMATS, Format, format_of
 
 Mode = Literal["nearest", "toward_zero", "stochastic"]
-MODES: tuple[Mode, ...] = ("nearest", "toward_zero", "stochastic")
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @np.errstate(all="ignore")  # overflow is an answer here, not an accident

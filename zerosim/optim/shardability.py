@@ -20,8 +20,8 @@ import numpy as np
 
 from zerosim.numerics import random
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import (
     BrokenPromise,
     Optimizer,
@@ -282,7 +282,8 @@ def _run(optimizer: Optimizer, kernels: NumpyKernels, trials: Sequence[TensorTri
         for trial, ctx in zip(trials, contexts, strict=True):
             optimizer.apply(ctx, trial.w, trial.gradients[at], trial.state, STEPS[at])
             for name, slot in trial.slots.items():
-                _round(kernels, trial.state[name], slot.format)
+                if slot.format != "fp32":
+                    round_to(trial.state[name], slot.format, out=trial.state[name])
     return found
 
 
@@ -294,14 +295,6 @@ def _context(optimizer: Optimizer, kernels: NumpyKernels, trial: TensorTrial, at
         first, second = (x @ x.T + np.eye(len(x), dtype=np.float32) for x in sides)
         ctx = replace(ctx, factors=(first, second))
     return with_norms(optimizer, ctx, trial.w, trial.gradients[at], trial.state, STEPS[at])
-
-
-def _round(kernels: NumpyKernels, x: np.ndarray, fmt: str) -> None:
-    """Rounds x (fp32) in place to what it is after resting in a format."""
-    if format_of(fmt).dtype != x.dtype:
-        at_rest = np.empty(x.shape, format_of(fmt).dtype)
-        kernels.cast_pack(x, at_rest)
-        kernels.cast_pack(at_rest, x)
 
 
 # -- Refusals: no optimizer, no shapes, and broken promises of `update` ------------------------------------------------

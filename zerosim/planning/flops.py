@@ -15,18 +15,21 @@ one by which the layers note it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.models.layers import FROM_LOG_SUM, ROW_SUM, SOFTMAX, SOFTMAX_GRADIENT
 from zerosim.models.units import Recompute
 from zerosim.planning.activations import Block, refuse_unless_plain, tensors
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.shapes import Transformer
 
-# Operations per element, a transcendental function counted as one; attention's are in `models.layers`.
+# Operations per element, a transcendental function counted as one. What layers note is held to these.
 LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
 LAYERNORM_OUTPUT = 4            # deviation, ·1/σ, ·weight, +bias
 LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the deviation at hand
 LAYERNORM_GRADIENT = 14
 GELU, GELU_GRADIENT = 8, 14
+SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
+FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
+ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
+SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
 # The steps of a block forward, in their order.
 STEPS = ("LayerNorm 1", "QKV", "scores", "softmax", "values", "projection", "residual 1",

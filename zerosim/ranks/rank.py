@@ -282,11 +282,7 @@ class Rank:
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
         """
-        checked_vector(x, "the input of all_gather", flat=True)
-        cut = self._gathered_cut("all_gather", x, splits, length)
-        own = slice(cut[self.index], cut[self.index + 1])
-        return self._collective("all_gather", algorithm, x, cut, whole=(cut[-1],), same=(..., own), out=out,
-                                async_op=async_op, purpose=purpose)
+        return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op, purpose=purpose)
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
@@ -333,23 +329,23 @@ class Rank:
                splits: Splits = None, out: Array | None = None, async_op: bool = False,
                purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,) at the root, None elsewhere."""
-        checked_vector(x, "the input of gather", flat=True)
-        cut = self._gathered_cut("gather", x, splits, length)
-        own = slice(cut[self.index], cut[self.index + 1])
-        return self._collective("gather", algorithm, x, cut, whole=(cut[-1],), same=(..., own), out=out,
-                                async_op=async_op, root=checked_member(root, self.size, "root"), purpose=purpose)
+        return self._gathered("gather", algorithm, x, splits, length, out=out, async_op=async_op,
+                              root=checked_member(root, self.size, "root"), purpose=purpose)
 
-    def _gathered_cut(self, operation: str, x: Array, splits: Splits, length: int | None) -> Cut:
-        """The cut of a gather: by its splits, of a given length, or of N chunks as long as the own one."""
+    def _gathered(self, operation: str, algorithm: str, x: Array, splits: Splits, length: int | None,
+                  **options: Any) -> Any:
+        """Gathers by the cut of its splits, of a given length, or of N chunks as long as the own one."""
+        checked_vector(x, f"the input of {operation}", flat=True)
         if length is not None and (not is_count(length) or length < 0):
             raise ValueError(f"length={length!r} must be the number of elements of the whole vector, 0 or more")
         whole = len(x) * self.size if length is None else int(length)
         cut = checked_cut(splits, whole, self.size, any_length=length is None)
-        expected = cut[self.index + 1] - cut[self.index]
+        own = slice(cut[self.index], cut[self.index + 1])
+        expected = own.stop - own.start
         if len(x) != expected:
             raise ValueError(f"rank {self.index} brings {len(x)} elements to {operation}, but its chunk of the cut "
                              f"{cut} has {expected}; pass the chunk, or the splits= that it was cut by")
-        return cut
+        return self._collective(operation, algorithm, x, cut, whole=(cut[-1],), same=(..., own), **options)
 
     # -- the way that all collectives take ------------------------------------------------------------------------
 

@@ -289,7 +289,7 @@ def per_unit(shapes: UnitShapes, ranks: int) -> Layout:
 def contiguous(shapes: UnitShapes, ranks: int) -> Layout:
     """The whole vector is padded to a multiple of N (in its last unit), and each rank owns one slice of it."""
     flat = per_unit(shapes, 1)  # of one rank: nothing is padded
-    whole, (*_, last) = region("all", 0, flat.length, ranks), shapes
+    whole, last = region("all", 0, flat.length, ranks), list(shapes)[-1]
     units = {**flat.units, last: slice(flat.units[last].start, whole.high)}
     return Layout("contiguous", ranks, flat.entries, units, (whole,))
 

@@ -1,6 +1,5 @@
 """An answer that never ends is refused; Ctrl-C stays Ctrl-C, and an answer that ends is never struck afterwards."""
 
-import signal
 import threading
 
 import pytest
@@ -9,13 +8,7 @@ from tests.course.puzzles.answers import refusal
 from zerosim.course import puzzles
 from zerosim.course.puzzles import grading, score, watching
 
-
-@pytest.fixture(autouse=True)
-def pythons_own_handler():
-    """A process that was begun in the background of a shell ignores Ctrl-C; these tests do not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("pythons_own_handler")
 
 
 def turning(rank, x):

@@ -167,12 +167,14 @@ class ProcessBackend(Backend):
             self._check_going()
             self._end(Finished(self.issued, tuple(self.recent)))
             self._until(self._all_ended)
-            self._check_met()
+            error = unmet(self._finished)  # a library takes small messages that nobody has asked for
+            if error is not None:
+                raise error
             self._until(self.point_to_point.idle)
-        except BaseException as error:
-            raised = self._raised(error)
+        except BaseException as failure:
+            raised = self._raised(failure)
             self._part(raised)
-            if raised is error:
+            if raised is failure:
                 raise
             raise raised from None
         self.point_to_point.close()
@@ -183,12 +185,10 @@ class ProcessBackend(Backend):
     def _all_ended(self) -> bool:
         return len(self.endings) == self.channel.size
 
-    def _check_met(self) -> None:
-        """Raises what the ranks' last words show: a library takes small messages that nobody has asked for."""
-        finished = {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
-        error = unmet(finished)
-        if error is not None:
-            raise error
+    @property
+    def _finished(self) -> dict[int, Finished]:
+        """The last words of the ranks whose programs have returned."""
+        return {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
 
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
@@ -234,11 +234,10 @@ class ProcessBackend(Backend):
         self.requests.clear()
 
     def _all_stopped(self) -> bool:
-        return self._all_ended() and not any(isinstance(note, Finished) for note in self.endings.values())
+        return self._all_ended() and not self._finished
 
     def _abort_job(self, error: BaseException) -> None:
-        silent = [rank for rank in range(self.channel.size)
-                  if rank not in self.endings or isinstance(self.endings[rank], Finished)]
+        silent = [rank for rank in range(self.channel.size) if rank not in self.endings or rank in self._finished]
         why = (f"{ranks_text(silent)} did not hear of it for {FAREWELL_SECONDS:g} seconds" if silent else
                f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in "
                "it")
@@ -331,8 +330,7 @@ class ProcessBackend(Backend):
         that and go on, as none can in one process."""
         if not self.notes:
             return
-        finished = {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
-        self.found = verdict({**finished, **self.notes}, self.channel.size)
+        self.found = verdict({**self._finished, **self.notes}, self.channel.size)
         if self.found is not None:
             raise RankStopped
 

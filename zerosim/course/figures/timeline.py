@@ -93,9 +93,9 @@ def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine = MACHINE) 
         if not bars:
             raise ValueError(f"{title!r} does nothing in its step that takes time, so there is nothing to draw; "
                              "put what it computes and sends into the span")
-        for what_it_is in (bar.what for bar in bars):
-            if what_it_is not in COLORS:
-                raise ValueError(f"{title!r} has bars of {what_it_is!r}, which have no color here; put arithmetic "
+        for bar in bars:
+            if bar.what not in COLORS:
+                raise ValueError(f"{title!r} has bars of {bar.what!r}, which have no color here; put arithmetic "
                                  f"into a span named {', '.join(PHASES)}, and give collectives a purpose of "
                                  f"{', '.join(PURPOSES)}")
     link = machine.network.inside
