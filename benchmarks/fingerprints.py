@@ -124,7 +124,8 @@ def train(make: Callable[[], Any], ranks: int, *, micro_batches: int = 1, steps:
         resting = rank.memory.now_nbytes_by_kind
         results = [engine.step(step[rank.index]) for step in data]
         found = {"losses": [r.losses for r in results], "norms": [r.norm for r in results],
-                 "scales": [(r.scale, r.skipped) for r in results], **ledger(rank), "resting": sorted(resting.items())}
+                 "scales": [(r.scale, r.skipped) for r in results], **held_and_sent(rank),
+                 "resting": sorted(resting.items())}
         return found | states_of(engine, model)
 
     cluster = zs.Cluster(ranks, debug=debug, seed=seed)
@@ -154,7 +155,7 @@ def by_hand(make: Callable[[], Any], ranks: int, **options: Any) -> Parts:
     return parts_of(zs.Cluster(ranks).run(program))
 
 
-def ledger(rank: zs.Rank) -> dict[str, Any]:
+def held_and_sent(rank: zs.Rank) -> dict[str, Any]:
     """What the rank has sent and held up to here, and the order of both."""
     # That an array of no bytes is held is no difference.
     rows = [row_of(row) for row in rank.trace.rows if hasattr(row, "flops") or getattr(row, "nbytes", None) != 0]
@@ -393,7 +394,7 @@ def messages(ranks: int, debug: bool) -> Parts:
                 rank.send(x, 1)
             else:
                 found.append(np.array(rank.recv(np.empty(5, np.float32), 0)))
-        return {"results": found, **ledger(rank)}
+        return {"results": found, **held_and_sent(rank)}
 
     cluster = zs.Cluster(ranks, debug=debug)
     parts = parts_of(cluster.run(program))
@@ -431,7 +432,7 @@ def null(name: str, ranks: int, representative: int | None, **options: Any) -> P
         resting = sorted(rank.memory.now_nbytes_by_kind.items())
         tokens = rank.xp.empty((2, model.config.context), "int64")
         engine.step([(tokens, tokens)] * 2)
-        return {**ledger(rank), "resting": resting}
+        return {**held_and_sent(rank), "resting": resting}
 
     return parts_of(zs.NullCluster(ranks, representative=representative).run(program))
 

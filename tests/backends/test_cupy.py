@@ -1,4 +1,4 @@
-"""CuPy: training on a device's arrays, what its ledger holds, functions traced into kernels, and the real CuPy.
+"""CuPy: training on a device's arrays, what its memory holds, functions traced into kernels, and the real CuPy.
 
 On the stand-in what is shown is the kernels' arithmetic on the CPU and that arrays are told apart everywhere; what is a
 library's on a GPU is NumPy's there. Tests of `card` and of `cupy` run where there is a GPU, or CuPy.
@@ -105,9 +105,9 @@ def test_the_four_stages_agree_in_bits_on_a_gpu_too(card: Any, compute: str) -> 
                 assert arrays.to_host(value).tobytes() == arrays.to_host(runs[0][rank]["states"][key]).tobytes(), key
 
 
-# -- ledgers, and what programs are told ------------------------------------------------------------------------------
+# -- memory, and  what programs are told ------------------------------------------------------------------------------
 
-def test_the_ledger_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: Any) -> None:
+def test_the_memory_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: Any) -> None:
     model, before = GPT("gpt-nano"), Cuda.current.used_nbytes
     cluster = zs.CuPyCluster(3)
     engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW(), stage=1, policy=zs.Policy("bf16")))
@@ -159,7 +159,7 @@ def test_numpys_arrays_in_a_devices_kernel_are_refused_by_name(stand_in: Any) ->
 
 
 @pytest.mark.gpu
-def test_the_ledger_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None:
+def test_the_memory_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None:
     """With its slack, and what the kernels hold between calls; after a step too."""
     pool, model = card.xp.get_default_memory_pool(), GPT("gpt-nano")
     gc.collect()

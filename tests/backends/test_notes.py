@@ -229,7 +229,7 @@ def test_after_an_error_the_links_are_drained_and_nothing_stays_held() -> None:
 
 
 def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() -> None:
-    """Inside the ledger it has to wait; without a hub nobody else would ask for it before the end of the run."""
+    """While memory counts it has to wait; without a hub nobody else would ask for it before the end of the run."""
     reached = []
 
     def program(rank: zs.Rank) -> None:

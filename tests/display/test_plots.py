@@ -1,4 +1,4 @@
-"""What plot() and show_ring() draw is what ledgers, traces and plans say, found another way; and it can be read."""
+"""What plot() and show_ring() draw is what memories, traces and plans say, found another way; and it can be read."""
 
 import base64
 import re
@@ -105,7 +105,7 @@ def test_a_representative_stands_for_all_ranks_of_the_ring():
     assert (len(links), set(links.values())) == (16, set(cluster.trace.sent_nbytes()))
 
 
-# -- ledgers ------------------------------------------------------------------------------------------------------
+# -- memory -------------------------------------------------------------------------------------------------------
 
 def test_a_memorys_curve_begins_peaks_and_ends_as_its_trace_says():
     for stage in zs.STAGES:

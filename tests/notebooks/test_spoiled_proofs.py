@@ -75,7 +75,7 @@ MISTAKES = [
     planted("06", "an all-reduce, and then a slice", (
         'rank.reduce_scatter(gradient[where], purpose="gradients")',
         'np.split(rank.all_reduce(gradient[where], purpose="gradients"), rank.size)[rank.index]')),
-    planted("06", "a master that is not in the ledger", ('hold(shard, np.float32, "master")',
+    planted("06", "a master that is not in the rank's memory", ('hold(shard, np.float32, "master")',
                                                          "np.empty(shard, np.float32)")),
 
     planted("07", "the whole gradient stays", ("del whole[unit.name], _, mine", "del _, mine")),

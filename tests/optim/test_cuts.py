@@ -149,7 +149,7 @@ def test_matrix_optimizers_take_their_workspace_from_the_context(optimizer):
     assert asked
 
 
-def test_an_engine_charges_the_workspace_of_a_matrix_optimizer_to_its_ledger(monkeypatch):
+def test_an_engine_charges_the_workspace_of_a_matrix_optimizer(monkeypatch):
     """Muon on one weight (6, 4) in fp32: the gradient, its look ahead, a change of as many, and two products (4, 4)."""
     rng, held, alloc = np.random.default_rng(0), [], Memory.alloc
 

@@ -108,8 +108,9 @@ def test_one_rank_sends_nothing_an_empty_vector_takes_messages_and_the_longest_a
         assert empty.nbytes == (0, 0, 0, 0)
         assert sum(empty.messages) >= 3
         assert empty.messages == sent(*key, ceil_cut(240, 4), 2).messages
-        large = sent(*key, ceil_cut(8 * 2**50, 4), 2**40)  # 2^93 bytes
-        assert large.nbytes == tuple(2**90 * n for n in sent(*key, ceil_cut(8, 4), 1).nbytes)
+        few = sent(*key, ceil_cut(8, 4), 1).nbytes
+        assert sent(*key, ceil_cut(8 * 2**50, 4), 2**40).nbytes == tuple(2**90 * n for n in few)  # 2^93 bytes
+        assert sent(*key, tuple(2**62 * n for n in range(0, 9, 2)), 1).nbytes == tuple(2**62 * n for n in few)
 
 
 # -- seconds ----------------------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def test_zerosims_own_convention_is_the_closed_form_for_any_indicators(lengths, 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_zerosims_own_convention_is_the_ledger_of_the_engine_for_any_policy_and_optimizer(stage):
-    """Where ranks own whole tensors, the ledger of the fullest."""
+def test_zerosims_own_convention_is_what_the_engine_holds_for_any_policy_and_optimizer(stage):
+    """Where ranks own whole tensors, the memory of the fullest."""
     model = zs.models.GPT(zs.models.GPTConfig(layers=2, channels=12, heads=3, context=8, vocabulary=17))
     for policy, optimizer in [*((policy, zs.optim.Adam()) for policy in POLICIES),
                               *((Policy("bf16"), optimizer) for optimizer in OPTIMIZERS)]:

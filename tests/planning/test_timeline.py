@@ -434,7 +434,7 @@ def test_the_flops_of_a_step_are_those_of_its_traces():
     assert 1 < found / (3 * MICRO_BATCHES * products) < 1.2
 
 
-def test_memory_over_time_begins_and_ends_where_the_ledger_does_and_peaks_where_it_does():
+def test_memory_over_time_begins_and_ends_where_the_memory_does_and_peaks_where_it_does():
     for ranks in WORLDS:
         cluster, before = zs.Cluster(ranks), [{}] * ranks
 
@@ -448,12 +448,12 @@ def test_memory_over_time_begins_and_ends_where_the_ledger_does_and_peaks_where_
             kept.append(cluster.run(trained))
             found = replay(record(cluster.trace), MACHINE)
             for rank, curve in enumerate(timeline.memory(found, rank) for rank in range(ranks)):
-                ledger, kinds, program = cluster.memory[rank], curve.nbytes_by_kind, found.recording.program(rank)
+                memory, kinds, program = cluster.memory[rank], curve.nbytes_by_kind, found.recording.program(rank)
                 assert [found.recording.words[name] for name in program.third[program.where(recordings.HELD)]] == [
                     row.name for row in cluster.trace[rank].rows if type(row).__name__ == "Held"]
                 assert {kind: nbytes[0] for kind, nbytes in kinds.items() if nbytes[0]} == before[rank]
-                assert {kind: nbytes[-1] for kind, nbytes in kinds.items() if nbytes[-1]} == ledger.now_nbytes_by_kind
-                assert curve.peak_nbytes == ledger.peak_nbytes
+                assert {kind: nbytes[-1] for kind, nbytes in kinds.items() if nbytes[-1]} == memory.now_nbytes_by_kind
+                assert curve.peak_nbytes == memory.peak_nbytes
                 assert np.all(np.diff(curve.seconds) >= 0)
             before = cluster.memory.now_nbytes_by_kind
 

@@ -164,7 +164,7 @@ def late_comer(rank: zs.Rank) -> list[Any]:
 
 
 def counted(rank: zs.Rank) -> tuple[Any, ...]:
-    """What the ledger and the trace say after some work."""
+    """What memory and trace say after some work."""
     held = rank.memory.alloc(100, np.float32, "parameter")
     with rank.trace.span("one"):
         rank.all_reduce(held, purpose="gradients")

@@ -1,4 +1,4 @@
-"""The ledger is audited by NumPy's own allocations, as Python's tracer sees them; and every buffer is one that an
+"""The memory is audited by NumPy's own allocations, as Python's tracer sees them; and every buffer is one that an
 algorithm declares and uses, to the last element."""
 
 import gc
@@ -31,7 +31,7 @@ AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"s
 
 
 @pytest.mark.parametrize(("row", "way"), AT_REST, ids=str)
-def test_at_rest_numpy_holds_what_the_ledger_says(row: tuple[str, str], way: tuple[dict, bool]) -> None:
+def test_at_rest_numpy_holds_what_is_counted(row: tuple[str, str], way: tuple[dict, bool]) -> None:
     """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""
     (kind, asynchronous), ranks = way, 4
     vectors, cluster = whole_numbers(ranks, 4001), zs.Cluster(ranks, **kind)
@@ -57,7 +57,7 @@ def test_at_rest_numpy_holds_what_the_ledger_says(row: tuple[str, str], way: tup
 
 
 def peaks(cluster: zs.Cluster, program: Callable[[zs.Rank], object]) -> tuple[int, int]:
-    """(audit, ledger) at the peak of a run in which all ranks are at their peaks together."""
+    """(audit, counted) at the peak of a run in which all ranks are at their peaks together."""
     cluster.run(program)
     for memory in cluster.memory:
         memory.reset_peak()
@@ -86,7 +86,7 @@ FORMS = ["new", "async in place", "out", "async", "async out", "in place"]
 
 
 @pytest.mark.parametrize(("name", "form", "kind"), covering(OPTIONS, FORMS, ({}, {"debug": True})), ids=str)
-def test_at_the_peak_numpy_holds_the_ledger_and_no_more_than_declared_scratch(name: str, form: str, kind: dict) -> None:
+def test_at_the_peak_numpy_holds_what_is_counted_and_declared_scratch(name: str, form: str, kind: dict) -> None:
     """Beside the kernels' scratch, which the first run filled, fast rings take what they declare, all others a block of
     casts where values are added in another format than they come in."""
     (operation, options), ranks = OPTIONS[name], 4
@@ -106,22 +106,22 @@ def test_at_the_peak_numpy_holds_the_ledger_and_no_more_than_declared_scratch(na
         if "async" in form:
             answer.wait()
 
-    audit, ledger = peaks(cluster, program)
+    audit, counted = peaks(cluster, program)
     made = cluster.trace[0].collectives()[0].call
     scratch = arrays.BLOCK * 4 if made.wire or made.accumulate else 0
     if fast_ring.serves(made) and not kind:
         scratch = fast_ring.scratch_nbytes(made)
-    assert ledger <= audit <= ledger + scratch + PYTHON_NBYTES
+    assert counted <= audit <= counted + scratch + PYTHON_NBYTES
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
 def test_stacking_takes_the_scratch_that_it_declares_and_not_much_less(operation: str) -> None:
     ranks = 32
     vectors, cluster = normals(ranks, ranks * 2000), zs.Cluster(ranks)
-    audit, ledger = peaks(cluster, lambda rank: ask(rank, operation, "ring", vectors[rank.index]) is None)
+    audit, counted = peaks(cluster, lambda rank: ask(rank, operation, "ring", vectors[rank.index]) is None)
     scratch = fast_ring.scratch_nbytes(cluster.trace[0].collectives()[0].call)
     assert scratch > 8_000_000
-    assert 0.9 * scratch < audit - ledger < scratch + PYTHON_NBYTES
+    assert 0.9 * scratch < audit - counted < scratch + PYTHON_NBYTES
 
 
 # -- declared buffers -------------------------------------------------------------------------------------------------

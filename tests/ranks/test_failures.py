@@ -69,7 +69,7 @@ def test_a_stopped_rank_cannot_go_on_even_if_it_swallows_everything() -> None:
     assert not issubclass(RankStopped, Exception)
 
 
-def test_cleaning_up_may_use_the_ledger_and_is_noted_when_it_fails() -> None:
+def test_cleaning_up_may_use_the_memory_and_is_noted_when_it_fails() -> None:
     def program(rank):
         mine = rank.memory.alloc(10, np.float32, "workspace")
         try:
@@ -173,7 +173,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("name", FAILURES)
-def test_after_a_failure_the_ledgers_are_what_they_were_while_the_error_is_still_held(name: str, kind: dict) -> None:
+def test_after_a_failure_the_memories_are_what_they_were_while_the_error_is_still_held(name: str, kind: dict) -> None:
     """The error's frames, the finished ranks' results and the messages under way hold arrays; none survives, and none
     needs the garbage collector."""
     (error, failing), references = FAILURES[name], []

@@ -29,7 +29,7 @@ def numbers(array: np.ndarray) -> bytes:
 def compare(vectors: list[np.ndarray], cut: tuple[int, ...] | None = None, **options) -> list[bytes]:
     """All rings on these vectors, out of place and in place, with and without hops; the results of the first rank.
 
-    Equal are results in bits, the trace in every row, and so the bytes sent and the ledgers' whole histories.
+    Equal are results in bits, the trace in every row, and so the bytes sent and the memories' whole histories.
     """
     ranks = len(vectors)
     bounds = cut or ceil_cut(len(vectors[0]), ranks)

@@ -1,4 +1,4 @@
-"""The ledger: what a rank holds, by kind, from an array's birth to its death, at its peak, and up to its capacity."""
+"""The memory: what a rank holds, by kind, from an array's birth to its death, at its peak, and up to its capacity."""
 
 import gc
 from collections import Counter
@@ -17,14 +17,14 @@ from zerosim.numerics import arrays
 from zerosim.ranks import trace
 
 
-def ledger(capacity_nbytes: int | None = None, *, debug: bool = False) -> zs.Memory:
+def new_memory(capacity_nbytes: int | None = None, *, debug: bool = False) -> zs.Memory:
     return zs.Cluster(4, capacity_nbytes=capacity_nbytes, debug=debug).memory[3]
 
 
-# Any history of a ledger, beside a model of it that does nothing clever.
+# Any history of a memory, beside a model of it that does nothing clever.
 
-class Ledger(RuleBasedStateMachine):
-    """A ledger beside a model of it: arrays, or views of them, by name, each with its kind and bytes."""
+class History(RuleBasedStateMachine):
+    """A memory beside a model of it: arrays, or views of them, by name, each with its kind and bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Ledger(RuleBasedStateMachine):
 
     @initialize(capacity=st.one_of(st.none(), st.integers(0, 9000)), debug=st.booleans())
     def begin(self, capacity: int | None, debug: bool) -> None:
-        self.memory, self.capacity = ledger(capacity, debug=debug), capacity
+        self.memory, self.capacity = new_memory(capacity, debug=debug), capacity
 
     @rule(count=st.integers(0, 300) | st.sampled_from([1023, 1024]), dtype=st.sampled_from(["f4", "f2", "i8", "u1"]),
           kind=st.sampled_from(trace.KINDS), exists=st.booleans())
@@ -115,7 +115,7 @@ class Ledger(RuleBasedStateMachine):
         return +found
 
     @invariant()
-    def the_ledger_is_the_model(self) -> None:
+    def the_memory_is_the_model(self) -> None:
         if hasattr(self, "memory"):
             assert self.memory.now_nbytes == self.total()
             assert self.memory.now_nbytes_by_kind == self.by_kind()
@@ -126,11 +126,11 @@ class Ledger(RuleBasedStateMachine):
             assert sum(held) == self.total()
 
 
-TestLedger = Ledger.TestCase
+TestHistory = History.TestCase
 
 
 def test_an_array_in_a_cycle_dies_with_the_garbage() -> None:
-    memory, cycle = ledger(), []
+    memory, cycle = new_memory(), []
     cycle += [cycle, memory.alloc(10, np.int64, "input")]
     del cycle
     gc.collect()
@@ -138,7 +138,7 @@ def test_an_array_in_a_cycle_dies_with_the_garbage() -> None:
 
 
 def test_what_exists_already_is_held_with_all_that_its_memory_has() -> None:
-    memory, batch = ledger(), np.zeros((10, 8), np.float32)
+    memory, batch = new_memory(), np.zeros((10, 8), np.float32)
     assert memory.hold(batch[2:5], "input", "x").base is batch
     assert memory.now_nbytes_by_kind == {"input": 320}
     assert memory.kind_of(batch[0]) == "input"
@@ -175,7 +175,7 @@ def test_in_debug_mode_what_is_new_and_what_was_freed_is_poison(dtype: np.dtype)
         return a.tobytes() == b"\xa5" * a.nbytes
 
     for shape in ((), 0, 7, (2, 3), 5000):
-        memory, plain = ledger(debug=True), ledger()
+        memory, plain = new_memory(debug=True), new_memory()
         a, b = memory.alloc(shape, dtype, "workspace"), plain.alloc(shape, dtype, "workspace")
         assert poisoned(a)
         for array, its in ((a, memory), (b, plain)):
@@ -194,7 +194,7 @@ def test_in_debug_mode_what_is_new_and_what_was_freed_is_poison(dtype: np.dtype)
 
 
 def test_a_read_only_input_may_be_freed_in_debug_mode() -> None:
-    memory, batch = ledger(debug=True), np.ones(3)
+    memory, batch = new_memory(debug=True), np.ones(3)
     batch.flags.writeable = False
     memory.free(memory.hold(batch, "input"))
     assert (memory.now_nbytes, batch.tolist()) == (0, [1, 1, 1])
@@ -227,7 +227,7 @@ def test_running_out_says_what_was_asked_what_is_left_and_what_is_held_by_kind()
         "it holds 5,800: parameter 4,800, gradient 1,000. Shard more, keep less, let go of earlier results "
         "(cluster.runs.clear()), or raise the capacity.")
     with pytest.raises(zs.OutOfMemoryError, match=r"asked for 8 bytes \(input\) and has 7 left .* it holds 0: nothing"):
-        ledger(7).hold(np.ones(1), "input")
+        new_memory(7).hold(np.ones(1), "input")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" by ".join)

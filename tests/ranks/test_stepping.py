@@ -49,7 +49,7 @@ def test_a_collective_without_messages_is_a_step_by_collective_and_none_by_hop()
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("by", STEPS)
-def test_a_kept_step_stays_as_it_was_and_what_is_looked_at_changes_no_ledger(by: str, kind: dict) -> None:
+def test_a_kept_step_stays_as_it_was_and_what_is_looked_at_changes_no_memory(by: str, kind: dict) -> None:
     """Kept steps hold copies, and not the ranks' buffers."""
     plain, watched = zs.Cluster(4, **kind), zs.Cluster(4, **kind)
     kept, seen = [], []

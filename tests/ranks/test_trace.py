@@ -14,7 +14,7 @@ from zerosim.ranks import hub, trace
 
 
 def rows_of(found: zs.Trace) -> list:
-    """The rows but for the ledger's, each by its kind and what is worth comparing."""
+    """The rows but for the memory's, each by its kind and what is worth comparing."""
     def one(row):
         match row:
             case trace.Collective():
@@ -146,7 +146,7 @@ def trained(rank: zs.Rank, stage: int, recompute: str, steps: int) -> zs.Engine:
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_what_lives_at_a_row_adds_up_to_what_the_ledger_held_there(stage: int) -> None:
+def test_what_lives_at_a_row_adds_up_to_what_memory_held_there(stage: int) -> None:
     for ranks in (1, 3):
         cluster = zs.Cluster(ranks)
         engines = cluster.run(trained, stage, "block", 2)

@@ -79,11 +79,11 @@ def memory_curve(data: MemoryOverRun, style: Style = LIGHT) -> Drawing:
         axes.set_ylim(0, None)
         _strip(axes, data.phases, style)
         within_limits(axes)
-        axes.set_xlabel("changes of the ledger, in the program's order (changes)")
+        axes.set_xlabel("changes of what is held, in the program's order (changes)")
         axes.set_ylabel(f"held ({name})")
         axes.grid(axis="y")
     kinds = "; ".join(f"{words(kind)} at most {max(column):,}" for kind, column in data.nbytes.items())
-    return Drawing("ledger", title, f"Stacked areas of bytes by kind over {changes:,} changes of the ledger: at "
+    return Drawing("memory", title, f"Stacked areas of bytes by kind over {changes:,} changes of what is held: at "
                    f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
 
 
@@ -128,7 +128,7 @@ def memories_bars(memories: Sequence[Memory], style: Style = LIGHT) -> Drawing:
         axes.grid(axis="y")
     said = "; ".join(f"{memory.owner} {memory.now_nbytes:,} now and {memory.peak_nbytes:,} at its fullest"
                      for memory in shown)
-    return Drawing("ledgers", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
+    return Drawing("memories", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
 
 
 @contextmanager

@@ -165,9 +165,9 @@ def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> It
     ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0.
     """
     call = _call(shape)
-    ends = shape.array(call.cut) * shape.wire_itemsize
+    ends = shape.array(shape.cut) * shape.wire_itemsize
     for exchange in steps_of(without_data(call, 0, NullKernels())):
-        nbytes = np.full(shape.ranks, ends[-1])
+        nbytes = np.full(shape.ranks, ends[-1] if call.length else 0, ends.dtype)
         if exchange.chunks:
             count = len(exchange.chunks)
             first = placed(exchange.chunks[0], count)
@@ -179,12 +179,14 @@ def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> It
 
 @lru_cache(maxsize=8)  # its sums and its seconds are asked for together
 def _rank_by_rank(shape: CollectiveShape) -> tuple[Level, ...]:
-    call, kernels = _call(shape), NullKernels()
+    call, kernels, lengths = _call(shape), NullKernels(), np.diff(shape.array(shape.cut))
     hops = (hop for hop, _ in lockstep([without_data(call, rank, kernels) for rank in range(shape.ranks)]))
     found = list[Level]()
     for _, step in groupby(hops, key=lambda hop: hop.step):
-        sources, destinations, nbytes = zip(*((hop.source, hop.destination, hop.nbytes) for hop in step), strict=True)
-        found.append(Level(np.array(sources), np.array(destinations), shape.array(nbytes) * shape.wire_itemsize))
+        messages = [(hop.source, hop.destination, lengths[list(hop.chunks)].sum() if hop.chunks else shape.cut[-1])
+                    for hop in step]
+        sources, destinations, elements = zip(*messages, strict=True)
+        found.append(Level(np.array(sources), np.array(destinations), shape.array(elements) * shape.wire_itemsize))
     return tuple(found)
 
 
@@ -215,8 +217,9 @@ def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
 
 
 def _call(shape: CollectiveShape) -> Call:
-    """The call of such messages, of elements of one byte; those of a barrier are empty, whatever the vector."""
-    cut = (0,) * len(shape.cut) if shape.operation == "barrier" else shape.cut
+    """The call of such messages, of chunks of one byte: no array is as long as the longest vectors here, and which
+    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector."""
+    cut = (0,) * len(shape.cut) if shape.operation == "barrier" else tuple(range(len(shape.cut)))
     return Call(0, (), tuple(range(shape.ranks)), shape.operation, shape.algorithm, (cut[-1],), np.dtype("u1"), cut,
                 root=shape.root)
 

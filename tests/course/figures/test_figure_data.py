@@ -1,4 +1,4 @@
-"""What figures draw is what runs did: each figure's data, found another way by formulas, traces, ledgers or NumPy."""
+"""What figures draw is what runs did: each figure's data, found another way by formulas, traces, memories or NumPy."""
 
 import itertools
 import re

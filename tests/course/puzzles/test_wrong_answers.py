@@ -85,7 +85,7 @@ def mute(rank, x):
 
 
 def replicated(rank, parameters, optimizer):
-    """Updates everything on every rank, with states that no ledger knows; only a shard's worth is charged."""
+    """Updates everything on every rank, with states that no memory knows; only a shard's worth is charged."""
     elsewhere = SimpleNamespace(kernels=rank.kernels, memory=SimpleNamespace(
         alloc=lambda shape, dtype, *words: np.empty(shape, dtype)))
     found = grading.UnshardedOptimizer(elsewhere, parameters, optimizer)
@@ -138,7 +138,7 @@ IN_A_BUCKET = ("        for gradient in gradients.values():\n"
                "            gradient.reshape(-1)[...] = flat[start:start + gradient.size]\n"
                "            start += gradient.size\n")
 GATHERS_AGAIN = ("            kept.append(keep)", "            kept.append(keep); leak.append(self.gathered(name))")
-UNKNOWN = ("bytes that its ledger does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
+UNKNOWN = ("bytes that its memory does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
            "them with rank.memory.hold(array, kind), and write into them with out=.$")
 MUST_COME = "have to travel: what one rank knows of another's data must come in a message"
 P = sum(grading.LENGTHS)
@@ -359,7 +359,7 @@ WRONG = {
     "get_sharded_optimizer": [
         ("^On N=2 rank 0 holds 1,712 bytes of optimizer state where 1,240 are enough: it keeps the state of what "
          "others update.$", *KEEPS_ALL),
-        ("^On N=1 the ledgers know of 0 bytes of optimizer state where the ranks together need 1,712: take it from",
+        ("^On N=1 memories know of 0 bytes of optimizer state where the ranks together need 1,712: take it from",
          ('rank.memory.alloc(slot.shape, np.float32, "optimizer_state", name)', "np.empty(slot.shape, np.float32)")),
         ("parameters as they were before; what other ranks updated did not arrive: element [",
          ("            self.rank.all_gather(w[own], out=w, length=len(w))\n", "")),
@@ -420,7 +420,7 @@ FIRST_COLLECTIVES = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", 
 
 
 def copied(value):
-    """The same arrays, in new memory that no ledger knows."""
+    """The same arrays, in new memory that no memory knows."""
     if isinstance(value, list | tuple):
         return type(value)(copied(item) for item in value)
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -462,7 +462,7 @@ def returns_another_shape(puzzle, rank, *given):
     return np.zeros((9, 9), np.float32)
 
 
-def returns_what_no_ledger_knows(puzzle, rank, *given):
+def returns_what_no_memory_knows(puzzle, rank, *given):
     return copied(solutions.SOLUTIONS[puzzle.name](rank, *given))
 
 
@@ -481,7 +481,7 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
     leaves_early_on_rank_0: r"On N=3 \(.* no rank can go on: ",
     changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
                              r"rank\.memory\.alloc\(\)\.$",
-    returns_what_no_ledger_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),
+    returns_what_no_memory_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),
     fails_on_rank_2: r"^On N=3 \(.*rank 2 raised OSError in line \d+ of fails_on_rank_2: the disk is full\.$",
     calls_what_is_not_allowed: r"^On N=1 \(.*\) it calls \w+, but this puzzle is to be solved with ALLOWED\.$",
 }
@@ -495,7 +495,7 @@ def test_what_is_wrong_anywhere_is_refused_in_every_puzzle(name):
     for answer, words in EVERYWHERE.items():
         if answer is changes_what_it_reads and name in WRITES_ALL:
             continue
-        if answer is returns_what_no_ledger_knows and not puzzle.audit_length:
+        if answer is returns_what_no_memory_knows and not puzzle.audit_length:
             continue  # one number is too small to stand out
         said = refusal(name, lambda rank, *given, answer=answer: answer(puzzle, rank, *given))
         assert re.search(words.replace("FIRST", first).replace("ALLOWED", allowed), said), (answer.__name__, said)

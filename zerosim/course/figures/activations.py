@@ -1,7 +1,7 @@
 """Memory that a transformer keeps of its forward pass: by tensor, by recomputation policy, and by sequence length.
 
-Legend: B batch, L tokens of a sequence, d channels, H heads. Tensors, bars and marks are read from ledgers of runs
-without data, lines are estimates.
+Legend: B batch, L tokens of a sequence, d channels, H heads. Tensors, bars and marks are measured
+by runs without data, lines are estimates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Activations:
 
 def activations_data(block: Block = EXAMPLE, blocks: int = 32, vocabulary: int = 32_000,
                      policies: Sequence[str] = POLICIES, lengths: Sequence[int] = LENGTHS) -> Activations:
-    """Runs a GPT of these blocks without data under each policy, and one block alone, and reads the ledgers."""
+    """Runs a GPT of these blocks without data under each policy, and one block alone, and reads the ranks' memory."""
 
     def of_length(tokens: int) -> Block:
         return replace(block, tokens=tokens)
@@ -68,8 +68,8 @@ def _colors(style: Style) -> tuple[str, ...]:
 
 def activations(data: Activations, style: Style = LIGHT) -> Drawing:
     """Bars of tensors, bars of policies, and lines over the sequence's length."""
-    height, words = 10.8, (f"Ledgers of runs without data: {data.block};\n{data.model}. "
-                           "Lines are by formula, marks from ledgers.")
+    height, words = 10.8, (f"Memory of runs without data: {data.block};\n{data.model}. "
+                           "Lines are by formula, marks are measured.")
     with style.figure(13.6, height, TITLE, words, below=0.86) as figure:
         ((tensors, policies),) = figure.panels(1, 2, left=2.15, right=0.3, top=1.65, bottom=5.7, wspace=0.42)
         _tensors(tensors, data)

@@ -52,7 +52,7 @@ def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
     """Stacked areas over time, a panel for each stage, the phases as bars above them."""
     from matplotlib.patches import Patch
 
-    rows, words = len(data.lives), f"Rank 0 of {data.what}; the ledger, replayed. Hatched: lives only inside a step."
+    rows, words = len(data.lives), f"Rank 0 of {data.what}; its memory, replayed. Hatched: lives only inside a step."
     with style.figure(12.0, 2.7 + 2.6 * rows, TITLE, words) as figure:
         panels = figure.panels(rows, 1, left=1.1, right=0.3, top=1.5, bottom=1.45, hspace=0.28, sharex=True)[:, 0]
         top = 1.22 * max(max(data.held(stage)) for stage in data.lives)

@@ -1,4 +1,4 @@
-"""Memory of one rank under each of ZeRO's stages: at rest and at the fullest instant of a step, read from its ledger.
+"""Memory of one rank under each of ZeRO's stages: at rest and at the fullest instant of a step, as measured.
 
 Legend: N ranks, P parameters.
 """
@@ -61,7 +61,7 @@ class MemoryData:
 
 def memory_data(worlds: Sequence[int] = (4, 16), widths: Sequence[int] = (64,) * 9, rows: int = 8,
                 compute: str = "fp16") -> MemoryData:
-    """Trains an MLP with Adam for one step, on every N and under every stage, and reads the ledgers."""
+    """Trains an MLP with Adam for one step, on every N and under every stage, and reads the ranks' memory."""
     return MemoryData(f"an MLP of {len(widths) - 1} layers in {compute} with Adam, {rows} samples per rank", tuple(
         measured_step(widths, Adam(), ranks=ranks, stage=stage, policy=Policy(compute), rows=rows)
         for ranks in worlds for stage in STAGES))

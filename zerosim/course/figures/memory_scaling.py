@@ -1,4 +1,4 @@
-"""Memory that one rank holds at rest as N, P and the optimizer vary, under each of ZeRO's stages: read from ledgers.
+"""Memory that one rank holds at rest as N, P and the optimizer vary, under each of ZeRO's stages, as measured.
 
 Legend: N ranks, P parameters. The runs have shapes and no data, so that a model of any size fits on a laptop.
 """

@@ -167,7 +167,7 @@ def _try_other_worlds(puzzle: Puzzle, answer: Answer) -> None:
 
 
 def _audit(puzzle: Puzzle, answer: Answer) -> None:
-    """Refuses arrays that the ledger does not know, on a run whose shards are long enough to stand out."""
+    """Refuses arrays that a rank's memory does not know, on a run whose shards are long enough to stand out."""
     if not puzzle.audit_length:
         return
     case = puzzle.case(AUDIT_RANKS, puzzle.audit_length)
@@ -179,7 +179,7 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
                       if nbytes > share * case.shard_nbytes]
             if missed:
                 raise Refused(f"On {case.where} rank {index} holds about {missed[0] // 1000 * 1000:,} bytes that its "
-                              "ledger does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
+                              "memory does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
                               "them with rank.memory.hold(array, kind), and write into them with out=")
 
 

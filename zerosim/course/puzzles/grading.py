@@ -58,8 +58,8 @@ def grade_sharded_optimizer(get_sharded_optimizer: Answer) -> Score:
     """ZeRO-1's half: ``get_sharded_optimizer(rank, parameters, optimizer)`` updates what it owns, and shows it to all.
 
     ``parameters`` are arrays by name, the same on all ranks, to be updated in place by ``step(gradients)``; the
-    gradients are those of the mean already. The state belongs into the ledger as "optimizer_state", and all ranks
-    together may hold one copy of it. Raises ValueError for what is no function.
+    gradients are those of the mean already. The state belongs into the rank's memory as "optimizer_state", and all
+    ranks together may hold one copy of it. Raises ValueError for what is no function.
     """
     return _graded("get_sharded_optimizer", get_sharded_optimizer, _sharded_on)
 
@@ -87,7 +87,7 @@ def _graded(name: str, factory: Answer, on_world: Callable[[Answer, int], Measur
 
 
 class Module:
-    """One rank's model in fp32. What it makes is in the rank's ledger until no name holds it.
+    """One rank's model in fp32. What it makes is in the rank's memory until no name holds it.
 
     ``names`` are the parameters, one for each layer, first to last; ``shapes`` their shapes (I, O). ``parameters`` are
     the arrays by name, where the module was made whole, else an empty dict.
@@ -200,7 +200,7 @@ def _ddp_program(rank: Rank, factory: Answer) -> Any:
 
 
 class UnshardedOptimizer:
-    """An optimizer on whole parameters, which `step` updates in place; its state is in the rank's ledger."""
+    """An optimizer on whole parameters, which `step` updates in place; its state is in the rank's memory."""
 
     def __init__(self, rank: Rank, parameters: Arrays, optimizer: Optimizer) -> None:
         self._context, self._steps = UpdateContext(rank.kernels), 0
@@ -251,7 +251,7 @@ def refuse_states(ranks: int, held_nbytes: Sequence[int]) -> None:
     """Raises Refused unless one copy of the state is spread over the ranks: two slots of 4 bytes a parameter."""
     whole, most = 8 * sum(LENGTHS), 8 * (-(-sum(LENGTHS) // ranks) + LARGEST)
     if sum(held_nbytes) < whole:
-        raise Refused(f"On N={ranks} the ledgers know of {sum(held_nbytes):,} bytes of optimizer state where the ranks "
+        raise Refused(f"On N={ranks} memories know of {sum(held_nbytes):,} bytes of optimizer state where the ranks "
                       f"together need {whole:,}: take it from rank.memory.alloc(shape, dtype, \"optimizer_state\")")
     if max(held_nbytes) > most:
         raise Refused(f"On N={ranks} rank {held_nbytes.index(max(held_nbytes))} holds {max(held_nbytes):,} bytes of "

@@ -52,7 +52,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Case:
-    """One run: N, each rank's arguments (fresh, charged to its ledger), and what every rank must return.
+    """One run: N, each rank's arguments (fresh, charged to its memory), and what every rank must return.
 
     ``peak_nbytes`` and ``collectives`` are the target: the memory of a good answer, and its traffic, one collective
     after another. ``bounds`` has the shape of ``expected`` and holds the largest difference allowed by element; None:

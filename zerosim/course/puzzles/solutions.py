@@ -215,7 +215,7 @@ def own_part(rank: Rank, length: int) -> slice:
 
 
 def new_state(rank: Rank, optimizer: Optimizer, length: int) -> Arrays:
-    """The optimizer's slots for a shard, in the ledger."""
+    """The optimizer's slots for a shard, in the rank's memory."""
     state = {}
     for name, slot in optimizer.slots((length,)).items():
         state[name] = rank.memory.alloc(slot.shape, np.float32, "optimizer_state", name)

@@ -221,7 +221,7 @@ class SilencedRank(Rank):
 
 @dataclass(slots=True)
 class AuditedRank:
-    """One rank: its ledger, the bytes that it made, and the most that its ledger missed."""
+    """One rank: its memory, the bytes that it made, and the most of them that its memory has not counted."""
 
     memory: Memory
     live_nbytes: int
@@ -230,7 +230,7 @@ class AuditedRank:
 
 
 class Audit:
-    """Sees what each rank really holds, beside what its ledger says, while the ``with`` block runs: NumPy's arrays too.
+    """Sees what each rank really holds, beside what its memory counts, in the ``with`` block: NumPy's arrays too.
 
     Python's tracer counts the bytes of all; since exactly one rank runs at a time, what is made between two switches is
     the running rank's. ``ranks`` are those that have entered, in the order of their entry.

@@ -18,7 +18,7 @@ next one is computed. At no time does a rank hold the gradients of the whole mod
 
     zero2(rank, lengths, gradient_of):
         lengths  [n_0, n_1, ...]
-        gradient_of(layer)  ->  (n_l,) fp32, in the ledger
+        gradient_of(layer)  ->  (n_l,) fp32, in rank.memory
         ->  the list of this rank's shards of the mean gradients, fp32, layer 0
             first; each is its chunk of the cut by ceil(n_l/N)
 

@@ -23,7 +23,7 @@ needed, used, and freed at once; in backward it is gathered again:
         shards  a list of L arrays, this rank's chunk of each layer's weights
                 (n,), cut by ceil(n/N), fp32
         layer   layer.forward(w, x) -> y;  layer.backward(w, x, dy) -> (dx, dw);
-                all (n,), and in the ledger
+                all (n,), and in rank.memory
         x       (n,) fp32, this rank's input
         ->  the list of this rank's shards of the mean of dw, layer 0 first
 
@@ -49,7 +49,7 @@ def zero3(rank, shards, layer, x):
 '''
 
 HINTS = (
-    "rank.all_gather(shard, length=n) gathers. It is a new array in the ledger, until no name holds it.",
+    "rank.all_gather(shard, length=n) gathers. It is a new array in rank.memory, until no name holds it.",
     "dx, dw = layer.backward(w, inputs.pop(), dy); then del w, and dy = dx. A name that you do not delete holds on.",
     "grads[number] = rank.reduce_scatter(dw); del dw; grads[number] /= rank.size.",
 )
