@@ -418,7 +418,7 @@ def first_steps(fmt: str, weight: float, lr: float, gradients: Sequence[float]) 
 
 @cache
 def adam_threshold(fmt: str, direction: Direction, weight: float) -> Threshold:
-    """Downwards with g = 1, upwards with g = -1: by bisection, each question a real step of Adam."""
+    """The largest learning rate that is lost, downwards (g = 1) or upwards (-1), by bisection over steps of Adam."""
     gradient = 1.0 if direction == "down" else -1.0
 
     def lost(lr: float) -> bool:
@@ -493,7 +493,7 @@ class Underflow:
 
 @cache
 def format_facts(name: str) -> FormatFacts:
-    """One format's; ``zero_up_to`` is found by bisection on the real rounding."""
+    """The facts of one format; ``zero_up_to`` is found by bisection on the real rounding."""
     row = FORMATS[name]
     zero_up_to = last_that(lambda value: float(round_to(value, row)) == 0.0, up_to=1.0)
     return FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, row)), row.largest, row.smallest_normal,

@@ -71,7 +71,7 @@ def trained(network: Callable[[], MLP], optimizer: Optimizer, batch: Callable[[i
 
 def _program(rank: Rank, network: Callable[[], MLP], optimizer: Optimizer,
              batch: Callable[[int, int], tuple[Array, Array]], policy: Policy, steps: int, unit: float) -> SmallRun:
-    """One rank alone: its losses, and its own number where it overflowed."""
+    """The run as one rank sees it: its own losses, and its own number where its gradients overflowed."""
     engine = Engine(rank, network(), optimizer, stage=1, policy=policy)
     losses, scales, skipped, overflowed = list[tuple[float]](), list[float](), list[bool](), list[tuple[int, ...]]()
     gave_up, moved_share = None, 0.0

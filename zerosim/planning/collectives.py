@@ -109,7 +109,7 @@ def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int 
 
 
 def checked_shape(shape: CollectiveShape) -> CollectiveShape:
-    """The shape of a collective that can be; raises ValueError as `sent` does."""
+    """The shape, if a collective can have it; raises ValueError as `sent` does."""
     key, ranks = (shape.operation, shape.algorithm), shape.ranks
     itemsize = checked_count("itemsize", shape.itemsize, 1)
     if ranks < 1 or shape.cut[0] != 0 or any(low > high for low, high in pairwise(shape.cut)):
@@ -127,7 +127,7 @@ def checked_shape(shape: CollectiveShape) -> CollectiveShape:
 
 
 def sent_of(shape: CollectiveShape) -> Sent:
-    """The sums over the messages of a shape that can be, by the closed form where there is one."""
+    """The sums over the messages of a checked shape, by the closed form where there is one."""
     rounds, ranks = ROUNDS.get((shape.operation, shape.algorithm)), shape.ranks
     if rounds is not None:
         steps = len(rounds) * (ranks - 1)
@@ -145,7 +145,7 @@ def sent_of(shape: CollectiveShape) -> Sent:
 
 
 def levels(shape: CollectiveShape) -> Iterable[Level]:
-    """The messages of a shape that can be, step by step."""
+    """The messages of a checked shape, step by step."""
     key, ranks = (shape.operation, shape.algorithm), shape.ranks
     if shape.algorithm == "ring":
         return _ring(shape)
@@ -191,7 +191,10 @@ def _rank_by_rank(shape: CollectiveShape) -> tuple[Level, ...]:
 
 
 def _folded(shape: CollectiveShape) -> Iterator[Level]:
-    """Pairs of ranks act as one; what the 2^m active ranks do is what 2^m ranks do. In the order of each rank's own."""
+    """Pairs of ranks act as one; what the 2^m active ranks do is what 2^m ranks do.
+
+    The levels stand in the order of each rank's own program.
+    """
     fold = Fold.of(shape.ranks)
     actual = np.array([fold.actual(index) for index in range(fold.active)])
     idle, whole = 2 * np.arange(fold.pairs), shape.array([shape.nbytes] * fold.pairs)
