@@ -3,7 +3,7 @@
 from itertools import accumulate, product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zerosim as zs
@@ -88,6 +88,7 @@ def test_padding_makes_the_whole_difference_between_held_and_estimated_bytes(par
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=12), ranks=st.integers(1, 9))
+@example(lengths=[2], ranks=2)
 def test_borders_of_whole_tensors_are_the_nearest_to_equal_shares_and_the_engines(lengths, ranks):
     """Of two that are as near, the lower one."""
     cut, borders, total = conventions.whole_tensor_cut(lengths, ranks), {0, *accumulate(lengths)}, sum(lengths)
