@@ -1,7 +1,9 @@
 """ZeRO in one file has the engine's bits and sends its bytes, and is what it says: small, alone, and in the README."""
 
 import ast
+import io
 import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -192,6 +194,13 @@ def test_the_printed_closed_forms_are_what_every_rank_holds_and_sends_on_any_ter
     for closed_form, measured in rows:
         assert [int(value) for value in measured.split()] == [int(closed_form.replace(",", ""))] * ranks
     assert len(set(re.findall(r"loss .*$", text, re.M))) == 1  # the same under every stage
+
+
+def test_a_notebook_whose_output_is_no_file_is_printed_to_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tiny", "1"])
+    monkeypatch.setattr(sys, "stdout", printed := io.StringIO())
+    runpy.run_path(str(FILE), run_name="__main__")
+    assert "ZeRO3: loss" in printed.getvalue()
 
 
 def test_the_readme_shows_the_stages_as_they_are() -> None:

@@ -256,5 +256,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that has no Ψ gets a question mark
+    getattr(sys.stdout, "reconfigure", dict)(errors="replace")  # ? for Ψ on a poor terminal; notebooks cannot
     main()

@@ -77,7 +77,7 @@ def observed_step(compute: str = "fp16", widths: Sequence[int] = (256,) * 4, row
                   scale: float = 1024.0) -> ObservedStep:
     """Takes one step of an MLP without biases with Adam, at stage 0, on ``rows`` samples of each rank.
 
-    Raises ValueError for a format that needs no master beside it.
+    Raises ValueError for a format that needs no master beside it, and for a step that overflows.
     """
     if format_of(compute).name == "fp32":
         raise ValueError("asked to watch a step that computes in fp32, which has one copy of the weights and nothing "
@@ -102,6 +102,9 @@ def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows:
     engine.reduce()
     divisor = engine.param_group.reduced_gradient.divisor
     result = engine.update([tape.loss])
+    if result.skipped:
+        raise ValueError(f"the step overflowed in {policy.compute} with the loss scale {result.scale:g} and was "
+                         "skipped, so that nothing reached the optimizer; take a smaller scale")
     engine.all_gather_parameters()
     resting, group = rank.memory.now_nbytes_by_kind, engine.param_group
     last_forward, first_backward = passes[len(model.units) - 1:][:2]

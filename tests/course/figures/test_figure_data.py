@@ -322,11 +322,13 @@ def test_a_step_passes_what_the_formulas_say(compute, ranks):
     assert found.gradient_divisor == 8 * ranks
 
 
-def test_a_large_gradient_is_widened_block_by_block_and_an_fp32_step_has_no_master_to_watch():
+def test_a_large_gradient_is_widened_block_by_block_and_steps_in_fp32_or_that_overflow_are_not_watched():
     found = observed_step.observed_step(widths=(300, 300), rows=2)
     assert (found.wide_gradient.nbytes, found.block_nbytes) == (4 * 90_000, 4 * 65_536)
     assert_refused(lambda: observed_step.observed_step("fp32", (4, 4), 2),
                    r"computes in fp32, which has one copy .*; take compute=.fp16. or .bf16.")
+    assert_refused(lambda: observed_step.observed_step("fp16", (4, 4), 2, scale=1e9),
+                   "the step overflowed in fp16 with the loss scale 1e.09 and was skipped")
 
 
 def test_every_number_of_bytes_in_the_drawing_is_of_the_step_and_its_arrows_join_boxes():
