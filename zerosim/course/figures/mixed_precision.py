@@ -37,8 +37,8 @@ def mixed_precision(data: ObservedStep, style: Style = LIGHT) -> Drawing:
             sheet.text(*place, words, ha=align, linespacing=1.4)
         sheet.text(0.25, HEIGHT - 0.36, TITLE, fontsize=17, fontweight="bold")
         sheet.text(0.25, HEIGHT - 0.98, f"Rank 0 of {data.ranks}, an MLP of {data.parameter_count:,} parameters with "
-                   f"Adam in {data.weights.format}, S = {data.scale:,.0f}; formats and bytes as memory, trace "
-                   "and the arrays have them.\nColored boxes rest between steps, in B per parameter: "
+                   f"Adam in {data.weights.format}, S = {data.scale:,.0f}; formats and bytes are "
+                   "measured.\nColored boxes rest between steps, in B per parameter: "
                    f"{_per_parameter(data)}.", color=style.muted, linespacing=1.45)
     return Drawing("mixed-precision", TITLE, _description(data), style, figure)
 
