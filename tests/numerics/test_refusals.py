@@ -72,6 +72,9 @@ KERNELS: list[Refusal] = [
         "orthogonal_factor": lambda: K.orthogonal_factor(spoiled(), Z((300, 300), F4))}.items()],
     (lambda: K.mean_squares(Z((2, 3), F4), Z(3, F4), Z(2, F4)),
      "mean_squares takes x (r, c), rows (r,) and columns (c,), got (2, 3), (3,), (2,)"),
+    (lambda: K.normalize_rows_gradient(Z((2, 4), F4), Z(4, F4), Z(2, F4), Z(2, F4), Z((2, 4), F4), Z((2, 4), F4),
+                                       Z(3, F2), Z(4, F2)),
+     "4 numbers were to be written to an array of 3; pass one of their shape"),
     *[(partial(K.step_blocks, print, w), f"step_blocks needs arrays of float32 in C order, got array 0 {what}")
       for w, what in ((Z((4, 6), F4)[:, ::2], "(4, 3) of type float32, with gaps or in another order"),
                       (Z((4, 6), F4).T, "(6, 4) of type float32, with gaps or in another order"),

@@ -162,6 +162,8 @@ class BlockKernels:
 
     def _cast(self, x: Array, out: Array) -> None:
         """out (n,) = x (n,), both contiguous, block by block."""
+        if x.size != out.size:
+            raise ValueError(f"{x.size} numbers were to be written to an array of {out.size}; pass one of their shape")
         for span in spans(out.size):
             cast_block(x[span], out[span], self.scratch_memory)
 
