@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("mpi", "nccl")
-LAUNCHERS_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # of Open MPI, of MPICH and its like, of torchrun
+# How many processes a launcher has started: Slurm's srun says it whether it speaks PMI or not, Open MPI's and MPICH's
+# mpiexec, torchrun.
+SRUN_COUNT = "SLURM_STEP_NUM_TASKS"
+MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
@@ -70,17 +74,32 @@ def raised_elsewhere(error: BaseException) -> bool:
     return notes.raised_elsewhere(error)
 
 
+def started_together(variables: Mapping[str, str]) -> tuple[str, int] | None:
+    """The variable in which a launcher says that it has started several processes, and how many; None without one.
+
+    An mpiexec that has started one process, inside a step of srun's, has the last word.
+    """
+    counts = {name: int(count) for name in LAUNCHERS_COUNTS if (count := variables.get(name, "").strip()).isdecimal()}
+    if any(counts.get(name) == 1 for name in MPIEXEC_COUNTS):
+        counts.pop(SRUN_COUNT, None)
+    return next(((name, count) for name, count in counts.items() if count > 1), None)
+
+
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises BackendError where a launcher has started several processes, and MPI knows this one alone: then each would
     be a world of its own, without a word."""
     from zerosim.ranks.errors import BackendError
 
-    for name in LAUNCHERS_COUNTS:
-        count = variables.get(name, "").strip()
-        if count.isdecimal() and int(count) > 1:
-            raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI "
-                                      "library knows this one alone; use the mpiexec that belongs to that library "
-                                      "(zerosim doctor names both), and zs.connect('nccl') under torchrun")
+    said = started_together(variables)
+    if said is None:
+        return
+    name, count = said
+    remedy = "use the mpiexec that belongs to that library (zerosim doctor names both)"
+    if name == SRUN_COUNT:
+        remedy = ("say srun --mpi=pmi2 for MPICH's library, srun --mpi=pmix for Open MPI's (srun --mpi=list shows what "
+                  "there is), or " + remedy)
+    raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI library "
+                              f"knows this one alone; {remedy}, and zs.connect('nccl') under torchrun")
 
 
 def _channel() -> "tuple[Channel, int]":
@@ -93,6 +112,8 @@ def _channel() -> "tuple[Channel, int]":
     from zerosim.backends.mpi import MPIChannel, mpi
 
     library = mpi()
+    if library.COMM_WORLD.size == 1:
+        _check_alone(os.environ)
     neighbors = library.COMM_WORLD.Split_type(library.COMM_TYPE_SHARED)
     local_rank = neighbors.rank
     neighbors.Free()

@@ -133,6 +133,11 @@ PLACE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_POR
     (("nccl",), PLACE, zs.BackendError, "ranks on a GPU need CuPy"),  # the channel of a lone rank needs nobody
     *((("mpi",), {name: "3"}, zs.BackendError, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
       for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
+    # As under srun that speaks no PMI, or one that the library does not know.
+    *(((backend,), {"SLURM_STEP_NUM_TASKS": "3", **pmi}, zs.BackendError,
+       r"a launcher has started 3 processes \(SLURM_STEP_NUM_TASKS=3\), but .* alone; say srun --mpi=pmi2 for MPICH's "
+       r"library, srun --mpi=pmix for Open MPI's") for backend, pmi in
+      (("mpi", {}), ("mpi", {"PMI_SIZE": "3"}), ("nccl", {}))),
 ], ids=str)
 def test_a_connection_that_cannot_be_had_is_refused(monkeypatch, arguments: Any, variables: dict[str, str],
                                                    error: Any, said: str) -> None:
@@ -146,8 +151,9 @@ def test_a_connection_that_cannot_be_had_is_refused(monkeypatch, arguments: Any,
 
 def test_one_process_is_a_world_of_one_rank_whatever_a_launcher_calls_its_count(monkeypatch) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
-    for count in ("", "1", "no number"):
-        monkeypatch.setenv("PMI_SIZE", count)
+    for name, count in (("PMI_SIZE", ""), ("PMI_SIZE", "no number"), ("SLURM_STEP_NUM_TASKS", "1"), ("PMI_SIZE", "1"),
+                        ("SLURM_STEP_NUM_TASKS", "3")):  # in the end, as mpiexec -n 1 in a step of 3 tasks
+        monkeypatch.setenv(name, count)
         assert len(zs.connect().run(lambda rank: rank.size)) == 1
 
 
@@ -191,6 +197,15 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(monkeypatch, words: tuple
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("zerosim run: ")
+
+
+def test_a_process_that_srun_has_started_beside_others_is_no_world_of_its_own(monkeypatch) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    done = ask("run", f"{JOB}:sums")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a launcher has started 2 processes (SLURM_STEP_NUM_TASKS=2)" in done.stderr
+    assert ask("run", f"{JOB}:sums", "--backend", "in-process").exit_code == 0
 
 
 def test_a_process_of_a_job_is_no_world_of_its_own(monkeypatch) -> None:

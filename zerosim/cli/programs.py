@@ -24,8 +24,8 @@ FAILED = 1  # exit code
 def run(
     program: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; the function is called with its rank.")],
     ranks: Annotated[int | None, typer.Option(help="N, in one process; a launcher says it otherwise.")] = None,
-    backend: Annotated[str, typer.Option(help="in-process, cupy, mpi or nccl; auto takes mpi where mpiexec has started "
-                                              "this process, else in-process.")] = "auto",
+    backend: Annotated[str, typer.Option(help="in-process, cupy, mpi or nccl; auto takes mpi where mpiexec or srun has "
+                                              "started this process, else in-process.")] = "auto",
     given: Annotated[list[str] | None, typer.Option("--with", metavar="NAME=VALUE",
                                                     help="An argument of the function.")] = None,
     capacity: Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold.")] = None,
@@ -81,11 +81,12 @@ def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..
 
 def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
-    from zerosim.connect import launched
+    from zerosim.connect import SRUN_COUNT, launched, started_together
 
-    by_mpi = any(name in os.environ for name in MPI_VARIABLES)
+    job, together = launched(), started_together(os.environ)
+    by_srun = job is None and together is not None and together[0] == SRUN_COUNT
+    by_mpi = by_srun or any(name in os.environ for name in MPI_VARIABLES)
     found = ("mpi" if by_mpi else "in-process") if backend == "auto" else backend
-    job = launched()
     if backend == "auto" and not by_mpi and job is not None and job.ranks > 1:
         raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
                          "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
