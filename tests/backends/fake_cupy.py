@@ -292,6 +292,7 @@ def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
                                CUBLAS_GEMM_DEFAULT="any"),
         runtime=SimpleNamespace(CUDA_R_16F="fp16", CUDA_R_16BF="bf16", CUDA_R_32F="fp32",
                                 getDeviceCount=lambda: count, getDevice=lambda: devices.selected,
+                                getDeviceProperties=lambda index: {"uuid": bytes([index + 1]) * 16},
                                 runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
                                 CUDARuntimeError=CUDARuntimeError, streamQuery=devices.stream_query,
                                 eventQuery=devices.event_query),

@@ -5,6 +5,7 @@ Doubles stand for what is missing, except where the real CuPy, if it is installe
 
 from __future__ import annotations
 
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import zerosim as zs
 from tests.backends import fake_nccl
 from tests.support import ask, assert_refused
 from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
-from zerosim.backends.nccl.cluster import together
+from zerosim.backends.nccl.cluster import Card, check_cards, together
 
 
 class CUDARuntimeError(RuntimeError):
@@ -119,6 +120,18 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     for error in (zs.BackendError("CUDA", "mine is missing"), CUDARuntimeError("all CUDA devices are busy")):
         assert_refused(lambda error=error: together(channel(None), missing(error)), str(error), type(error))
     assert told == [None, None, "mine is missing", "all CUDA devices are busy"]
+
+
+def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_may_have() -> None:
+    def check(others: list[tuple[str, str, str]], *, share: bool = False) -> None:
+        check_cards(SimpleNamespace(size=3, everyone=lambda mine: [mine, *others]), Card("aa", "0000:00:00.0"),
+                    share=share)
+
+    here = socket.gethostname()
+    check([("bb", "0000:00:00.0", here), ("aa", "0000:01:00.0", here)])  # a UUID may have been cut off
+    same = [("bb", "0000:00:00.0", here), ("aa", "0000:00:00.0", "another")]
+    assert_refused(lambda: check(same), rf"ranks \[0, 2\] of 3 have one GPU, 0000:00:00\.0 of {here}, and NCCL wants")
+    check(same, share=True)
 
 
 # -- who has started this process, and what it is asked for ------------------------------------------------------------

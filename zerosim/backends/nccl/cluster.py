@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -329,7 +329,7 @@ class NCCLProcessCluster(ProcessCluster):
         ValueError where two would share a card without share_devices."""
         self._nccl, self._streams, card = together(channel, lambda: _found(local_rank))
         self.device = self._streams.device
-        _check_cards(channel, card, share=share_devices)
+        check_cards(channel, card, share=share_devices)
         super().__init__(channel, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
                          timeout_seconds=timeout_seconds)
         self._communicator: Communicator | None = None
@@ -389,20 +389,32 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
     return found
 
 
-def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, str]:
+class Card(NamedTuple):
+    """A GPU among those of all machines: two containers may have one host name, and one card two host names.
+
+    CuPy ends a UUID at its first zero byte; the place on the bus tells apart what is left of two.
+    """
+
+    uuid: str
+    bus_id: str
+
+
+def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, Card]:
     """NCCL; this process' device, which becomes the thread's current one, with its streams; and which card it is."""
     xp = cupy_on(0)
     nccl, device = NCCL(), local_rank % device_count(xp)
     xp.cuda.Device(device).use()
-    return nccl, DeviceStreams(xp, device, cupy_kernels()), xp.cuda.Device(device).pci_bus_id
+    uuid = bytes(xp.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
+    return nccl, DeviceStreams(xp, device, cupy_kernels()), Card(uuid, xp.cuda.Device(device).pci_bus_id)
 
 
-def _check_cards(channel: Channel, bus_id: str, *, share: bool) -> None:
+def check_cards(channel: Channel, card: Card, *, share: bool) -> None:
     """Raises ValueError on every process where two ranks have one card without share_devices."""
-    cards: Sequence[tuple[str, str]] = channel.everyone((socket.gethostname(), bus_id))
-    for host, card in dict.fromkeys(cards):
-        ranks = [rank for rank, other in enumerate(cards) if other == (host, card)]
+    told: Sequence[tuple[str, str, str]] = channel.everyone((*card, socket.gethostname()))
+    cards = [Card(uuid, bus_id) for uuid, bus_id, _ in told]
+    for each in dict.fromkeys(cards):
+        ranks = [rank for rank, other in enumerate(cards) if other == each]
         if len(ranks) > 1 and not share:
-            raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {card} of {host}, and NCCL wants "
-                             "one for each rank; start no more processes on a machine than it has GPUs, or, "
-                             f"{HOW_PROCESSES_SHARE}")
+            raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {each.bus_id} of "
+                             f"{told[ranks[0]][2]}, and NCCL wants one for each rank; start no more processes on a "
+                             f"machine than it has GPUs, or, {HOW_PROCESSES_SHARE}")
