@@ -410,11 +410,11 @@ def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, Card]:
 
 def check_cards(channel: Channel, card: Card, *, share: bool) -> None:
     """Raises ValueError on every process where two ranks have one card without share_devices."""
-    told: Sequence[tuple[str, str, str]] = channel.everyone((*card, socket.gethostname()))
-    cards = [Card(uuid, bus_id) for uuid, bus_id, _ in told]
+    of_ranks: Sequence[tuple[str, str, str]] = channel.everyone((*card, socket.gethostname()))
+    cards = [Card(uuid, bus_id) for uuid, bus_id, _ in of_ranks]
     for each in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == each]
         if len(ranks) > 1 and not share:
             raise ValueError(f"{ranks_text(ranks)} of {channel.size} have one GPU, {each.bus_id} of "
-                             f"{told[ranks[0]][2]}, and NCCL wants one for each rank; start no more processes on a "
+                             f"{of_ranks[ranks[0]][2]}, and NCCL wants one for each rank; start no more processes on a "
                              f"machine than it has GPUs, or, {HOW_PROCESSES_SHARE}")
