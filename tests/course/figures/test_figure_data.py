@@ -99,7 +99,8 @@ def test_the_papers_numbers_stand_in_the_committed_figure_of_memory_and_its_vect
         of_optimizer.names, of_optimizer.resting_nbytes[0], strict=True)] == [("SGD", 8), ("Lion", 12), ("Adam", 16)]
     traffic = seen.data_of("traffic")
     for stage, row in enumerate(traffic.sent):
-        assert row == pytest.approx([(3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks for ranks in traffic.worlds])
+        wanted = [(3 if stage > 2 else 2) * 2 * (ranks - 1) / ranks for ranks in traffic.worlds]
+        assert row == pytest.approx(wanted, rel=1e-12)
 
 
 # -- a step over time ---------------------------------------------------------------------------------------------
