@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from zerosim.backends import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
+    from zerosim.backends.processes.cluster import ProcessCluster
     from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.tcp import ProcessJob
-    from zerosim.backends.processes.transport import ProcessCluster
 
 
 BACKENDS = ("mpi", "nccl")

@@ -1,6 +1,6 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.backends.processes.transport import OwnResult, ProcessBackend, ProcessCluster
+from zerosim.backends.processes.cluster import OwnResult, ProcessBackend, ProcessCluster
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
 from zerosim.ranks import process
+from zerosim.ranks.transport import Carried, InProcess, RunOptions, Transport
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
@@ -117,27 +118,24 @@ def part(its: calls.Call) -> calls.PendingCall:
     return calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty)
 
 
-class Begun:
-    """Links that note what they were given, in order."""
-
-    library = "nothing"
+class Begun(Transport):
+    """Notes what it was given, in order."""
 
     def __init__(self, in_order: bool) -> None:
         self.in_order, self.calls = in_order, list[calls.Call]()
 
-    def begin(self, me: calls.PendingCall) -> "Begun":
-        self.calls.append(me.call)
-        return self
-
-    def advance(self) -> bool:
-        return False
+    def collective(self, parts: Sequence[calls.PendingCall]) -> Carried:
+        self.calls.append(parts[0].call)
+        while True:
+            yield None
 
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
     channel, links = Letters(), Begun(in_order)
-    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
+    options = RunOptions(True, None, process.Interrupts())
+    backend = ProcessBackend(channel, links, options, debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         backend.issue(0, part(its))
@@ -153,9 +151,9 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
 # -- a cluster of one process, with a channel and links that have nobody to talk to ------------------------------------
 
 class Nobody:
-    """The channel and the links of the only process; notes how they end."""
+    """The channel of the only process; notes how it ends."""
 
-    index, size, library, in_order = 0, 1, "nothing", False
+    index, size = 0, 1
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -169,13 +167,19 @@ class Nobody:
     def everyone(self, value: Any) -> list[Any]:
         return [value]
 
-    def idle(self) -> bool:
-        return True
+    def close(self) -> None:
+        self.ended.append("closed")
 
-    drain = idle
 
-    def close_drained(self) -> None:
+class Links(InProcess):
+    """Those of the only process; they note how they end."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def drain(self) -> bool:
         self.ended.append("drained")
+        return True
 
     def close(self) -> None:
         self.ended.append("closed")
@@ -185,12 +189,8 @@ class Alone(ProcessCluster):
     """A world of one process."""
 
     def __init__(self, **options: Any) -> None:
-        self.links = Nobody()
-        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
-        super().__init__(Nobody(), **settings)  # type: ignore[arg-type]
-
-    def _point_to_point(self) -> Any:
-        return self.links
+        self.links = Links()
+        super().__init__(Nobody(), self.links, **{"timeout_seconds": 1.0} | options)  # type: ignore[arg-type]
 
 
 def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_links() -> None:
@@ -198,7 +198,7 @@ def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_links() -> 
     assert cluster.run(lambda rank, add: rank.index + add, 5)[0] == 5
     assert cluster.links.ended == ["closed"]
     assert cluster.gather(7) == [7]
-    assert (cluster.index, len(cluster.ranks), cluster.world) == (0, 1, "each a process, over nothing")
+    assert (cluster.index, len(cluster.ranks)) == (0, 1)
     assert repr(cluster) == "<Alone: rank 0 of 1, 1 runs>"
     cluster.close()
     assert cluster._channel.ended == ["closed"]
@@ -224,7 +224,7 @@ def test_after_an_error_the_links_are_drained_and_nothing_stays_held() -> None:
         with pytest.raises(KeyError) as caught:
             cluster.run(program)
         assert caught.value.__notes__ == ["raised by rank 0 of 1"]
-        assert cluster.links.ended == ["drained"]
+        assert cluster.links.ended == ["drained", "drained", "closed"]
         assert cluster.memory.now_nbytes == [0]
 
 

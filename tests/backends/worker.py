@@ -14,16 +14,16 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
-from zerosim.backends.processes import transport
+from zerosim.backends.processes import cluster
 from zerosim.backends.processes.notes import Failed
-from zerosim.backends.processes.transport import ProcessCluster
+from zerosim.backends.processes.cluster import ProcessCluster
 
 MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken for a rank that does not answer
 
 
 def main(port: str, key: str) -> None:
     """Serves tasks."""
-    transport.DRAIN_SECONDS = transport.FAREWELL_SECONDS = MINUTES
+    cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:
@@ -45,8 +45,8 @@ def main(port: str, key: str) -> None:
             found = outcome(clusters[kind], task)
             busy.clear()
             line.send(found)
-        for cluster in clusters.values():
-            cluster.close()
+        for each in clusters.values():
+            each.close()
 
 
 def end_with_the_tests(line: Connection, busy: Event) -> None:
@@ -68,14 +68,15 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
         from zerosim.backends.mpi import MPICluster
 
         return MPICluster(first(task.ranks), **task.options)
-    from zerosim.backends.nccl import cluster as nccl
+    from zerosim.backends.nccl import transport
+    from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
-    nccl.HEARSAY_SECONDS = MINUTES
+    transport.HEARSAY_SECONDS = MINUTES
     if "RANK" in os.environ:
         return zs.connect(task.backend, **task.options)
     from zerosim.backends.mpi import MPIChannel
 
-    return nccl.NCCLProcessCluster(MPIChannel(first(task.ranks)), local_rank=index, **task.options)
+    return NCCLProcessCluster(MPIChannel(first(task.ranks)), local_rank=index, **task.options)
 
 
 def world() -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
-from zerosim.ranks import hub, trace
+from zerosim.ranks import trace, transport
 
 
 def rows_of(found: zs.Trace) -> list:
@@ -114,10 +114,10 @@ def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group
 
     cluster = zs.Cluster(6)
     cluster.run(loop)
-    hub._expand.cache_clear()
+    transport._expand.cache_clear()
     expansions = [row.hops() for found in cluster.trace for row in found.collectives("all_reduce")]
     assert all(hops == expansions[0] for hops in expansions)
-    assert hub._expand.cache_info().misses == 1
+    assert transport._expand.cache_info().misses == 1
     expansions[0].clear()  # what is handed out is the caller's
     assert len(cluster.trace[0].collectives("all_reduce")[0].hops()) == 12
 

@@ -1,19 +1,18 @@
 """One rank in each process of MPI: arrays as messages of bytes, hop by hop or by MPI's own collectives, and notes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from zerosim.backends import TIMEOUT_SECONDS
-from zerosim.backends.processes.transport import ProcessCluster, Request
-from zerosim.numerics.arrays import as_bytes
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import NATIVE, Exchange
+from zerosim.backends.processes.cluster import ProcessCluster
+from zerosim.numerics.arrays import as_bytes, copy_elements, on_device, to_host
+from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
+from zerosim.ranks.cluster import Device
 from zerosim.ranks.errors import BackendError, MismatchError
-from zerosim.ranks.hub import sent_by, steps_of
+from zerosim.ranks.transport import Carried, Delivery, Transport, sent_by
 
 
 def mpi() -> Any:
@@ -36,58 +35,63 @@ def mpi() -> Any:
 
 
 # -- Arrays as messages of bytes ---------------------------------------------------------------------------------------
-# MPI has no name for bf16 or fp8, and all additions are made here, by the kernels.
+# MPI has no name for bf16 or fp8, and all additions are made here, by the kernels. What lies on a device travels by way
+# of the host, in memory that no rank is charged for.
 
-Leftovers = list[Callable[[], bool]]  # each is asked, until it says so, whether what was given up is over
+
+def landing(out: Any) -> np.ndarray:
+    """The array that MPI writes: out itself, or memory of the host for a device's."""
+    return np.empty(out.shape, out.dtype) if on_device(out) else out
 
 
-class Halves:
-    """The send and the receive of one exchange, under way."""
+def landed(there: np.ndarray, out: Any) -> None:
+    """What MPI has written is brought to the device where it belongs there."""
+    if there is not out:
+        copy_elements(there, out)
 
-    def __init__(self, mpi: Any, comm: Any, tag: int, send: np.ndarray | None, to: int | None, out: np.ndarray | None,
-                 source: int | None, *, rendezvous: bool = False) -> None:
-        self._mpi, self._out, self._source = mpi, out, source
-        self._statuses: list[Any] = []
-        self._receive = self._send = mpi.REQUEST_NULL
-        if out is not None:
-            self._receive = comm.Irecv([as_bytes(out), mpi.BYTE], source, tag)
-        if send is not None:
+
+class Half:
+    """One end of a message, under way; ``whose`` says in an error's text who expects it."""
+
+    def __init__(self, mpi: Any, comm: Any, delivery: Delivery, tag: int, whose: str, *, rendezvous: bool) -> None:
+        self._mpi, self._whose, self.delivery, hop = mpi, whose, delivery, delivery.hop
+        self._there = landing(delivery.out) if delivery.sent is None else to_host(delivery.sent)
+        if delivery.sent is None:
+            self._request = comm.Irecv([as_bytes(self._there), mpi.BYTE], hop.source, tag)
+        else:
             begin = comm.Issend if rendezvous else comm.Isend
-            self._send = begin([as_bytes(send), mpi.BYTE], to, tag)
+            self._request = begin([as_bytes(self._there), mpi.BYTE], hop.destination, tag)
 
-    def sent(self) -> bool:
-        """True when the send has left."""
-        left: bool = self._send.Test()
-        return left
-
-    def received(self, what: str) -> bool:
-        """True when the message is there; MismatchError when it is not as long as was expected."""
-        if self._out is None:
-            return True
-        status = self._mpi.Status()
+    def is_over(self) -> bool:
+        """True when the send has left, or the message is there; MismatchError when it is not as long as expected."""
+        out, status = self.delivery.out, self._mpi.Status()
         try:
-            if not self._receive.Test(status):
+            if not self._request.Test(status):
                 return False
-            count = status.Get_count(self._mpi.BYTE)
+            found = status.Get_count(self._mpi.BYTE)
         except self._mpi.Exception as error:
-            if error.Get_error_class() != self._mpi.ERR_TRUNCATE:
+            if out is None or error.Get_error_class() != self._mpi.ERR_TRUNCATE:
                 raise
-            count = None
-        out, self._out = self._out, None
-        if count != out.nbytes:
-            found = "a longer one" if count is None else f"one of {count}"
-            raise MismatchError(f"{what} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) from rank "
-                                f"{self._source} of its group, and {found} came; the ranks do not mean the same shape "
-                                "and dtype. zs.connect(debug=True) says what each of them asked for")
+            found = None
+        if out is not None and found != out.nbytes:
+            length = "a longer one" if found is None else f"one of {found}"
+            raise MismatchError(f"{self._whose} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) "
+                                f"from rank {self.delivery.hop.source} of its group, and {length} came; the ranks do "
+                                "not mean the same shape and dtype. zs.connect(debug=True) says what each of them "
+                                "asked for")
+        if out is not None:
+            landed(self._there, out)
         return True
 
-    def cancel(self, leftovers: Leftovers) -> None:
-        """Gives up the receive; the send may still be under way."""
-        if self._receive != self._mpi.REQUEST_NULL:
-            self._receive.Cancel()
+    def cancel(self) -> bool:
+        """Gives up a receive; True unless it is a send, which may still be under way."""
+        if self.delivery.out is None:
+            return False
+        if self._request != self._mpi.REQUEST_NULL:
+            self._request.Cancel()
             with suppress(self._mpi.Exception):  # what has come may be too long
-                self._receive.Wait()
-        leftovers.append(self.sent)
+                self._request.Wait()
+        return True
 
 
 # -- ``algorithm="native"``: MPI's own collectives, whose order of additions is the library's ------------------------
@@ -101,11 +105,11 @@ class Halves:
 BUILT_IN = ("f4", "f8")
 
 
-class NativeRequest(Request):
+class Native:
     """One non-blocking collective of the library, under way."""
 
-    def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
-        self.me, self._comm, self._leftovers = me, comm, leftovers
+    def __init__(self, me: PendingCall, mpi: Any, comm: Any) -> None:
+        self.me, self._comm = me, comm
         call, self._made = me.call, list[Any]()  # what MPI gets back when the call is over
         if adds_itself(call.dtype, call.op):
             self._type = mpi.Datatype.fromcode(call.dtype.char)
@@ -114,31 +118,25 @@ class NativeRequest(Request):
             self._type = mpi.BYTE.Create_contiguous(call.dtype.itemsize).Commit()
             self._made.append(self._type)
             if "reduce" in call.operation:
-                self._op = mpi.Op.Create(combined(me.kernels, call.op, call.dtype), commute=True)
+                self._op = mpi.Op.Create(combined(call.op, call.dtype), commute=True)
                 self._made.append(self._op)
-        # MPI forbids that a collective reads where it writes.
-        self._x = me.x.copy() if me.in_place else me.x
+        self._out, self._x = landing(me.out), to_host(me.x)
+        if me.in_place and self._x is me.x:  # MPI forbids that a collective reads where it writes
+            self._x = me.x.copy()
         self._request = getattr(self, f"_{call.operation}")()
 
-    def advance(self) -> bool:
-        """Looks whether the library is done."""
-        if not self._over():
-            return False
-        self.me.finish(sent_by(self.me.call.normalized(), self.me.index))
-        return True
-
-    def cancel(self) -> None:
-        """A collective of the library cannot be given up: it is over when all ranks have begun it, or never."""
-        if not self.me.done:
-            self._leftovers.append(self._over)
-
-    def _over(self) -> bool:
+    def is_over(self) -> bool:
         """True when the library is done, and has all back that it needed for the call."""
         if not self._request.Test():
             return False
         for made in self._made:
             made.Free()
+        landed(self._out, self.me.out)
         return True
+
+    def cancel(self) -> bool:
+        """False: a collective of the library cannot be given up. It is over when all ranks have begun it, or never."""
+        return False
 
     # -- the collectives ------------------------------------------------------------------------------------------
 
@@ -152,25 +150,25 @@ class NativeRequest(Request):
 
     def _reduce_scatter(self) -> Any:
         lengths, _ = self._chunks()
-        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self.me.out), lengths, self._op)
+        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self._out), lengths, self._op)
 
     def _all_gather(self) -> Any:
-        return self._comm.Iallgatherv(self._message(self._x), self._message(self.me.out, self._chunks()))
+        return self._comm.Iallgatherv(self._message(self._x), self._message(self._out, self._chunks()))
 
     def _all_reduce(self) -> Any:
-        return self._comm.Iallreduce(self._message(self._x), self._message(self.me.out), self._op)
+        return self._comm.Iallreduce(self._message(self._x), self._message(self._out), self._op)
 
     def _broadcast(self) -> Any:
         if self.me.index == self.me.call.root and not self.me.in_place:
-            self.me.out[...] = self._x
-        return self._comm.Ibcast(self._message(self.me.out), self.me.call.root)
+            self._out[...] = self._x
+        return self._comm.Ibcast(self._message(self._out), self.me.call.root)
 
     def _reduce(self) -> Any:
-        return self._comm.Ireduce(self._message(self._x), self._message(self.me.out), self._op, self.me.call.root)
+        return self._comm.Ireduce(self._message(self._x), self._message(self._out), self._op, self.me.call.root)
 
     def _gather(self) -> Any:
         at_root = self.me.index == self.me.call.root
-        into = self._message(self.me.out, self._chunks()) if at_root else None
+        into = self._message(self._out, self._chunks()) if at_root else None
         return self._comm.Igatherv(self._message(self._x), into, self.me.call.root)
 
     def _all_to_all(self) -> Any:
@@ -178,7 +176,7 @@ class NativeRequest(Request):
         own = lengths[self.me.index]
         arriving = [own] * len(lengths), [own * rank for rank in range(len(lengths))]
         return self._comm.Ialltoallv(self._message(self._x, (lengths, starts)),
-                                     self._message(self.me.out, arriving))
+                                     self._message(self._out, arriving))
 
     def _barrier(self) -> Any:
         return self._comm.Ibarrier()
@@ -189,8 +187,9 @@ def adds_itself(dtype: np.dtype[Any], op: str) -> bool:
     return dtype.kind in "iu" or (dtype.str[1:] in BUILT_IN and op in ("sum", "mean"))
 
 
-def combined(kernels: NumpyKernels | NullKernels, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+def combined(op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
     """The operator ``inout = in (op) inout`` on MPI's buffers of this dtype, each element rounded once."""
+    kernels = NumpyKernels()
     combine = {"max": kernels.maximum_rounded, "min": kernels.minimum_rounded}.get(op, kernels.add_rounded)
 
     def operator(inbuf: Any, inout: Any, datatype: Any) -> None:
@@ -241,94 +240,53 @@ class MPIChannel:
         self._comm.Free()
 
 
-# -- Collectives over MPI: each hop of an algorithm is a pair of non-blocking messages, made by whoever asks next ----
+# -- The transport: each hop is a pair of non-blocking messages, looked at by whoever asks next ------------------------
 
 MESSAGES = 0  # the tag of a program's own messages; a collective's is 1 + its number, modulo what MPI can hold
 
 
-class MessageRequest(Request):
-    """A message that the program sends itself."""
-
-    def __init__(self, me: PendingExchange, halves: Halves, leftovers: Leftovers) -> None:
-        self.me, self._halves, self._leftovers = me, halves, leftovers
-
-    def advance(self) -> bool:
-        """Looks whether either half has moved."""
-        me, before = self.me, (self.me.to_send, self.me.to_receive)
-        if me.to_send and self._halves.sent():
-            assert me.send is not None
-            me.to_send = False
-            me.count(me.send.nbytes)
-        if me.to_receive and self._halves.received(f"rank {me.rank}"):
-            me.to_receive = False
-        return before != (me.to_send, me.to_receive)
-
-    def cancel(self) -> None:
-        """Gives up the halves that have not moved."""
-        self._halves.cancel(self._leftovers)
-
-
-class HopsRequest(Request):
-    """A collective on its way: this rank's generator, and the hop that it waits for."""
-
-    def __init__(self, me: PendingCall, mpi: Any, comm: Any, leftovers: Leftovers) -> None:
-        self.me, self._mpi, self._comm, self._leftovers = me, mpi, comm, leftovers
-        self._tag = 1 + me.call.number % (comm.Get_attr(mpi.TAG_UB) - 1)
-        self._steps = steps_of(me)
-        self._nbytes = 0
-        self._hop: Exchange | None = None
-        self._halves: Halves | None = None
-        self._next()
-
-    def _next(self) -> None:
-        self._hop, self._halves = next(self._steps, None), None
-        if self._hop is None:
-            self.me.finish(self._nbytes)
-            return
-        hop = self._hop
-        self._halves = Halves(self._mpi, self._comm, self._tag, hop.send, hop.to, hop.out, hop.source)
-        self._nbytes += 0 if hop.send is None else hop.send.nbytes
-
-    def advance(self) -> bool:
-        """Makes every hop whose messages have arrived and left."""
-        moved = False
-        while self._halves is not None and self._halves.received(str(self.me.call)) and self._halves.sent():
-            self._next()
-            moved = True
-        return moved
-
-    def cancel(self) -> None:
-        """Gives up the hop under way, and all that would have followed."""
-        if self._halves is not None:
-            self._halves.cancel(self._leftovers)
-
-
-class MPIPointToPoint:
+class MPITransport(Transport):
     """Makes the hops of this process' rank; one communicator for each group of ranks."""
 
-    library = "MPI"
-    in_order = False  # every call has a tag, every group a communicator
+    library = "MPI"  # every call has a tag, every group a communicator: calls may begin in different orders
+    world = "each a process, over MPI"
 
     def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
-        self._mpi, self._rendezvous = mpi, rendezvous
+        self._mpi, self._comm, self._rendezvous = mpi, comm.Dup(), rendezvous
         self._world: GroupKey = tuple(range(comm.size)), ()
-        self._comms: dict[GroupKey, Any] = {self._world: comm}
-        self._leftovers: Leftovers = []
+        self._comms: dict[GroupKey, Any] = {self._world: self._comm}
+        self._under_way: list[Half | Native] = []
 
-    def begin(self, me: Pending) -> Request:
-        """Posts the first messages of the part."""
-        if isinstance(me, PendingExchange):
-            group, comm = me.key[0], self._comms[me.key]
-            to = None if me.to is None else group.index(me.to)
-            source = None if me.source is None else group.index(me.source)
-            halves = Halves(self._mpi, comm, MESSAGES, me.send, to, me.out, source, rendezvous=self._rendezvous)
-            return MessageRequest(me, halves, self._leftovers)
-        comm = self._comms[me.call.key]
-        if me.call.algorithm == NATIVE:
-            return NativeRequest(me, self._mpi, comm, self._leftovers)
-        return HopsRequest(me, self._mpi, comm, self._leftovers)
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+        """Posts the receives, then the sends, and asks until they are done."""
+        comm = self._comms[key]
+        tag = MESSAGES if call is None else 1 + call.number % (comm.Get_attr(self._mpi.TAG_UB) - 1)
+        halves = [Half(self._mpi, comm, delivery, tag, str(call or f"rank {self._comm.rank}"),
+                       rendezvous=self._rendezvous and call is None)
+                  for delivery in sorted(step, key=lambda delivery: delivery.out is None)]
+        self._under_way += halves
+        if call is None:
+            yield None  # a message that nobody has agreed on yet is posted and not looked at
+        while halves:
+            for half in halves.copy():
+                if half.is_over():
+                    halves.remove(half)
+                    self._under_way.remove(half)
+                    yield half.delivery
+            if halves:
+                yield None
 
-    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
+    def native(self, parts: Sequence[PendingCall]) -> Carried:
+        """MPI's own collective."""
+        (me,) = parts
+        native = Native(me, self._mpi, self._comms[me.call.key])
+        self._under_way.append(native)
+        while not native.is_over():
+            yield None
+        self._under_way.remove(native)
+        me.finish(sent_by(me.call.normalized(), me.index))
+
+    def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])
@@ -336,9 +294,9 @@ class MPIPointToPoint:
         members.Free()
         everyone.Free()
 
-    def idle(self) -> bool:
-        """True: what a program has waited for is done, and it waits for all."""
-        return True
+    def abort(self) -> None:
+        """Gives up the receives; sends and the library's own collectives stay under way."""
+        self._under_way = [each for each in self._under_way if not each.cancel()]
 
     def drain(self) -> bool:
         """Takes and forgets what arrives; True when nothing that this rank has begun is under way."""
@@ -346,19 +304,17 @@ class MPIPointToPoint:
             status = self._mpi.Status()
             while (message := comm.Improbe(status=status)) is not None:
                 message.Recv([np.empty(status.Get_count(self._mpi.BYTE), np.uint8), self._mpi.BYTE])
-        self._leftovers[:] = [is_over for is_over in self._leftovers if not is_over()]
-        return not self._leftovers
-
-    def close_drained(self) -> None:
-        """Takes what came with the last note, and gives back the communicators."""
-        self.drain()
-        self.close()
+        self._under_way = [each for each in self._under_way if not each.is_over()]
+        return not self._under_way
 
     def close(self) -> None:
         """Gives back the communicators of the groups that this run made."""
-        for key, comm in self._comms.items():
-            if key != self._world:
-                comm.Free()
+        for key in [key for key in self._comms if key != self._world]:
+            self._comms.pop(key).Free()
+
+    def destroy(self) -> None:
+        """Gives back the communicator of all."""
+        self._comm.Free()
 
 
 # -- The cluster of the processes that mpiexec has started -----------------------------------------------------------
@@ -367,20 +323,13 @@ class MPICluster(ProcessCluster):
     """One rank in each process of an MPI communicator, MPI.COMM_WORLD unless another is given.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks MPI for its own.
+    ``device`` has this rank's arrays: NumPy's on the host, unless another is given.
     """
 
-    def __init__(self, comm: Any = None, *, capacity_nbytes: int | None = None, debug: bool = False,
-                 blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, comm: Any = None, device: Device | None = None, *, debug: bool = False,
+                 **options: Any) -> None:
         """Raises BackendError where mpi4py or MPI is missing."""
-        self._mpi = mpi()
-        self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
-        super().__init__(MPIChannel(self._comm), capacity_nbytes=capacity_nbytes, debug=debug,
-                         blas_threads=blas_threads, timeout_seconds=timeout_seconds)
-
-    def close(self) -> None:
-        """Gives back the communicators."""
-        super().close()
-        self._comm.Free()
-
-    def _point_to_point(self) -> MPIPointToPoint:
-        return MPIPointToPoint(self._mpi, self._comm, rendezvous=self.debug)
+        library = mpi()
+        comm = library.COMM_WORLD if comm is None else comm
+        super().__init__(MPIChannel(comm), MPITransport(library, comm, rendezvous=debug), device, debug=debug,
+                         **options)

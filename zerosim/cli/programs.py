@@ -91,7 +91,9 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
         raise ValueError(f"this process was started as rank {job.rank} of {job.ranks} (RANK and WORLD_SIZE), by what "
                          "is no MPI; say --backend nccl, or --backend in-process to run all ranks in this process")
     alone = not by_mpi and job is None
-    here = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster} | ({"nccl": zs.NCCLCluster} if alone else {})
+    here: dict[str, Callable[..., Cluster]] = {"in-process": zs.Cluster, "cupy": zs.CuPyCluster}
+    if alone:
+        here["nccl"] = zs.NCCLCluster
     if found in here:
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
     if ranks is not None:

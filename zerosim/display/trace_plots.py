@@ -14,8 +14,8 @@ from typing import Any
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
 from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.ranks.hub import expand
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
+from zerosim.ranks.transport import expand
 
 TITLE = "What the ranks did, in their order"
 MOST_LANES = 16

@@ -155,10 +155,13 @@ def to_host(array: AnyArray) -> np.ndarray:
 
 
 def copy_elements(source: AnyArray, out: AnyArray) -> None:
-    """out = source, of one shape and type, bit for bit; both on the host, or both on the device. No data, no copy."""
+    """out = source, of one shape and type, bit for bit; from the host to the host, or to a device from anywhere. No
+    data, no copy."""
     if on_device(out):
         source, out = words(source), words(out)
-    if has_data(out):
+    if on_device(out) and on_host(source):
+        out.set(source)
+    elif has_data(out):
         out[...] = source
 
 

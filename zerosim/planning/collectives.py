@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
 from zerosim.ranks.collectives import Fold
-from zerosim.ranks.hub import lockstep, steps_of, without_data
+from zerosim.ranks.transport import lockstep_without_data, steps_of, without_data
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger ones in Python's integers
@@ -179,12 +179,10 @@ def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> It
 
 @lru_cache(maxsize=8)  # its sums and its seconds are asked for together
 def _rank_by_rank(shape: CollectiveShape) -> tuple[Level, ...]:
-    call, kernels, lengths = _call(shape), NullKernels(), np.diff(shape.array(shape.cut))
-    hops = (hop for hop, _ in lockstep([without_data(call, rank, kernels) for rank in range(shape.ranks)]))
-    found = list[Level]()
-    for _, step in groupby(hops, key=lambda hop: hop.step):
+    lengths, found = np.diff(shape.array(shape.cut)), list[Level]()
+    for step in lockstep_without_data(_call(shape)):
         messages = [(hop.source, hop.destination, lengths[list(hop.chunks)].sum() if hop.chunks else shape.cut[-1])
-                    for hop in step]
+                    for hop, _, _ in step]
         sources, destinations, elements = zip(*messages, strict=True)
         found.append(Level(np.array(sources), np.array(destinations), shape.array(elements) * shape.wire_itemsize))
     return tuple(found)

@@ -339,6 +339,16 @@ class PendingExchange:
         """True when both halves have moved."""
         return not (self.to_send or self.to_receive)
 
+    def sent(self) -> None:
+        """The backend says that what the rank sends has left."""
+        assert self.send is not None
+        self.to_send = False
+        self.count(self.send.nbytes)
+
+    def received(self) -> None:
+        """The backend says that what the rank receives has arrived."""
+        self.to_receive = False
+
     def describe(self) -> str:
         """The halves that are still open, as an error text shows them."""
         halves = []

@@ -22,11 +22,12 @@ from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Backend, Call, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.errors import AsymmetryError, RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, RunOptions, Transport, Watch, sent_by
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, clear_frames, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
+from zerosim.ranks.transport import InProcess, RunOptions, Transport, Watch, sent_by
 from zerosim.shown import Shown
 
 if TYPE_CHECKING:
@@ -64,6 +65,18 @@ class Run:
     trace: Traces
 
 
+class Device:
+    """The place of arrays, and the arithmetic on them: of NumPy's, in the memory of this process."""
+
+    def kernels(self, count: int) -> list[NumpyKernels]:
+        """The arithmetic of so many ranks; ranks of one processor share it, as only one of them runs at a time."""
+        return [NumpyKernels()] * count
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Ends what ranks have selected on their devices with the ``with`` block; here they have none."""
+        return nullcontext()
+
+
 # -- The cluster -----------------------------------------------------------------------------------------------------
 
 Events = Generator[HopEvent | CollectiveEvent, None, None]
@@ -83,7 +96,8 @@ class Cluster(Shown):
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
-                 blas_threads: int = 1) -> None:
+                 blas_threads: int = 1, device: Device | None = None, transport: Transport | None = None) -> None:
+        """``device`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
         if capacity_nbytes is not None and (not is_count(capacity_nbytes) or capacity_nbytes < 0):
@@ -92,9 +106,10 @@ class Cluster(Shown):
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
+        self._device, self._transport = device or Device(), transport or InProcess()
         group = tuple(range(ranks))
         present = self._present(group)
-        kernels = self._kernels(len(present))
+        kernels = self._device.kernels(len(present))
         self.kernels = kernels[0]
         self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its)
                        for index, its in zip(present, kernels, strict=True)]
@@ -103,34 +118,25 @@ class Cluster(Shown):
         self.backend: Backend | None = None  # of the run under way
         self._running: int | None = None
 
-    # -- in which clusters differ -------------------------------------------------------------------------------------
-
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks that run here."""
         return group
 
-    def _kernels(self, count: int) -> list[NumpyKernels]:
-        """The arithmetic of each rank; ranks of one processor share it, as only one of them runs at a time."""
-        return [NumpyKernels()] * count
-
-    def _transport(self, options: RunOptions) -> Transport:
-        """Moves arrays between the ranks of one run."""
-        return Transport(options)
-
     def _backend(self, options: RunOptions) -> Backend:
-        return Hub(len(self.ranks), self._transport(options), seed=self.seed)
+        """The way between the ranks in one run."""
+        return Hub(len(self.ranks), self._transport, options, seed=self.seed)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return Results(values)
 
     def device_scope(self) -> AbstractContextManager[Any]:
-        """Ends what ranks have selected on their devices with the ``with`` block; here they have none."""
-        return nullcontext()
+        """Ends what ranks have selected on their devices with the ``with`` block."""
+        return self._device.scope()
 
     @property
     def world(self) -> str:
         """The place of the ranks, in words."""
-        return "all in this process"
+        return self._transport.world
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -297,6 +303,13 @@ def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
 # -- Clusters whose arrays have shapes and no data: the real program, for any number of parameters, in no memory -----
 
 
+class NoData(Device):
+    """Arrays that are a shape and a type alone."""
+
+    def kernels(self, count: int) -> list[NumpyKernels]:
+        return [cast(NumpyKernels, NullKernels())] * count  # a test compares the methods of the two
+
+
 class NullCluster(Cluster):
     """N ranks that hold, send and compute everything but numbers: memory and trace are those of the same real run.
 
@@ -313,10 +326,7 @@ class NullCluster(Cluster):
     def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None) -> None:
         """Raises ValueError for less than one rank, and for a representative that is none of them."""
         self.representative = representative
-        super().__init__(ranks, capacity_nbytes=capacity_nbytes)
-
-    def _kernels(self, count: int) -> list[NumpyKernels]:
-        return [cast(NumpyKernels, NullKernels())] * count  # a test compares the methods of the two
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, device=NoData())
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if self.representative is None:

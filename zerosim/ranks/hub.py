@@ -1,28 +1,21 @@
 """The hub: runs the ranks of a cluster in one process, and carries out what they ask of each other.
 
-First the lockstep, which drives the generators of all ranks of one call together, hop by hop, or expands a call without
-data. Then the transport, which moves the arrays. Last the hub itself: ranks are greenlets, of which exactly one runs at
-a time, the next one chosen by a rule. A rank parks when it waits for something that is not done. The hub carries out a
-collective when all of its group have issued it and agree, and moves a message when both its halves are there. Same
-program, same order, same bits.
+Ranks are greenlets, of which exactly one runs at a time, the next one chosen by a rule. A rank parks when it waits for
+something that is not done. The hub carries out a collective when all of its group have issued it and agree, and moves a
+message when both its halves are there. Same program, same order, same bits.
 """
 
 import contextvars
 import random
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from zerosim.numerics.arrays import copy_elements, poison, start
-from zerosim.numerics.kernels import NullKernels
-from zerosim.numerics.null_arrays import NullArray
-from zerosim.ranks import fast_ring
+from zerosim.numerics.arrays import start
 from zerosim.ranks.call import Array, Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
-from zerosim.ranks.collectives import ALGORITHMS, NATIVE, Exchange, Exchanges, row_of
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,
@@ -34,10 +27,11 @@ from zerosim.ranks.errors import (
     mismatch_text,
     place_of,
 )
-from zerosim.ranks.process import Interrupts, clear_frames, guarded
+from zerosim.ranks.process import clear_frames, guarded
 from zerosim.ranks.trace import Hop
+from zerosim.ranks.transport import Delivery, RunOptions, Transport
 
-Watch = Literal["hop", "collective"]  # what a run stops after
+NAP_SECONDS = 50e-6  # between two looks at what is not done yet
 
 
 class HopEvent(NamedTuple):
@@ -55,190 +49,6 @@ class CollectiveEvent(NamedTuple):
     """A collective that has just been carried out, before any of its ranks goes on."""
 
     call: Call
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them."""
-
-    hop_by_hop: bool
-    watch: Watch | None
-    interrupts: Interrupts
-
-
-# -- Lockstep: all ranks of one call, hop by hop ---------------------------------------------------------------------
-# A message moves when both its halves are there: the sender has yielded ``send`` and the receiver ``out``. All messages
-# that can move in one round make one step.
-
-class Runner:
-    """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
-
-    def __init__(self, steps: Exchanges) -> None:
-        self.steps = steps
-        self.advance()
-
-    def advance(self) -> None:
-        """Runs the generator to its next exchange; ``waiting`` is None when it has none left."""
-        self.waiting: Exchange | None = next(self.steps, None)
-        self.to = None if self.waiting is None else self.waiting.to
-        self.source = None if self.waiting is None else self.waiting.source
-
-
-class Delivery(NamedTuple):
-    """A message of which both halves are there: the hop, what is sent, and where it arrives on which rank."""
-
-    hop: Hop
-    sent: Array
-    out: Array
-    receiver: PendingCall
-
-
-def steps_of(me: PendingCall) -> Exchanges:
-    """The generator of one rank's part in a call."""
-    return row_of(me.call).steps(me, me.x, me.out)
-
-
-def copied(deliveries: Sequence[Delivery]) -> Iterator[tuple[Hop, Array]]:
-    """Copies each message to where it arrives, one after the other."""
-    for delivery in deliveries:
-        delivery.receiver.kernels.cast_pack(delivery.sent, delivery.out)
-        yield delivery.hop, delivery.out
-
-
-def lockstep(calls: Sequence[PendingCall], *, begin: Callable[[PendingCall], Exchanges] = steps_of,
-             carry: Callable[[Sequence[Delivery]], Iterator[tuple[Hop, Array]]] = copied,
-             ) -> Generator[tuple[Hop, Array], None, None]:
-    """Runs the parts of all ranks of one call; yields every hop made, with a view of what arrived.
-
-    ``begin`` makes one rank's generator; ``carry`` makes the hops of one step, and yields them.
-    """
-    call = calls[0].call
-    runners = [Runner(begin(me)) for me in calls]
-    step, arrived = 0, list(range(len(runners)))  # at an exchange that is new; of the others nothing can move yet
-    while any(runners[rank].waiting is not None for rank in arrived):
-        sources = {source for rank in arrived for source in (rank, runners[rank].source) if source is not None}
-        deliveries = [_delivery(runners[source].waiting, runners[to].waiting, step, source, to, calls[to])
-                      for source in sorted(sources)
-                      if (to := runners[source].to) is not None and runners[to].source == source]
-        yield from carry(deliveries)
-        for delivery in deliveries:
-            runners[delivery.hop.source].to = runners[delivery.hop.destination].source = None
-        ends = {end for delivery in deliveries for end in (delivery.hop.source, delivery.hop.destination)}
-        arrived = [rank for rank in sorted(ends) if runners[rank].to is None and runners[rank].source is None]
-        for rank in arrived:
-            runners[rank].advance()
-        step += 1
-    assert all(runner.waiting is None for runner in runners), (
-        f"the algorithm {call.algorithm} of {call.operation} waits for itself")
-
-
-def _delivery(sender: Exchange | None, taker: Exchange | None, step: int, source: int, destination: int,
-              receiver: PendingCall) -> Delivery:
-    assert sender is not None
-    assert taker is not None
-    sent, out = sender.send, taker.out
-    assert sent is not None
-    assert out is not None
-    assert len(sent) == len(out)
-    assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
-    return Delivery(Hop(step, source, destination, sender.chunks, sent.nbytes), sent, out, receiver)
-
-
-def expand(call: Call) -> list[Hop]:
-    """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
-    return list(_expand(call.normalized()))
-
-
-@lru_cache(maxsize=8)  # few: 512 ranks in a ring make half a million hops
-def _expand(call: Call) -> tuple[Hop, ...]:
-    kernels = NullKernels()
-    return tuple(hop for hop, _ in lockstep([without_data(call, index, kernels) for index in range(call.ranks)]))
-
-
-def sent_by(call: Call, index: int) -> int:
-    """The bytes that one rank sends, from its own generator alone, which needs no partner where there is no data.
-
-    What a library's own collective sends is not known; it is counted as the first algorithm of the table would send.
-    """
-    if call.algorithm == NATIVE:
-        call = replace(call, algorithm=next(iter(ALGORITHMS[call.operation])))
-    if fast_ring.serves(call):
-        return fast_ring.sent_nbytes(call, index)
-    steps = steps_of(without_data(call, index, NullKernels()))
-    return sum(exchange.send.nbytes for exchange in steps if exchange.send is not None)
-
-
-def without_data(call: Call, index: int, kernels: NullKernels) -> PendingCall:
-    """One rank's part in the call on arrays without data, of the lengths that the operation has on this rank."""
-    n = call.length
-    own = call.cut[index + 1] - call.cut[index]
-    x, out = {"reduce_scatter": (n, own), "all_gather": (own, n), "gather": (own, n),
-              "all_to_all": (n, call.ranks * own)}.get(call.operation, (n, n))
-    me = PendingCall(call, index, kernels, NullArray(x, call.dtype), NullArray(out, call.dtype))
-    me.buffers = [NullArray(length, dtype) for length, dtype in row_of(call).buffers(me)]
-    return me
-
-
-# -- The transport: moves the arrays of all ranks of one hub ---------------------------------------------------------
-
-@guarded
-class Transport:
-    """Computes with NumPy in the hub's own thread, and what it moves is there at once: so most of its hooks are empty.
-
-    Where ranks have devices of their own a subclass fills them (`backends.nccl`). Ranks are named by their index in the
-    whole cluster. ``library`` is whose own collectives ``algorithm="native"`` asks for.
-    """
-
-    library: str | None = None
-
-    def __init__(self, options: RunOptions) -> None:
-        self.hop_by_hop, self.watch, self.interrupts = options.hop_by_hop, options.watch, options.interrupts
-
-    def resume(self, rank: int) -> None:
-        """The hub is about to let this rank's program go on."""
-
-    def issued(self, rank: int, me: Pending) -> None:
-        """The rank's program has issued its part: what it reads has been written, or is about to be."""
-
-    def collective(self, calls: Sequence[PendingCall]) -> Generator[HopEvent, None, list[int]]:
-        """Carries one call out for all ranks of its group; returns the bytes that each sent. Yields what is watched.
-
-        A ring whose hops nobody watches is computed without them.
-        """
-        call = calls[0].call
-        if not self.hop_by_hop and fast_ring.serves(call):
-            fast_ring.run(calls)
-            return [fast_ring.sent_nbytes(call, me.index) for me in calls]
-        sent = [0] * len(calls)
-        if self.watch == "hop":  # who looks between two hops sees what is not written yet
-            for me in calls:
-                if not me.in_place:
-                    poison(me.out)
-        for hop, values in lockstep(calls):
-            sent[hop.source] += hop.nbytes
-            self.interrupts.raise_pending()
-            if self.watch == "hop":  # a copy, since who keeps a view keeps a buffer in memory
-                yield HopEvent(call, hop, values.copy())
-        return sent
-
-    def message(self, sender: PendingExchange, receiver: PendingExchange) -> None:
-        """Moves the elements of ``sender.send`` to ``receiver.out``, which have one shape and dtype.
-
-        It is called by the program that issued one of the two, and last.
-        """
-        copy_elements(sender.send, receiver.out)
-
-    def completed(self, rank: int, me: Pending) -> None:
-        """The rank's program goes on with a part that is done: what it reads next must be there."""
-
-    def synchronize(self) -> None:
-        """All programs have returned: waits until all that they asked for is done."""
-
-    def abort(self) -> None:
-        """The run has failed: ends what is under way, before the ranks are unwound."""
-
-    def close(self) -> None:
-        """The run is over, and no rank runs any more."""
 
 
 def check_private_memory(calls: Sequence[PendingCall]) -> None:
@@ -286,8 +96,9 @@ class Hub(Backend):
     Nothing goes on while a rank runs: the others take their turns when it waits.
     """
 
-    def __init__(self, size: int, transport: Transport, *, seed: int) -> None:
-        self.transport, self.watch, self.interrupts = transport, transport.watch, transport.interrupts
+    def __init__(self, size: int, transport: Transport, options: RunOptions, *, seed: int) -> None:
+        self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
+        transport.begin(options)
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
         from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
 
@@ -378,7 +189,7 @@ class Hub(Backend):
                         yield self.messages.popleft()
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
-            self.transport.synchronize()
+            self.synchronize()
         except BaseException:
             self.transport.abort()
             raise
@@ -437,13 +248,23 @@ class Hub(Backend):
             if me.call != call:
                 raise MismatchError(mismatch_text({call.group[each.index]: each.call for each in calls}))
         check_private_memory(calls)
-        sent = yield from self.transport.collective(calls)
-        for me, nbytes in zip(calls, sent, strict=True):
-            me.finish(nbytes)
+        for delivery in self._carried(self.transport.collective(calls)):
+            if self.watch == "hop":
+                yield HopEvent(call, delivery.hop, self.transport.seen(call.key, delivery))
+        for me in calls:
             self._wake(call.group[me.index], me)
         if self.watch == "collective":
             yield CollectiveEvent(call)
         self.under_way = []
+
+    def _carried(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
+        """What moves, waiting for what has not moved yet."""
+        for delivery in deliveries:
+            self.interrupts.raise_pending()
+            if delivery is None:
+                time.sleep(NAP_SECONDS)
+            else:
+                yield delivery
 
     def _move_messages(self, me: PendingExchange) -> None:
         """Moves what the new exchange makes possible: its send to a rank that receives from it, and the reverse."""
@@ -461,17 +282,25 @@ class Hub(Backend):
         assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
             raise MismatchError(misfit_text(sender.rank, send, receiver.rank, out))
-        self.transport.message(sender, receiver)
-        sender.to_send = receiver.to_receive = False
-        sender.count(send.nbytes)
-        if self.watch:
-            self.messages.append(HopEvent(None, Hop(0, sender.rank, receiver.rank, (), send.nbytes), out.copy()))
+        source, destination = (sender.key[0].index(me.rank) for me in (sender, receiver))
+        message = Delivery(Hop(0, source, destination, (), send.nbytes), send, out)
+        ends = {source: sender, destination: receiver}
+        for delivery in self._carried(self.transport.message(sender.key, [message], ends)):
+            if self.watch:
+                hop = Hop(0, sender.rank, receiver.rank, (), send.nbytes)
+                self.messages.append(HopEvent(None, hop, self.transport.seen(sender.key, delivery)))
         for me in (sender, receiver):
             if me.done:
                 self.exchanges.pop(me.rank, None)
                 self._wake(me.rank, me)
 
     # -- ends -----------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Waits until all that the ranks asked for is done; raises what went wrong with it."""
+        while not self.transport.idle():
+            self.interrupts.raise_pending()
+            time.sleep(NAP_SECONDS)
 
     def _position(self, rank: int, me: Pending | None) -> RankPosition:
         if me is None:

@@ -15,10 +15,11 @@ from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
 from zerosim.ranks.call import Call, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch, expand
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub
 from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Hop, Row, Trace
+from zerosim.ranks.transport import Watch, expand
 from zerosim.shown import Shown
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def look(hub: Hub, states: Sequence[RankState], before: Sequence[RankNow] = ()) 
     again: who keeps all steps of a run keeps what changed in it, not every rank's arrays at each of them."""
     parts = {me.call.group[me.index]: me for me in hub.under_way}
     earlier = {now.rank: now for now in before}
-    hub.transport.synchronize()
+    hub.synchronize()
     return tuple(_now(hub, state, parts.get(state.index), earlier.get(state.index)) for state in states)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.cluster import Cluster, Device
 from zerosim.ranks.errors import BackendError
 
 INSTALL = "pip install 'zerosim[gpu]' brings it for CUDA 12; for CUDA 13 install 'cupy-cuda13x[ctk]' instead"
@@ -69,6 +69,23 @@ def cuda_text(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+class CuPyDevice(Device):
+    """One GPU."""
+
+    def __init__(self, cupy: Any, number: int) -> None:
+        self._cupy, self._number = cupy, number
+
+    def kernels(self, count: int) -> list[NumpyKernels]:
+        """All ranks share them, as only one of them runs at a time."""
+        with self.scope():
+            return [cupy_kernels()] * count
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The device is selected: CuPy's current one belongs to the thread."""
+        selected: AbstractContextManager[Any] = self._cupy.cuda.Device(self._number)
+        return selected
+
+
 class CuPyCluster(Cluster):
     """N ranks on one GPU, of which exactly one runs at a time: the same program, memory and trace as on a Cluster.
 
@@ -85,17 +102,9 @@ class CuPyCluster(Cluster):
         ValueError for what is no number of a device."""
         if not is_count(device) or device < 0:
             raise ValueError(f"device={device!r} must be the number of a GPU, 0 or more; 0 is the first")
-        self._cupy, self.device = cupy_on(device), device
-        super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads)
-
-    def _kernels(self, count: int) -> list[NumpyKernels]:
-        with self._cupy.cuda.Device(self.device):
-            return [cupy_kernels()] * count
-
-    def device_scope(self) -> AbstractContextManager[Any]:
-        """The device is selected: CuPy's current one belongs to the thread."""
-        selected: AbstractContextManager[Any] = self._cupy.cuda.Device(self.device)
-        return selected
+        self.device = device
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
+                         device=CuPyDevice(cupy_on(device), device))
 
     def __repr__(self) -> str:
         return f"<CuPyCluster of {len(self.ranks)} ranks on device {self.device}, {len(self.runs)} runs>"

@@ -23,7 +23,6 @@ from zerosim.ranks.errors import (
     left_over_text,
     misfit_text,
     mismatch_text,
-    place_of_call,
 )
 
 
@@ -99,10 +98,10 @@ class Waiting:
     receives: OpenHalves = ()
 
     @classmethod
-    def of(cls, me: Pending, issued: IssueCounts, calls: Iterable[Call]) -> "Waiting":
+    def of(cls, me: Pending, where: str, issued: IssueCounts, calls: Iterable[Call]) -> "Waiting":
         """The note of a rank whose program waits now."""
         call = me.call if isinstance(me, PendingCall) else None
-        return cls(me.describe(), place_of_call(), issued, call, tuple(calls), *issued.open_halves(me))
+        return cls(me.describe(), where, issued, call, tuple(calls), *issued.open_halves(me))
 
 
 @dataclass(slots=True)
@@ -128,9 +127,13 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come."""
+    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come.
+
+    ``invitation`` is what its first rank has to tell the others.
+    """
 
     key: GroupKey
+    invitation: bytes
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
 """Ranks in processes of their own: each process runs one rank, and keeps in touch with the others.
 
-Arrays move from point to point. MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked
-to; NCCL puts all hops on a stream and is done at once, since what reads the result waits for the stream.
+The transport moves arrays: MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked to;
+NCCL puts all hops on a stream and is done at once, since what reads the result waits for the stream. Here it is asked
+again and again whether something has moved, so that Ctrl-C, another rank's failure and a verdict on a deadlock all
+reach a rank that waits.
 """
 
 import sys
@@ -9,8 +11,12 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from contextlib import suppress
+from functools import partial
+from inspect import GEN_CREATED, getgeneratorstate
+from typing import Any, NoReturn
 
+from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.notes import (
     AnnouncedCalls,
     Channel,
@@ -29,58 +35,16 @@ from zerosim.backends.processes.notes import (
     verdict,
 )
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
-from zerosim.ranks.cluster import Cluster, Events, Results
-from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
-from zerosim.ranks.hub import RunOptions, check_thread
-from zerosim.ranks.process import Interrupts, clear_frames, forget_frames
-
-
-class Request:
-    """A call or message on its way."""
-
-    def advance(self) -> bool:
-        """Goes on as far as it can without waiting; True if it came any further."""
-        raise NotImplementedError
-
-    def wait(self) -> None:
-        """Called once, when the program waits for it and it is done: what it reads next must be there."""
-
-    def cancel(self) -> None:
-        """The run has failed: gives up what has not moved yet."""
-
-
-class PointToPoint(Protocol):
-    """Moves arrays between this process' rank and the others."""
-
-    library: str
-    in_order: bool  # whether ranks that begin the same calls in different orders would wait for each other for ever
-
-    def begin(self, me: Pending) -> Request:
-        """Takes the part and returns at once."""
-
-    def new_group(self, parent: GroupKey, key: GroupKey) -> None:
-        """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
-
-    def idle(self) -> bool:
-        """True when all that the ranks asked for is done, once their programs have returned; raises what went wrong."""
-
-    def drain(self) -> bool:
-        """After a failure: takes and forgets what still arrives; True when nothing of this rank's is under way."""
-
-    def close_drained(self) -> None:
-        """After a failure, when ``drain()`` was true on every rank: takes what came last, and closes."""
-
-    def close(self) -> None:
-        """The run is over on every rank, and nothing is under way."""
-
-
-# -- Runs the one rank of this process, and keeps in touch with those of the others ----------------------------------
-# It never blocks inside a library: it asks again and again whether something has moved, so that Ctrl-C, another rank's
-# failure and a verdict on a deadlock all reach a rank that waits.
-
+from zerosim.ranks.cluster import Cluster, Device, Events, Results
+from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
+from zerosim.ranks.hub import check_thread
+from zerosim.ranks.process import clear_frames, forget_frames
+from zerosim.ranks.trace import Hop
+from zerosim.ranks.transport import Carried, Delivery, RunOptions, Transport
 
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
 NAP_SECONDS = 50e-6
+LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
 DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
 FAREWELL_SECONDS = 30.0   # the time that the others have to learn of a failed rank; they do at each call of theirs
@@ -89,28 +53,32 @@ FAREWELL_SECONDS = 30.0   # the time that the others have to learn of a failed r
 class ProcessBackend(Backend):
     """One run of one program on this process' rank."""
 
-    def __init__(self, channel: Channel, point_to_point: PointToPoint, interrupts: Interrupts, *, debug: bool,
+    def __init__(self, channel: Channel, transport: Transport, options: RunOptions, *, debug: bool,
                  timeout_seconds: float) -> None:
-        self.channel, self.point_to_point, self.timeout_seconds = channel, point_to_point, timeout_seconds
-        self.interrupts = interrupts
+        self.channel, self.transport, self.timeout_seconds = channel, transport, timeout_seconds
+        self.interrupts = options.interrupts
+        transport.begin(options)
         self.thread = threading.get_ident()
         self.announced = AnnouncedCalls(channel) if debug else None
         self.results: list[Any] = []
         self.issued = IssueCounts()
         self.recent: deque[Call] = deque(maxlen=REMEMBERED)
         self.ahead: list[Pending] = []              # announced, and not agreed on yet
-        self.requests: dict[Pending, Request] = {}    # begun, and not waited for yet
+        self.begun: dict[Pending, Carried] = {}     # and not waited for yet
         self.notes: dict[int, Waiting] = {}
-        self.joining: defaultdict[GroupKey, set[int]] = defaultdict(set)  # who has said to help to make a group
+        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # who helps to make a group: notes
         self.endings: dict[int, Finished | Stopped | Failed] = {}
         self.found: Exception | None = None       # what the notes show to be wrong
         self.drained: set[int] = set()
         self.stopping = False
+        self.lock = threading.RLock()  # of all above, and of the channel, where a thread listens
+        self.waited_for: deque[Waiting] = deque()  # what would be said of each part, in their order, until it is over
+        self.run_over = threading.Event()
 
     @property
     def library(self) -> str | None:
         """The library whose own collectives ``native`` asks for."""
-        return self.point_to_point.library
+        return self.transport.library
 
     # -- called by the program's rank -----------------------------------------------------------------------------
 
@@ -121,38 +89,58 @@ class ProcessBackend(Backend):
 
     def issue(self, rank: int, me: Pending) -> None:
         """Takes the part, and sends what can leave at once."""
-        self.issued.count(me)
-        if isinstance(me, PendingCall):
-            self.recent.append(me.call)
+        with self.lock:
+            self.issued.count(me)
+            if isinstance(me, PendingCall):
+                self.recent.append(me.call)
+            if self.transport.watched:
+                self.waited_for.append(self._waiting(me))
+        self.transport.issued(rank, me)
         if self.announced is not None:
             self.announced.announce(me)
             self.ahead.append(me)
         # Who sends to this rank first may wait for what it sends, debug mode or not.
-        if self.announced is None or (isinstance(me, PendingExchange) and not self.point_to_point.in_order):
-            self.requests[me] = self.point_to_point.begin(me)
+        if self.announced is None or (isinstance(me, PendingExchange) and not self.transport.in_order):
+            self.begun[me] = self._carried(me)
         self.progress()
+
+    def _waiting(self, me: Pending) -> Waiting:
+        return Waiting.of(me, place_of_call(), self.issued, self.recent)
+
+    def _carried(self, me: Pending) -> Carried:
+        """The part, on its way as far as the transport has been asked."""
+        if isinstance(me, PendingCall):
+            return self.transport.collective([me])
+        index = me.key[0].index
+        here, step = index(me.rank), list[Delivery]()
+        if me.to is not None and me.send is not None:
+            step.append(Delivery(Hop(0, here, index(me.to), (), me.send.nbytes), me.send, None))
+        if me.source is not None and me.out is not None:
+            step.append(Delivery(Hop(0, index(me.source), here, (), me.out.nbytes), None, me.out))
+        return self.transport.message(me.key, step, {here: me})
 
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """Makes a group of its own, for which a library blocks until all its ranks are there.
 
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.
         """
-        self.joining[key].add(self.channel.index)
+        coming = Joining(key, self.transport.invitation(key))
+        self._receive(self.channel.index, coming)
         for rank in key[0]:
-            self.channel.post(Joining(key), rank)
-        while not self.joining[key].issuperset(key[0]):
+            self.channel.post(coming, rank)
+        while not self.joining[key].keys() >= set(key[0]):
             if any(isinstance(self.endings.get(rank), Stopped | Failed) for rank in key[0]):
                 raise RankStopped
             time.sleep(0)
             self._read()
-        del self.joining[key]
-        self.point_to_point.new_group(parent, key)
+        self.transport.new_group(parent, key, self.joining.pop(key)[key[0][0]])
 
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""
         self._until(lambda: me.done and me not in self.ahead,
-                    lambda: Waiting.of(me, self.issued, self.recent))
-        self.requests.pop(me).wait()
+                    None if self.transport.watched else partial(self._waiting, me))
+        self.begun.pop(me)
+        self.transport.completed(rank, me)
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -161,23 +149,31 @@ class ProcessBackend(Backend):
 
         Raises what a rank raised, here or elsewhere, MismatchError or DeadlockError.
         """
+        listening = threading.Thread(target=self._listen, daemon=True, name="zerosim listens")
+        if self.transport.watched:
+            listening.start()
         try:
-            (program,) = programs
-            result = program()
-            self._check_going()
-            self._end(Finished(self.issued, tuple(self.recent)))
-            self._until(self._all_ended)
-            error = unmet(self._finished)  # a library takes small messages that nobody has asked for
-            if error is not None:
-                raise error
-            self._until(self.point_to_point.idle)
+            try:
+                (program,) = programs
+                result = program()
+                self._check_going()
+                self._end(Finished(self.issued, tuple(self.recent)))
+                self._until(self._all_ended)
+                error = unmet(self._finished)  # a library takes small messages that nobody has asked for
+                if error is not None:
+                    raise error
+                self._until(self.transport.idle)
+            finally:
+                self.run_over.set()
+                if self.transport.watched:
+                    listening.join()
         except BaseException as failure:
             raised = self._raised(failure)
             self._part(raised)
             if raised is failure:
                 raise
             raise raised from None
-        self.point_to_point.close()
+        self.transport.close()
         self.channel.everyone(None)
         self.results = [result]
         yield from ()
@@ -214,10 +210,9 @@ class ProcessBackend(Backend):
         """
         self.stopping = True
         deadline = time.monotonic() + FAREWELL_SECONDS
-        for request in self.requests.values():
-            request.cancel()
+        self.transport.abort()
         while len(self.drained) < self.channel.size:
-            drained = self.point_to_point.drain()  # from the start, as others wait
+            drained = self.transport.drain()  # from the start, as others wait
             stopped = self._all_stopped()
             self._read()
             if stopped:
@@ -228,10 +223,11 @@ class ProcessBackend(Backend):
                 elif time.monotonic() > deadline:
                     self._abort_job(error)
             time.sleep(NAP_SECONDS)
-        self.point_to_point.close_drained()
+        self.transport.drain()  # what came with the last note
+        self.transport.close()
         self.channel.everyone(None)
         self.ahead.clear()
-        self.requests.clear()
+        self.begun.clear()
 
     def _all_stopped(self) -> bool:
         return self._all_ended() and not self._finished
@@ -284,14 +280,18 @@ class ProcessBackend(Backend):
         for me in self.ahead.copy():
             if self.announced is not None and self.announced.reached(me):
                 self.ahead.remove(me)
-                if me not in self.requests:
-                    self.requests[me] = self.point_to_point.begin(me)
+                if me not in self.begun:
+                    self.begun[me] = self._carried(me)
                 moved = True
-            elif self.point_to_point.in_order:
+            elif self.transport.in_order:
                 break
-        for me, request in list(self.requests.items()):
-            if not me.done and me not in self.ahead:
-                moved |= request.advance()
+        for me, carried in list(self.begun.items()):
+            # A message that is not agreed on yet is posted, and no more.
+            if not me.done and (me not in self.ahead or getgeneratorstate(carried) == GEN_CREATED):
+                for delivery in carried:
+                    if delivery is None:
+                        break
+                    moved = True
         return moved
 
     def _check_going(self) -> None:
@@ -302,12 +302,14 @@ class ProcessBackend(Backend):
             raise RankStopped
 
     def _read(self) -> None:
-        for rank, note in self.channel.arrived():
-            self._receive(rank, note)
+        with self.lock:
+            for rank, note in self.channel.arrived():
+                self._receive(rank, note)
 
     def _tell(self, note: Waiting | Going | Drained) -> None:
-        self._receive(self.channel.index, note)
-        self.channel.post(note)
+        with self.lock:
+            self._receive(self.channel.index, note)
+            self.channel.post(note)
 
     def _receive(self, rank: int, note: Note) -> None:
         match note:
@@ -315,7 +317,7 @@ class ProcessBackend(Backend):
                 if self.announced is not None:
                     self.announced.receive(rank, note)
             case Joining():
-                self.joining[note.key].add(rank)
+                self.joining[note.key][rank] = note.invitation
             case Drained():
                 self.drained.add(rank)
             case Waiting():
@@ -333,6 +335,29 @@ class ProcessBackend(Backend):
         self.found = verdict({**self._finished, **self.notes}, self.channel.size)
         if self.found is not None:
             raise RankStopped
+
+    def _listen(self) -> None:
+        """A thread, where the program may wait inside the library, which does not ask: says for it what it waits for,
+        and ends the library's calls when another rank has failed, or when nobody can go on."""
+        over, since, noted = 0, time.monotonic(), False
+        while not self.run_over.wait(LISTEN_SECONDS):
+            with self.lock, suppress(Exception):  # what goes wrong on a device is raised where the program meets it
+                self._read()
+                while over < self.transport.over():
+                    self.waited_for.popleft()
+                    over, since = over + 1, time.monotonic()
+                    if noted:
+                        self._tell(Going())
+                        noted = False
+                if not self.waited_for:
+                    since = time.monotonic()
+                elif not noted and time.monotonic() - since > self.timeout_seconds:
+                    self._tell(self.waited_for[0])
+                    noted = True
+                self.found = self.found or verdict({**self._finished, **self.notes}, self.channel.size)
+                if self.found is not None or any(isinstance(ending, Failed) for ending in self.endings.values()):
+                    self.transport.abort()
+                    return
 
     def release(self, error: BaseException) -> None:
         """After a failure: clears what the error's frames would keep in memory."""
@@ -383,23 +408,20 @@ class ProcessCluster(Cluster):
     ``timeout_seconds`` tell each other for what, so that a deadlock is explained.
     """
 
-    def __init__(self, channel: Channel, *, capacity_nbytes: int | None, debug: bool, blas_threads: int,
-                 timeout_seconds: float) -> None:
+    def __init__(self, channel: Channel, transport: Transport, device: Device | None = None, *,
+                 capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
+                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits "
                              "before it tells the others for what")
         self._channel, self.timeout_seconds = channel, timeout_seconds
-        super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads)
+        super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
+                         device=device, transport=transport)
 
     @property
     def index(self) -> int:
         """The index of the rank that this process runs."""
         return self._channel.index
-
-    @property
-    def world(self) -> str:
-        """The place of the ranks, in words."""
-        return f"each a process, over {self._point_to_point().library}"
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order, on each of them; any picklable values. Every process calls it."""
@@ -407,10 +429,8 @@ class ProcessCluster(Cluster):
 
     def close(self) -> None:
         """Gives back what the library keeps for this cluster; it runs nothing afterwards. Every process calls it."""
+        self._transport.destroy()
         self._channel.close()
-
-    def _point_to_point(self) -> PointToPoint:
-        raise NotImplementedError
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         return (self._channel.index,)
@@ -419,7 +439,7 @@ class ProcessCluster(Cluster):
         if options.watch:
             raise ValueError("stepping through a run shows all ranks between two hops, but the others of this one are "
                              "in other processes; step through the same program on zs.Cluster(ranks)")
-        return ProcessBackend(self._channel, self._point_to_point(), options.interrupts, debug=self.debug,
+        return ProcessBackend(self._channel, self._transport, options, debug=self.debug,
                               timeout_seconds=self.timeout_seconds)
 
     def _results(self, values: Sequence[Any]) -> Results:
