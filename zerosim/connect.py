@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from zerosim.backends.processes.cluster import ProcessCluster
     from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.tcp import ProcessJob
+    from zerosim.ranks.cluster import Device
 
 
-BACKENDS = ("mpi", "nccl")
+DEFAULT_DEVICES = {"mpi": "cpu", "nccl": "cuda"}  # by backend
+BACKENDS = tuple(DEFAULT_DEVICES)
 # How many processes a launcher has started: Slurm's srun says it whether it speaks PMI or not, Open MPI's and MPICH's
 # mpiexec, torchrun.
 SRUN_COUNT = "SLURM_STEP_NUM_TASKS"
@@ -21,40 +23,69 @@ MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
 
 
-def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
-            debug: bool = False, blas_threads: int = 1, timeout_seconds: float = TIMEOUT_SECONDS,
-            patience_seconds: float | None = None) -> "ProcessCluster":
+def connect(backend: str = "mpi", *, device: str | None = None, share_devices: bool = False,
+            capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
+            timeout_seconds: float = TIMEOUT_SECONDS, patience_seconds: float | None = None) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
-    -m mpi4py script.py``. With ``nccl`` each process has a GPU, the one of its local rank; there the launcher may also
-    be torchrun, or any that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has
-    several): then no MPI is needed, and rank 0 listens for notes at MASTER_PORT + 1. ``share_devices`` lets several
-    ranks have one GPU. A rank that has waited for ``timeout_seconds`` tells the others for what, so that a
-    deadlock is explained. Raises BackendError where the backend cannot be had, or knows nothing of the other processes
-    that a launcher has started, and ValueError for an unknown one. ``patience_seconds`` is the former name of
-    ``timeout_seconds``, with a DeprecationWarning.
+    -m mpi4py script.py``. ``device`` has the rank's arrays: ``"cpu"``, over MPI the default; ``"cuda"``, the GPU of its
+    local rank modulo the GPUs that the process sees; or ``"cuda:1"``, that one. Over MPI they travel by way of the host
+    (in memory that no rank is charged for), so that several ranks may have one card, and no NCCL is needed.
+
+    With ``nccl`` each process has a GPU. There the launcher may also be torchrun, or any that sets RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has several): then no MPI is needed, and rank 0 listens
+    for notes at MASTER_PORT + 1. ``share_devices`` lets several ranks have one GPU. A rank that has waited for
+    ``timeout_seconds`` tells the others for what, so that a deadlock is explained.
+
+    Raises BackendError where the backend cannot be had, or knows nothing of the other processes that a launcher has
+    started, and ValueError for an unknown one, or for a device that it does not have. ``patience_seconds`` is the
+    former name of ``timeout_seconds``, with a DeprecationWarning.
     """
     if patience_seconds is not None:
         warnings.warn("patience_seconds= is now called timeout_seconds=", DeprecationWarning, stacklevel=2)
         timeout_seconds = patience_seconds
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    number = _number(device or DEFAULT_DEVICES[backend])
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,
                                "timeout_seconds": timeout_seconds}
     if backend == "nccl":
+        if number is None:
+            raise ValueError(f"device={device!r}, but NCCL moves what lies on GPUs; say device='cuda', or "
+                             "backend='mpi'")
         from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
         channel, local_rank = _channel()
-        return NCCLProcessCluster(channel, local_rank=local_rank, share_devices=share_devices, **options)
+        return NCCLProcessCluster(channel, device=number, local_rank=local_rank, share_devices=share_devices, **options)
     if share_devices:
-        raise ValueError("share_devices=True is about GPUs, of which ranks over MPI have none; use backend='nccl'")
+        raise ValueError("share_devices=True is about NCCL, which wants a GPU for each rank; over MPI ranks may share "
+                         "one as they are: leave it out")
     from zerosim.backends.mpi import MPICluster
 
-    cluster = MPICluster(**options)
+    cluster = MPICluster(device=None if number is None else _gpu(number), **options)
     if cluster.ranks[0].size == 1:
         _check_alone(os.environ)
     return cluster
+
+
+def _number(device: str) -> int | None:
+    """The number of a GPU, -1 for the local rank's; None for the CPU."""
+    kind, colon, number = device.partition(":")
+    if kind == "cpu" and not colon:
+        return None
+    if kind != "cuda" or (colon and not number.isdecimal()):
+        raise ValueError(f"no device {device!r}; choose 'cpu', 'cuda' for the GPU of the process' local rank, or a GPU "
+                         "by its number, as in 'cuda:0'")
+    return int(number) if colon else -1
+
+
+def _gpu(number: int) -> "Device":
+    """That GPU, or that of this process' place among those of its machine."""
+    from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
+
+    cupy = cupy_on(max(0, number))
+    return CuPyDevice(cupy, _local_rank() % device_count(cupy) if number < 0 else number)
 
 
 def launched() -> "ProcessJob | None":
@@ -114,7 +145,15 @@ def _channel() -> "tuple[Channel, int]":
     library = mpi()
     if library.COMM_WORLD.size == 1:
         _check_alone(os.environ)
+    return MPIChannel(library.COMM_WORLD), _local_rank()
+
+
+def _local_rank() -> int:
+    """This process' place among MPI's on its machine."""
+    from zerosim.backends.mpi import mpi
+
+    library = mpi()
     neighbors = library.COMM_WORLD.Split_type(library.COMM_TYPE_SHARED)
-    local_rank = neighbors.rank
+    place: int = neighbors.rank
     neighbors.Free()
-    return MPIChannel(library.COMM_WORLD), local_rank
+    return place

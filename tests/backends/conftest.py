@@ -26,9 +26,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 world = worlds(lambda world: True, "N ranks somewhere.")
 library = worlds(lambda world: world.library, "N ranks whose messages a library carries.")
-explaining = worlds(lambda world: world.explains, "N ranks that find out when they wait for each other for ever.")
 mpi = worlds(lambda world: world in MPI, "N processes of MPI.")
-nccl_processes = worlds(lambda world: world.library == "NCCL" and not world.explains, "N processes, each with a GPU.")
+nccl_processes = worlds(lambda world: world.in_order, "N processes, each with a GPU.")
 
 
 @pytest.fixture

@@ -130,6 +130,15 @@ class ndarray:
             stream.synchronize()
             return found
 
+    def set(self, arr: np.ndarray) -> None:
+        """The elements from the host, which has waited until they are there."""
+        _refuse_type(self.dtype)
+        assert (arr.dtype, arr.shape) == (self.dtype, self.shape)
+        assert self.flags.c_contiguous, "CuPy sets arrays without gaps"
+        with Device(Cuda.current.device_of(self)):
+            _used(self, writes=True)[...] = arr
+            Cuda.current.here().synchronize()
+
     def copy(self) -> ndarray:
         return _new(_raw(self).copy(order="C"))
 

@@ -9,6 +9,7 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused
+from zerosim.backends.processes.cluster import OwnResult, ProcessBackend, ProcessCluster
 from zerosim.backends.processes.notes import (
     Entered,
     Finished,
@@ -17,7 +18,6 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.backends.processes.cluster import OwnResult, ProcessBackend, ProcessCluster
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
 from zerosim.ranks import process

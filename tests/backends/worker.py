@@ -14,9 +14,10 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Command, Outcome, Said, Task, notes
+from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
 from zerosim.backends.processes import cluster
-from zerosim.backends.processes.notes import Failed
 from zerosim.backends.processes.cluster import ProcessCluster
+from zerosim.backends.processes.notes import Failed
 
 MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken for a rank that does not answer
 
@@ -38,7 +39,7 @@ def main(port: str, key: str) -> None:
             if isinstance(task, Command):
                 line.send(Said.of([word.replace("{rank}", str(index)) for word in task.words]))
                 continue
-            kind = task.backend, task.ranks, *sorted(task.options.items())
+            kind = task.backend, task.on_gpus, task.ranks, *sorted(task.options.items())
             if kind not in clusters:
                 clusters[kind] = connected(task, index, in_place)
             busy.set()
@@ -67,7 +68,11 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     if task.backend == "mpi":
         from zerosim.backends.mpi import MPICluster
 
-        return MPICluster(first(task.ranks), **task.options)
+        device = None
+        if task.on_gpus:
+            cupy = cupy_on(0)
+            device = CuPyDevice(cupy, index % device_count(cupy))
+        return MPICluster(first(task.ranks), device, **task.options)
     from zerosim.backends.nccl import transport
     from zerosim.backends.nccl.cluster import NCCLProcessCluster
 

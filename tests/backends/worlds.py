@@ -37,6 +37,7 @@ class Task:
     ranks: int
     backend: str = "mpi"
     doubled_gpus: int = 0
+    on_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class World:
     """N ranks somewhere. ``library`` names whose own collectives ``native`` asks for."""
 
     library: str | None = None
-    explains = True  # that ranks wait for each other for ever is found, and not only in debug mode
+    checks = True  # that ranks send what others do not expect is found, and not only in debug mode
+    in_order = False  # calls that some ranks begin in another order than others wait for each other for ever
     kind: Callable[[int], zs.Cluster] = zs.Cluster  # whose bits are had where matrices are multiplied
 
     def __init__(self, name: str, ranks: int) -> None:
@@ -218,11 +220,13 @@ class Job:
 class Processes(World):
     """Each rank a process of a job that serves all tests of the session."""
 
-    def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", *, doubled_gpus: int = 0) -> None:
+    def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", *, doubled_gpus: int = 0,
+                 on_gpus: bool = False) -> None:
         super().__init__(name, ranks)
-        self.job, self.backend, self.doubled_gpus = job, backend, doubled_gpus
+        self.job, self.backend, self.doubled_gpus, self.on_gpus = job, backend, doubled_gpus, on_gpus
         self.library = backend.upper()
-        self.explains = backend == "mpi"  # a call of NCCL's is on a stream, and the double's waits for the other side
+        self.in_order = backend == "nccl"
+        self.checks = not self.in_order  # NCCL trusts both sides of a message, and its doubles ask the first they see
 
     def missing(self) -> str | None:
         if self.doubled_gpus and compiled_kernels.COMPILER is None:
@@ -230,7 +234,8 @@ class Processes(World):
         return mpi_missing() if self.job.launcher == "mpiexec" else None
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        return self.job.ask(Task(program, args, options, self.ranks, self.backend, self.doubled_gpus), self.ranks)
+        return self.job.ask(Task(program, args, options, self.ranks, self.backend, self.doubled_gpus, self.on_gpus),
+                            self.ranks)
 
 
 class OnCards(World):
@@ -241,7 +246,7 @@ class OnCards(World):
     def __init__(self, world: World, cards: int) -> None:
         super().__init__(world.name, world.ranks)
         self.world, self.cards = world, cards
-        self.library, self.explains = world.library, world.explains
+        self.library, self.checks, self.in_order = world.library, world.checks, world.in_order
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         return self.world.outcomes(program, *args, **options)
@@ -305,9 +310,11 @@ HERE = Here("in-process, 5 ranks in another order", 5, seed=7)
 MPI = [Processes(f"MPI, {ranks} processes", ranks, POOL) for ranks in (2, 3, 4)]
 DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=1),
            Here("doubles of 3 GPUs in one process", 3, zs.NCCLCluster, doubled_gpus=3),
+           Processes("doubles of GPUs, over MPI by way of the host", 2, POOL, doubled_gpus=4, on_gpus=True),
            Processes("doubles of GPUs, 2 processes of MPI", 2, POOL, "nccl", doubled_gpus=4),
            Processes("doubles of GPUs, 3 processes of torchrun's", 3, TORCHRUN, "nccl", doubled_gpus=4)]
 GPUS = [OnCards(Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster), 1),
         *(OnCards(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster), ranks) for ranks in (2, 3, 4, 8)),
+        OnCards(Processes("CuPy over MPI, 2 processes", 2, POOL_ON_CARDS, on_gpus=True), 1),
         OnCards(Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl"), 2),
         OnCards(Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl"), 3)]

@@ -133,7 +133,8 @@ def parts_of(asked: call.Call) -> list[call.PendingCall]:
     """All ranks' parts with their declared buffers, each filled with what no addition gives."""
     parts = []
     for index, vector in enumerate(whole_numbers(asked.ranks, asked.length, seed=1)):
-        data, lengths = (vector % 7 + 1).astype(asked.dtype), transport.without_data(asked, index, kernels.NullKernels())
+        data = (vector % 7 + 1).astype(asked.dtype)
+        lengths = transport.without_data(asked, index, kernels.NullKernels())
         own = slice(asked.cut[index], asked.cut[index + 1])
         gets = asked.operation not in ("reduce", "gather") or index == asked.root
         me = call.PendingCall(asked, index, kernels.NumpyKernels(), data[own] if asked.operation in GATHERS else data,

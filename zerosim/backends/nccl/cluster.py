@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 class NCCLProcessCluster(ProcessCluster):
-    """One rank in each process of a job, on the GPU ``local_rank`` modulo the GPUs that the process sees.
+    """One rank in each process of a job, on the GPU ``device``, or ``local_rank`` modulo the GPUs that it sees.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
     ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's
@@ -78,14 +78,15 @@ class NCCLProcessCluster(ProcessCluster):
     tests.
     """
 
-    def __init__(self, channel: Channel, *, local_rank: int, share_devices: bool = False, **options: Any) -> None:
+    def __init__(self, channel: Channel, *, local_rank: int, device: int = -1, share_devices: bool = False,
+                 **options: Any) -> None:
         """Raises BackendError on every process where one of them misses CuPy, NCCL or a GPU that takes it, and
         ValueError where two would share a card without share_devices."""
-        nccl, streams, card, device = together(channel, lambda: _found(local_rank))
+        nccl, streams, card, gpu = together(channel, lambda: _found(local_rank, device))
         check_cards(channel, card, share=share_devices)
         self.device = streams.device
         transport = NCCLProcessTransport(channel.index, streams, ProcessCommunicators(nccl, streams, channel))
-        super().__init__(channel, transport, device, **options)
+        super().__init__(channel, transport, gpu, **options)
 
 
 def together(channel: Channel, find: Callable[[], T]) -> T:
@@ -117,10 +118,10 @@ class Card(NamedTuple):
     bus_id: str
 
 
-def _found(local_rank: int) -> tuple[NCCL, DeviceStreams, Card, CuPyDevice]:
+def _found(local_rank: int, device: int) -> tuple[NCCL, DeviceStreams, Card, CuPyDevice]:
     """NCCL; this process' device, which becomes the thread's current one, with its streams; and which card it is."""
-    xp = cupy_on(0)
-    nccl, device = NCCL(), local_rank % device_count(xp)
+    xp = cupy_on(max(0, device))
+    nccl, device = NCCL(), local_rank % device_count(xp) if device < 0 else device
     xp.cuda.Device(device).use()
     uuid = bytes(xp.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
     card = Card(uuid, xp.cuda.Device(device).pci_bus_id)
