@@ -104,7 +104,7 @@ def outcome(cluster: ProcessCluster, task: Task) -> Outcome:
         result = cluster.run(task.program, *task.args)[cluster.index]
     except Exception as error:
         told = Failed.of(error)
-        travels = error if told.pickled else zs.RemoteError(told.summary)
+        travels = error if told.args is not None else zs.RemoteError(told.summary)
         return Outcome(None, 0, 0, travels, notes(error), cluster.memory.now_nbytes[0])
     found = Outcome(result, cluster.trace.sent_nbytes()[0], cluster.memory.peak_nbytes[0], None, (), 0)
     cluster.runs.clear()

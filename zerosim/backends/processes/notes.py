@@ -1,9 +1,8 @@
 """Notes between processes, beside the arrays: who has finished, who waits for whom, and what went wrong.
 
-A note is any picklable value. Notes of one rank arrive in the order in which it sent them.
+A note is plain data. Notes of one rank arrive in the order in which it sent them.
 """
 
-import pickle
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from zerosim.backends.processes.plain import from_bytes, known, to_bytes
 from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall
 from zerosim.ranks.errors import (
     DeadlockError,
@@ -157,42 +157,49 @@ class Drained:
 
 @dataclass(slots=True)
 class Failed:
-    """The program raised: the exception, pickled where that works, and its traceback as text."""
+    """The program raised: the exception's class and arguments, None where they do not make it, and its traceback."""
 
-    pickled: bytes | None
+    module: str
+    name: str
+    args: tuple[Any, ...] | None
     summary: str
     text: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Failed":
         """The note about an exception."""
-        text = "".join(traceback.format_exception(error))
-        return cls(_pickled(error), f"{type(error).__name__}: {error}", text)
+        kind = type(error)
+        note = cls(kind.__module__, kind.__qualname__, error.args, f"{kind.__name__}: {error}",
+                   "".join(traceback.format_exception(error)))
+        try:
+            note = from_bytes(to_bytes(note))  # as others will read it
+        except ValueError:
+            note.args = None
+        made = note._made()
+        if type(made) is not kind or str(made) != str(error):
+            note.args = None
+        return note
 
     def error(self, rank: int, ranks: int) -> BaseException:
         """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
-        raised: BaseException
-        try:
-            raised = pickle.loads(self.pickled) if self.pickled else RemoteError(self.summary)
-        except Exception:  # an exception whose class is not to be had here, or that is made in a way of its own
-            raised = RemoteError(self.summary)
+        raised = self._made() or RemoteError(self.summary)
         raised.add_note(f"raised by rank {rank} of {ranks}{ELSEWHERE}\n{self.text}")
         return raised
+
+    def _made(self) -> BaseException | None:
+        """The exception, of a class that this process knows."""
+        kind = known(self.module, self.name)
+        if self.args is None or not isinstance(kind, type) or not issubclass(kind, BaseException):
+            return None
+        try:
+            return kind(*self.args)
+        except Exception:  # whatever a class's own way of being made may raise
+            return None
 
 
 def raised_elsewhere(error: BaseException) -> bool:
     """True for an exception that another process raised first."""
     return any(ELSEWHERE in note for note in getattr(error, "__notes__", ()))
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """The exception as bytes; None where it cannot be made again from them."""
-    try:
-        pickled = pickle.dumps(error)
-        same = type(pickle.loads(pickled)) is type(error)
-    except Exception:  # whatever a class's own way of pickling may raise
-        return None
-    return pickled if same else None
 
 
 Ending = Finished | Stopped | Failed

@@ -1,26 +1,29 @@
 """Notes between processes over TCP, by the standard library alone: for jobs that no MPI has started.
 
 Rank 0 listens, every other rank has one connection to it, and rank 0 passes on what they tell each other. Threads read,
-so that notes are taken, and an end of the job is heard, while a rank waits inside a library. Notes are pickles: they
-are read from processes only that have proved to know the job's key, as multiprocessing.connection has them do it.
+so that notes are taken, and an end of the job is heard, while a rank waits inside a library. Whoever connects proves to
+know the job's key, as multiprocessing.connection has it done, and sends plain data: nothing of it is run.
 """
 
 import contextlib
-import hashlib
+import getpass
 import os
-import pickle
 import queue
+import secrets
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 from typing import Any, NoReturn
 
 from zerosim.backends.processes.notes import Drained, Failed
+from zerosim.backends.processes.plain import from_bytes, to_bytes
 from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
 # -- A job as launchers describe it to each of its processes, in variables of the environment that torchrun made usual -
@@ -28,29 +31,29 @@ from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; ours is one door further
-SECRET = "ZEROSIM_JOB_KEY"
-KEYED_BY = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", SECRET)
+SECRET, SHORTEST_SECRET = "ZEROSIM_JOB_KEY", 16
+ONE_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessJob:
-    """This process' place in its job, the address of rank 0's notes, and a key that strangers do not know.
+    """This process' place in its job, the address of rank 0's notes, and the key that strangers do not know.
 
-    Without ZEROSIM_JOB_KEY the key is made of the job's own variables: it keeps stray connections out, and not somebody
-    who knows those. On a network that is not to be trusted, give all processes a secret of your own.
+    ``key`` None: all processes are on one machine, where rank 0 makes a key and leaves it to its own user.
     """
 
     rank: int
     ranks: int
     local_rank: int
     address: tuple[str, int]
-    key: bytes
+    key: bytes | None
 
 
 def job_of(variables: Mapping[str, str]) -> ProcessJob | None:
     """The job that these variables describe; None where they describe none.
 
-    Raises BackendError for a job that is described in part, or wrongly.
+    Raises BackendError for a job that is described in part, or wrongly, and for one of several machines without a
+    secret.
     """
     missing = [name for name in NEEDED if not variables.get(name)]
     if len(missing) == len(NEEDED) or ("RANK" in missing and "WORLD_SIZE" in missing):
@@ -64,9 +67,25 @@ def job_of(variables: Mapping[str, str]) -> ProcessJob | None:
         raise BackendError("TCP", f"RANK={rank} is none of the ranks 0 to {ranks - 1} of WORLD_SIZE={ranks}")
     if not 0 < port < 65535:
         raise BackendError("TCP", f"MASTER_PORT={port} must be a port whose next one is a port too, from 1 to 65534")
-    said = "\0".join(f"{name}={variables.get(name, '')}" for name in KEYED_BY)
-    key = hashlib.sha256(said.encode()).digest()
-    return ProcessJob(rank, ranks, local, (variables["MASTER_ADDR"], port + PORT_OFFSET), key)
+    return ProcessJob(rank, ranks, local, (variables["MASTER_ADDR"], port + PORT_OFFSET), _key(variables, ranks))
+
+
+def _key(variables: Mapping[str, str], ranks: int) -> bytes | None:
+    secret = variables.get(SECRET, "")
+    if secret:
+        if len(secret) < SHORTEST_SECRET:
+            raise BackendError("TCP", f"{SECRET} has {len(secret)} characters, which somebody else may guess; give all "
+                                      f"processes a random text of {SHORTEST_SECRET} or more, as openssl rand -hex 16 "
+                                      "prints one")
+        return secret.encode()
+    together = _number(variables, "LOCAL_WORLD_SIZE") if variables.get("LOCAL_WORLD_SIZE") else None
+    if together == ranks or (together is None and variables["MASTER_ADDR"] in ONE_MACHINE):
+        return None
+    found = (f"LOCAL_WORLD_SIZE={together} of WORLD_SIZE={ranks}" if together is not None else
+             f"MASTER_ADDR={variables['MASTER_ADDR']}, and no LOCAL_WORLD_SIZE that says otherwise")
+    raise BackendError("TCP", f"processes on several machines ({found}) need a secret, so that nobody else on the "
+                              f"network speaks as one of them; set {SECRET} to the same random text on all of them, as "
+                              "openssl rand -hex 16 prints one")
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:
@@ -79,30 +98,33 @@ def _number(variables: Mapping[str, str], name: str) -> int:
 # -- The channel -------------------------------------------------------------------------------------------------------
 
 NOTE, VALUE, ABORT, GONE, BYE = range(5)  # what a frame is about
+LOOPBACK = "127.0.0.1"
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
 FAREWELL_SECONDS = 10.0  # what another process may take to answer, or to hang up, when it has all that it needs
-Frame = tuple[int, int, int | None, Any]  # what, from whom, to whom (None: all others), and a pickle
+Frame = tuple[int, int, int | None, bytes]  # what, from whom, to whom (None: all others), and a value as bytes
 
 
 class TCPChannel:
-    """Carries pickled notes between N processes, by way of rank 0.
+    """Carries plain data between N processes, by way of rank 0.
 
-    ``address`` is where rank 0 listens; with port 0 a lone rank 0 may choose one. All are waited for at the beginning,
-    for ``timeout_seconds`` at the most. A process that ends without a word is a rank that failed.
+    ``address`` is where the others find rank 0, which listens at that port of all its addresses, since a machine does
+    not always know the one by which it is found; with port 0 a lone rank 0 may choose one. With ``key`` None all are on
+    this machine: rank 0 listens to it alone. All are waited for at the beginning, for ``timeout_seconds`` at the most.
+    A process that ends without a word is a rank that failed.
     """
 
-    def __init__(self, index: int, ranks: int, address: tuple[str, int], key: bytes, *,
+    def __init__(self, index: int, ranks: int, address: tuple[str, int], key: bytes | None, *,
                  timeout_seconds: float = 300.0) -> None:
         """Raises BackendError where not all ranks come in time, naming who is missing, and where one is refused."""
-        self.index, self.size, self.address = index, ranks, address
+        self.index, self.size, self.address = index, ranks, address if key else (LOOPBACK, address[1])
         self._deadline, self._timeout_seconds = time.monotonic() + timeout_seconds, timeout_seconds
         self._notes: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._values: dict[int, list[Any]] = {rank: [] for rank in range(ranks)}
         self._news = threading.Condition()
         self._gone: set[int] = set()
         self._closing = False
-        self._lines: dict[int, Connection] = {0: self._join(key)} if index else self._listen(key) if ranks > 1 else {}
+        self._lines: dict[int, Connection] = {} if ranks == 1 else {0: self._join(key)} if index else self._listen(key)
         self._locks = {rank: threading.Lock() for rank in self._lines}
         self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
                          for rank in self._lines]
@@ -111,20 +133,21 @@ class TCPChannel:
 
     # -- coming together ------------------------------------------------------------------------------------------
 
-    def _listen(self, key: bytes) -> dict[int, Connection]:
+    def _listen(self, given: bytes | None) -> dict[int, Connection]:
         """A line to every other rank. Each is greeted in a thread, so that who keeps silent keeps nobody waiting."""
         lines: dict[int, Connection] = {}
         refused: dict[Connection, str] = {}
+        key = given or secrets.token_bytes(32)
 
         def greet(line: Connection, host: str) -> None:
             refused[line] = f"{host} connected, and left or kept silent"
             try:
                 deliver_challenge(line, key)
                 answer_challenge(line, key)
-                index, ranks = line.recv()
+                index, ranks = received(line)
                 with self._news:
                     reason = unwelcome(index, ranks, self.size, lines)
-                    line.send(reason)
+                    line.send_bytes(to_bytes(reason))
                     if reason is None:
                         lines[index] = line
                         self._news.notify_all()
@@ -140,7 +163,8 @@ class TCPChannel:
                 refused[line] = f"{host} was refused: {reason}"
             line.close()
 
-        with self._bound() as server:
+        with (self._bound(everywhere=given is not None) as server,
+              left_to_this_user(self.address[1], key, needed=given is None)):
             server.settimeout(LOOK_SECONDS)
             accepting = threading.Thread(target=_accept, args=(server, greet), daemon=True)
             accepting.start()
@@ -152,19 +176,19 @@ class TCPChannel:
         text = self._missed(missing, list(refused.values())) if missing else None
         for line in lines.values():
             with contextlib.suppress(OSError):
-                line.send(text)
+                line.send_bytes(to_bytes(text))
         if text is not None:
             raise BackendError("TCP", text)
         return lines
 
-    def _bound(self) -> socket.socket:
+    def _bound(self, *, everywhere: bool) -> socket.socket:
+        both = everywhere and socket.has_dualstack_ipv6()
         try:
-            family = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)[0][0]
-            server = socket.create_server(self.address, family=family, backlog=self.size)
+            server = socket.create_server(("" if everywhere else LOOPBACK, self.address[1]), backlog=self.size,
+                                          family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
         except OSError as error:
-            raise BackendError("TCP", f"rank 0 cannot listen at {self._where()}: {error}; set MASTER_ADDR to an "
-                                      "address of rank 0's machine, and MASTER_PORT to a port with the next one free"
-                               ) from error
+            raise BackendError("TCP", f"rank 0 cannot listen at port {self.address[1]}: {error}; set MASTER_PORT to a "
+                                      "port with the next one free") from error
         self.address = self.address[0], server.getsockname()[1]
         return server
 
@@ -174,18 +198,19 @@ class TCPChannel:
                 f"{self._timeout_seconds:g} seconds{said}; start all ranks with the same WORLD_SIZE, MASTER_ADDR and "
                 "MASTER_PORT, each with its own RANK")
 
-    def _join(self, key: bytes) -> Connection:
+    def _join(self, given: bytes | None) -> Connection:
         error: Exception | None = None
         while self._left() > 0:
             try:
                 line = line_of(socket.create_connection(self.address, timeout=max(0.1, min(5.0, self._left()))))
                 self._await(line)
+                key = given or key_of_this_user(self.address[1])  # which is there since rank 0 listens
                 answer_challenge(line, key)
                 deliver_challenge(line, key)
-                line.send((self.index, self.size))
+                line.send_bytes(to_bytes((self.index, self.size)))
                 for _ in ("welcome", "all are here"):
                     self._await(line)
-                    reason = line.recv()
+                    reason = received(line)
                     if reason is not None:
                         self._refused(reason)
                 return line
@@ -219,7 +244,7 @@ class TCPChannel:
     def post(self, note: Any, to: int | None = None) -> None:
         """Sends a note to one rank, or to all others, and returns at once."""
         if to != self.index:
-            self._send(NOTE, to, pickle.dumps(note))
+            self._send(NOTE, to, to_bytes(note))
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
         """(rank, note) of what has come since the last call; of a process that has gone, that it failed and drained."""
@@ -231,7 +256,7 @@ class TCPChannel:
 
     def everyone(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order. Raises RemoteError where one has gone that did not give its."""
-        self._send(VALUE, None, pickle.dumps(value))
+        self._send(VALUE, None, to_bytes(value))
         with self._news:
             self._values[self.index].append(value)
             while missing := [rank for rank in range(self.size) if not self._values[rank]]:
@@ -243,14 +268,14 @@ class TCPChannel:
 
     def abort(self) -> None:
         """Ends all processes of the job at once, without their clean-up."""
-        self._send(ABORT, None, None)
+        self._send(ABORT, None, b"")
         os._exit(1)
 
     def close(self) -> None:
         """Every process calls it; what was sent before has arrived then."""
         self.everyone(None)
         self._closing = True
-        self._send(BYE, None, None)
+        self._send(BYE, None, b"")
         for reader in self._readers:
             reader.join(FAREWELL_SECONDS)
         for line in self._lines.values():
@@ -258,30 +283,31 @@ class TCPChannel:
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
-    def _send(self, what: int, to: int | None, payload: Any) -> None:
+    def _send(self, what: int, to: int | None, payload: bytes) -> None:
         self._pass_on((what, self.index, to, payload))
 
     def _pass_on(self, frame: Frame) -> None:
         """Sends a frame towards its reader: from rank 0 to whom it concerns, from others to rank 0."""
         _, source, to, _ = frame
+        data = to_bytes(frame)
         for rank, line in self._lines.items():
             if rank != source and (self.index or to in (None, rank)):
                 # A line that is broken is noticed by its reader.
                 with contextlib.suppress(OSError), self._locks[rank]:
-                    line.send(frame)
+                    line.send_bytes(data)
 
     def _read(self, rank: int) -> None:
         """A thread: takes what comes on one line until it ends."""
         try:
             while True:
-                frame: Frame = self._lines[rank].recv()
+                frame: Frame = received(self._lines[rank])
                 if frame[0] == BYE:
                     return
                 if self.index == 0 and frame[2] != 0:
                     self._pass_on(frame)
                 if frame[2] in (None, self.index):
                     self._take(frame)
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):
             if not self._closing:
                 self._lost({rank} if self.index == 0 else {0})
 
@@ -292,24 +318,71 @@ class TCPChannel:
                   flush=True)
             os._exit(1)
         if what == GONE:
-            self._lost(payload)
+            self._lost(from_bytes(payload))
         elif what == NOTE:
-            self._notes.put((source, pickle.loads(payload)))
+            self._notes.put((source, from_bytes(payload)))
         else:
             with self._news:
-                self._values[source].append(pickle.loads(payload))
+                self._values[source].append(from_bytes(payload))
                 self._news.notify_all()
 
     def _lost(self, ranks: set[int]) -> None:
         """Processes have ended without a word: for whoever reads the notes they have failed."""
         if self.index == 0:
-            self._send(GONE, None, ranks)
+            self._send(GONE, None, to_bytes(ranks))
         for rank in ranks:
             for note in Failed.of(RemoteError(gone_text([rank], self.size))), Drained():
                 self._notes.put((rank, note))
         with self._news:
             self._gone |= ranks
             self._news.notify_all()
+
+
+def received(line: Connection) -> Any:
+    """The value that comes next; ValueError for what is no plain data."""
+    return from_bytes(line.recv_bytes())
+
+
+# -- The key of a job on one machine: in a file that its user alone can read -------------------------------------------
+
+
+def _key_file(port: int) -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    return Path(tempfile.gettempdir()) / f"zerosim-{user}" / f"{port}.key"
+
+
+@contextlib.contextmanager
+def left_to_this_user(port: int, key: bytes, *, needed: bool) -> Iterator[None]:
+    """Inside, the key lies where `key_of_this_user` finds it, if it is needed."""
+    if not needed:
+        yield
+        return
+    file = _key_file(port)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    _check_private(file.parent)
+    file.unlink(missing_ok=True)  # of a job that was killed
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(key)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def key_of_this_user(port: int) -> bytes:
+    """The key that rank 0 has left; OSError where it has not."""
+    file = _key_file(port)
+    _check_private(file.parent)
+    return file.read_bytes()
+
+
+def _check_private(folder: Path) -> None:
+    """Raises BackendError for a folder in which somebody else may have put a key."""
+    found = folder.stat()
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077):
+        raise BackendError("TCP", f"{folder}, where rank 0 leaves the job's key to the other processes of this user, "
+                                  f"can be read or written by others; remove it, or set {SECRET} to the same random "
+                                  "text for all processes")
 
 
 def line_of(connected: socket.socket) -> Connection:

@@ -1,0 +1,103 @@
+"""Plain data as bytes, and back: what processes tell each other where no launcher vouches for who speaks.
+
+Bytes from elsewhere run nothing: they hold numbers, texts, arrays, what is made of those, and dataclasses of this
+package, whose fields are filled in without a call. Nothing is imported for them.
+"""
+
+import json
+import sys
+from base64 import b64decode, b64encode
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+SCALARS = (bool, int, float, str, type(None))
+MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+OURS = "zerosim."
+
+
+def to_bytes(value: Any) -> bytes:
+    """The value as bytes; ValueError for one that is not plain."""
+    return json.dumps(_plain(value), separators=(",", ":")).encode()
+
+
+def from_bytes(data: bytes) -> Any:
+    """The value again, of the same types; ValueError for bytes that `to_bytes` does not make."""
+    try:
+        return _value(json.loads(data))
+    except (LookupError, TypeError, AttributeError, UnicodeError) as error:
+        raise ValueError(f"{len(data)} bytes from another process are no plain data ({error})") from error
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types: a number or a text is itself, all else a list that begins with its kind."""
+    if type(value) in SCALARS:
+        return value
+    if type(value) is bytes:
+        return ["bytes", _text(value)]
+    if isinstance(value, np.dtype) and (name := _name(value)):
+        return ["dtype", name]
+    if isinstance(value, np.ndarray | np.generic) and (name := _name(value.dtype)):
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return [kind, name, list(value.shape), _text(value.tobytes())]
+    if isinstance(value, dict):
+        return ["dict", *[[_plain(key), _plain(its)] for key, its in value.items()]]
+    for kind, of in MANY.items():
+        if type(value) is of:
+            return [kind, *map(_plain, value)]
+    if is_dataclass(type(value)) and type(value).__module__.startswith(OURS):
+        return ["object", type(value).__module__, type(value).__qualname__,
+                *[_plain(getattr(value, field.name)) for field in fields(value)]]
+    raise ValueError(f"found {type(value).__name__}, but without MPI processes tell each other plain data alone: None, "
+                     "numbers, texts, bytes, NumPy arrays, and lists, tuples, sets and dicts of them; make it one of "
+                     "these, or start the job with mpiexec, whose processes may tell each other anything")
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    kind, *rest = plain
+    match kind:
+        case "array" | "number":
+            name, shape, text = rest
+            array = np.frombuffer(b64decode(text), np.dtype(name)).reshape(shape).copy()
+            return array if kind == "array" else array[()]
+        case "dtype":
+            return np.dtype(*rest)
+        case "bytes":
+            return b64decode(*rest)
+        case "dict":
+            return {_value(key): _value(its) for key, its in rest}
+        case "object":
+            return _object(*rest)
+    return MANY[kind](map(_value, rest))
+
+
+def _object(module: str, name: str, *values: Any) -> Any:
+    found = known(module, name) if module.startswith(OURS) else None
+    if not isinstance(found, type) or not is_dataclass(found):
+        raise ValueError(f"{module}.{name} is no kind of plain data")
+    made = object.__new__(found)
+    for field, value in zip(fields(found), values, strict=True):
+        object.__setattr__(made, field.name, _value(value))
+    return made
+
+
+def known(module: str, name: str) -> Any:
+    """What this process has under a module's name and a dotted name in it, without importing anything; else None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _name(dtype: np.dtype[Any]) -> str | None:
+    """The text of which NumPy makes the type again; None where there is none, or elements are Python's objects."""
+    if dtype.hasobject or dtype.names:
+        return None
+    return dtype.name if dtype.str[1] == "V" else dtype.str
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
