@@ -43,9 +43,8 @@ def _plain(value: Any) -> Any:
         return [kind, name, list(value.shape), _text(value.tobytes())]
     if isinstance(value, dict):
         return ["dict", *[[_plain(key), _plain(its)] for key, its in value.items()]]
-    for kind, of in MANY.items():
-        if type(value) is of:
-            return [kind, *map(_plain, value)]
+    if kind := next((kind for kind, of in MANY.items() if of is type(value)), None):
+        return [kind, *map(_plain, value)]
     if is_dataclass(type(value)) and type(value).__module__.startswith(OURS):
         return ["object", type(value).__module__, type(value).__qualname__,
                 *[_plain(getattr(value, field.name)) for field in fields(value)]]
