@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 SCALARS = (bool, int, float, str, type(None))
-MANY = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+MANY: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 OURS = "zerosim."
 
 
@@ -39,12 +39,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.dtype) and (name := _name(value)):
         return ["dtype", name]
     if isinstance(value, np.ndarray | np.generic) and (name := _name(value.dtype)):
-        kind = "array" if isinstance(value, np.ndarray) else "number"
-        return [kind, name, list(value.shape), _text(value.tobytes())]
+        return ["array" if isinstance(value, np.ndarray) else "number", name, list(value.shape), _text(value.tobytes())]
     if isinstance(value, dict):
         return ["dict", *[[_plain(key), _plain(its)] for key, its in value.items()]]
-    if kind := next((kind for kind, of in MANY.items() if of is type(value)), None):
-        return [kind, *map(_plain, value)]
+    for many, kind in MANY.items():
+        if type(value) is kind:
+            return [many, *map(_plain, value)]
     if is_dataclass(type(value)) and type(value).__module__.startswith(OURS):
         return ["object", type(value).__module__, type(value).__qualname__,
                 *[_plain(getattr(value, field.name)) for field in fields(value)]]
