@@ -63,7 +63,7 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     if task.doubled_gpus and "cupy" not in sys.modules:
         from tests.backends import doubles
 
-        in_place.enter_context(doubles.installed(task.doubled_gpus, linked=True))
+        in_place.enter_context(doubles.installed(task.doubled_gpus))
     if task.backend == "mpi":
         from zerosim.backends.mpi import MPICluster
 
