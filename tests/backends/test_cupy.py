@@ -67,7 +67,7 @@ def test_a_gpt_trains_on_a_gpu_as_on_a_cluster(card: Any, compute: str, near: fl
                 assert np.abs(states_of(mine)[key] - x).max() < near, key
 
 
-# -- memory, and what programs are told -------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------------------------
 
 def test_the_memory_at_rest_is_the_pools_used_bytes(kernels: Any) -> None:
     """With its slack, and what the kernels hold between calls."""
@@ -113,33 +113,7 @@ def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
     assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
 
 
-def test_numpys_arrays_in_a_devices_kernel_are_refused_by_name(stand_in: Any) -> None:
-    def program(rank: zs.Rank) -> None:
-        x = np.zeros(4, np.float32)
-        rank.kernels.multiply_rounded(x, 2.0, x)
-
-    with pytest.raises(ValueError, match=r"a NumPy array \(4,\) of type float32.*rank\.xp\.asarray"):
-        zs.CuPyCluster(1).run(program)
-
-
 # -- functions of elements as kernels ---------------------------------------------------------------------------------
-
-REFUSED = [
-    (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
-    (lambda x, y: np.add.reduce(x), r"np.add.reduce"),
-    (lambda x, y: np.where(x > 0, x, y), r"np.where"),
-    (lambda x, y: 1 if x > 0 else 2, r"whether a comparison"),
-    (lambda x, y: 1 if x else 2, r"whether a block is true"),
-    (lambda x, y: x.sum(), r"has no sum"),
-    (lambda x, y: y.__setitem__(0, 1.0), r"the place \[0\]"),
-    (lambda x, y: np.add(x, np.ones(3, np.float32), out=y), r"an array \(3,\) beside its blocks")]
-
-
-def test_what_cannot_be_one_kernel_is_refused_by_name(stand_in: Any) -> None:
-    x = stand_in.uploaded(np.ones(3, np.float32))
-    for function, said in REFUSED:
-        assert_refused(lambda f=function: stand_in.elementwise(f, x, out=x), said, (ValueError, AttributeError))
-
 
 def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
     def function(x: Any, y: Any) -> None:

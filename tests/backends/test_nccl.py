@@ -266,45 +266,6 @@ def test_ranks_that_disagree_are_told_apart_before_anything_is_sent(gpus) -> Non
         assert doubles.nccl.log == []
 
 
-def of_two_kinds(rank: zs.Rank, call: str) -> None:
-    """One rank brings an array on its device, or one of two arrays lies on the host."""
-    here = np.ones(4, np.float32)
-    there = rank.xp.asarray(here)
-    match call:
-        case "collective":
-            rank.all_reduce(there if rank.index else here)
-        case "message":
-            rank.send(here, 1) if rank.index == 0 else rank.recv(there, 0)
-        case "exchange":
-            rank.exchange(here, 1 - rank.index, there, 1 - rank.index)
-
-
-@pytest.mark.parametrize(("ranks", "options", "program", "said"), [
-    (3, {}, None, r"3 ranks need 3 GPUs, and this machine has 2; run 2 ranks, run them on one card with "
-                  r"zs.CuPyCluster\(3\)"),
-    (2, {"devices": [0, 2]}, None, r"devices=\[0, 2\] must name a device from 0 to 1 for each of 2 .* no device 2"),
-    (2, {"devices": [0]}, None, r"must name a device from 0 to 1 for each of 2 ranks, but 1 are named"),
-    (2, {"devices": [1, 1]}, None, r"gives device 1 to ranks \[0, 1\], where NCCL wants a GPU for each rank; .* "
-                                   r"share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
-    (2, {}, (asked, "reduce_scatter", "native", ml_dtypes.float8_e4m3fn, 4),
-     r"reduce_scatter by 'native' of float8_e4m3fn: through CuPy NCCL adds"),
-    (2, {}, (asked, "all_reduce", "native", np.int16, 4), r"all_reduce by 'native' of int16"),
-    (2, {}, (of_two_kinds, "collective"), r"rank 1 brought arrays on a device and rank 0 on the host"),
-    (2, {}, (of_two_kinds, "message"), r"rank 0 sends from the host to rank 1, which receives on a device"),
-    (2, {}, (of_two_kinds, "exchange"), r"was given an array on a device and one on the host"),
-    (3, {"share_devices": True}, (asked, "all_reduce", "ring", np.float32, 6), "duplicate GPU"),  # NCCL's last word
-], ids=lambda value: str(value)[:30])
-def test_what_two_gpus_cannot_do_is_refused(gpus, ranks: int, options: dict[str, Any], program: Any, said: str) -> None:
-    gpus(2)
-
-    def made() -> None:
-        cluster = zs.NCCLCluster(ranks, **options)
-        if program:
-            cluster.run(*program)
-
-    assert_refused(made, said, (ValueError, zs.MismatchError, RuntimeError))
-
-
 # -- a GPU for each process -------------------------------------------------------------------------------------------
 
 def test_arrays_on_the_host_travel_by_way_of_the_device(nccl_processes: World) -> None:

@@ -245,23 +245,15 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() 
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
 
 
-def test_the_own_result_is_found_from_both_ends_and_another_ranks_points_to_gather() -> None:
+def test_the_own_result_is_found_from_both_ends() -> None:
     results = OwnResult(1, 3, "mine")
     assert (results[1], results[-2], len(results), repr(results)) == ("mine", "mine", 3, "rank 1: 'mine'")
     assert list(OwnResult(0, 1, 7)) == [7]
-    through = [lambda index=index: results[index] for index in (0, 2, -1, -3, 7, slice(0, 2))]
-    through += [lambda way=way, own=own: way(OwnResult(own, 2, 1)) for own in (0, 1)
-                for way in (list, tuple, sum, lambda results: 1 in results, lambda results: [*results])]
-    for asked in through:
-        assert_refused(asked, r"this process ran rank \d of \d and has its result alone: results\[\d\]\. "
-                              r"cluster\.gather\(value\) gives every process the values of all", IndexError)
 
 
-@pytest.mark.parametrize(("refused", "said"), [
-    (lambda: next(Alone().events(lambda rank: None)), r"the others of this one are in other processes; step through "
-                                                      r"the same program on zs\.Cluster\(ranks\)"),
-    *((lambda seconds=seconds: Alone(timeout_seconds=seconds),
-       "must be above 0: how long a rank waits before it tells the others") for seconds in (0, -1.0, float("nan"))),
-])
-def test_stepping_and_a_timeout_that_is_none_are_refused(refused: Any, said: str) -> None:
-    assert_refused(refused, said)
+def test_a_run_of_processes_cannot_be_stepped_through_and_its_timeout_is_above_0() -> None:
+    assert_refused(lambda: next(Alone().events(lambda rank: None)),
+                   r"the others of this one are in other processes; step through the same program on zs\.Cluster\(ranks\)")
+    for seconds in (0, -1.0, float("nan")):
+        assert_refused(lambda seconds=seconds: Alone(timeout_seconds=seconds),
+                       "must be above 0: how long a rank waits before it tells the others")
