@@ -21,8 +21,7 @@ WORLDS: dict[str, Callable[[World], Any]] = {
     "world": lambda world: True,
     "library": lambda world: world.library,    # which carries the messages
     "explaining": lambda world: world.explains,  # finds out that ranks wait for each other for ever
-    "mpi": lambda world: world in MPI,
-    "nccl_processes": lambda world: world.library == "NCCL" and not world.explains}
+    "mpi": lambda world: world in MPI}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
