@@ -129,7 +129,7 @@ def test_a_file_that_raises_ends_the_job_and_is_told_with_its_line(tmp_path: Pat
     rank = "os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', '1'))"
     for error in ("ValueError('mine')", "OSError('mine')", "SystemExit('mine')", "KeyError('mine')"):
         file = tmp_path / f"half_{error[:3]}.py"
-        file.write_text(f"import os\nif {rank} == '1':\n    raise {error}\n\n\ndef program(rank):\n    rank.barrier()\n")
+        file.write_text(f"import os\nif {rank} == '1':\n    raise {error}\ndef program(rank):\n    rank.barrier()\n")
         for answers in ([here(f"{file}:program")], said(f"{file}:program")):
             codes, text = together(answers)
             assert set(codes) == {1}, error
