@@ -252,9 +252,10 @@ def ended(words: Sequence[str], seconds: float = PROBE_SECONDS) -> subprocess.Co
 
 
 def found_program(*names: str) -> str | None:
-    """The first of these programs on the PATH, or beside this interpreter: an environment need not be activated."""
+    """The first of these programs beside this interpreter, whose libraries it belongs to, or on the PATH: an
+    environment need not be activated."""
     beside = str(Path(sys.executable).parent)
-    paths = (path for name in names for path in (shutil.which(name), shutil.which(name, path=beside)))
+    paths = (path for name in names for path in (shutil.which(name, path=beside), shutil.which(name)))
     return next((path for path in paths if path), None)
 
 
