@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.contexts import bits_of, context, normal
-from zerosim.models import BLOCK, MLP, NONE, Constants, HalfSquaredError, LinearUnit, Normal, Recompute, segment
+from zerosim.models import BLOCK, MLP, NONE, HalfSquaredError, LinearUnit, Recompute, segment
 
 ACTIVATIONS = [None, "relu", "gelu"]
 
@@ -56,13 +56,6 @@ def test_weights_have_deviation_one_over_the_root_of_their_inputs_and_biases_are
     assert abs(weight.std() * 8 - 1) < 0.022
     assert abs(weight.mean()) < 4 / 8 / 128
     assert not unit.initial("layer0.bias", 0, 256).any()
-
-
-def test_initializers_replace_the_first_values():
-    unit = LinearUnit("one", 2, 2, initializers={"weight": Constants((1, 2, 3, 4)), "bias": Normal(0, 0.0)})
-    np.testing.assert_array_equal(unit.initial("one.weight", 1, 2), [2, 3])
-    assert not unit.initial("one.bias", 0, 2).any()
-    assert unit.initial("one.weight", 2, 0).shape == (0,)
 
 
 def test_a_model_knows_its_parameters_in_the_order_of_the_flat_vector():
