@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_job_is_the_command_with_its_settings_under_the_launcher_with_the_flag
     row = {"rank": 0, "result": "5", "sha256": None, "sent_nbytes": 6, "peak_nbytes": 7}
     launcher('echo "$@" > "$0.words"; echo ' + shlex.quote(json.dumps({"rows": [row]})))
     assert running.launched("train.py:program", 3, {"scale": 3, "name": "x"}) == [running.RanPart(**row)]
-    with open(running.shutil.which("some-launcher") + ".words") as words:
+    with open(shutil.which("some-launcher") + ".words") as words:
         said = words.read().split()
     assert said[:4] == ["--oversubscribe", "--allow-run-as-root", "-n", "3"]
     assert said[5:] == shlex.split("-m zerosim run train.py:program --json --with scale=3 --with name=x")

@@ -25,3 +25,12 @@ def write_whole(path: Path, content: bytes) -> Path:
         if place.parent.is_dir():
             unfinished.unlink(missing_ok=True)
     return path
+
+
+def save(asked: str, path: str | Path, content: bytes) -> Path:
+    """Writes a file as `write_whole` does; ValueError, with what was asked, for a path that cannot be written."""
+    try:
+        return write_whole(Path(path), content)
+    except OSError as error:
+        raise ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written"
+                         ) from None
