@@ -112,7 +112,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
         remedy = ("say srun --mpi=pmi2 for MPICH's library, srun --mpi=pmix for Open MPI's (srun --mpi=list shows what "
                   "there is), or " + remedy)
     raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI library "
-                              f"knows this one alone; {remedy}, and zs.connect('nccl') under torchrun")
+                              f"knows this one alone; {remedy}; under torchrun call zs.connect('nccl')")
 
 
 def _channel() -> "tuple[Channel, int]":

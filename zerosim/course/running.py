@@ -120,6 +120,11 @@ def _literal(text: str) -> Any:
         return text
 
 
+def _as_said(value: Any) -> str:
+    """The text of a setting that is read back as this value: quoted where a text would be read as a number, say."""
+    return repr(value) if isinstance(value, str) and _literal(value) != value else str(value)
+
+
 def run(cluster: Any, program: Callable[..., Any]) -> list[RanPart]:
     """Runs the program on the cluster; the parts of all ranks, wherever they ran, in rank order.
 
@@ -168,7 +173,7 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
         raise ValueError(f"{ranks} processes were asked for; take one at least")
     words = [*_launcher(), "-n", str(ranks), sys.executable, "-m", "zerosim", "run", place, "--json"]
     for name, value in (settings or {}).items():
-        words += ["--with", f"{name}={value}"]
+        words += ["--with", f"{name}={_as_said(value)}"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

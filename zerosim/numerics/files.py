@@ -27,10 +27,10 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
-def save(asked: str, path: str | Path, content: bytes) -> Path:
-    """Writes a file as `write_whole` does; ValueError, with what was asked, for a path that cannot be written."""
+def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
+    """Writes a file as `write_whole` does; ValueError, which says what was ``asked``, where that cannot be."""
     try:
-        return write_whole(Path(path), content)
+        return write_whole(path, content)
     except OSError as error:
         raise ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written"
                          ) from None
