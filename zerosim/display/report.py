@@ -16,7 +16,7 @@ from zerosim.display.render_html import page_html, table_html
 from zerosim.display.replayed import ARITHMETIC, RankBar, ReplayedRank, machine_of, replayed_rank
 from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
 from zerosim.display.views import Table, words
-from zerosim.numerics.files import write_whole
+from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
 from zerosim.planning.recording import ISSUE, MESSAGE, RecordedCall, Recording, load
@@ -40,15 +40,7 @@ def save_report(recorded: str | Path, out: str | Path | None = None, *, device: 
     machine = machine_of(recording.ranks, device, link, compute=compute, efficiency=efficiency, nodes=nodes,
                          between=between, hardware=hardware)
     title = recorded.stem + (f", {span}" if span else "")
-    return _written(page(report_data(recording, machine, title)), out)
-
-
-def _written(text: str, path: Path) -> Path:
-    try:
-        return write_whole(path, text.encode())
-    except OSError as error:
-        raise ValueError(f"asked to write the page {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    return write_or_refuse(out, page(report_data(recording, machine, title)).encode(), "write the page")
 
 
 # -- the report as data ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.numerics.files import write_whole
+from zerosim.numerics.files import write_or_refuse
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
@@ -478,12 +478,8 @@ def _program(plain: Any) -> RecordedProgram:
 
 def save(recording: Recording, path: str | Path) -> Path:
     """Writes the recording to a JSON file: all of it, or nothing. ValueError for a path that cannot be written."""
-    path, text = Path(path), json.dumps(to_plain(recording), separators=(",", ":"))
-    try:
-        return write_whole(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    text = json.dumps(to_plain(recording), separators=(",", ":"))
+    return write_or_refuse(Path(path), text.encode("utf-8"), "save a recording as")
 
 
 def load(path: str | Path) -> Recording:
