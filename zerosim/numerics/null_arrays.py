@@ -6,6 +6,7 @@ step of a trillion parameters runs in no memory.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -28,39 +29,15 @@ class NullArray:
         self._ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
         self.base: NullArray | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._ghost.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, along each dimension."""
-        return self._ghost.strides
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._ghost.dtype
-
-    @property
-    def flags(self) -> Any:
-        """NumPy's own flags: contiguous, writable."""
-        return self._ghost.flags
-
-    @property
-    def ndim(self) -> int:
-        return self._ghost.ndim
-
-    @property
-    def size(self) -> int:
-        return self._ghost.size
-
-    @property
-    def itemsize(self) -> int:
-        return self._ghost.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self._ghost.nbytes
+    # What NumPy itself says of such an array.
+    shape = property(attrgetter("_ghost.shape"))
+    strides = property(attrgetter("_ghost.strides"))
+    dtype = property(attrgetter("_ghost.dtype"))
+    flags = property(attrgetter("_ghost.flags"))
+    ndim = property(attrgetter("_ghost.ndim"))
+    size = property(attrgetter("_ghost.size"))
+    itemsize = property(attrgetter("_ghost.itemsize"))
+    nbytes = property(attrgetter("_ghost.nbytes"))
 
     @property
     def offset_nbytes(self) -> int:
@@ -74,7 +51,7 @@ class NullArray:
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array without dimensions has no length")
-        return self.shape[0]
+        return len(self._ghost)
 
     def __getitem__(self, key: _Index | tuple[_Index, ...]) -> NullArray:
         """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
