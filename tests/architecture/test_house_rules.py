@@ -13,21 +13,14 @@ Check = Callable[[Source], list[str]]
 # By check: a file under zerosim/, a text that breaks the rule, a piece of what is said about it.
 VIOLATIONS: dict[Check, list[tuple[str, str, str]]] = {
     imports.imports_that_climb: [
-        ("numerics/a.py", "import zerosim.ranks", "imports ranks"),
         ("numerics/a.py", "from zerosim import ranks", "imports ranks"),
         ("ranks/__init__.py", "from ..zero import Engine", "imports zero"),
         ("ranks/a.py", "if TYPE_CHECKING:\n    from zerosim.backends.mpi import MPI", "imports backends"),
         ("ranks/a.py", "from zerosim.display import html", "imports display"),
-        ("models/a.py", "from zerosim.optim import Adam", "imports optim"),
         ("optim/a.py", "def f():\n    import zerosim.zero", "imports zero"),
-        ("zero/a.py", "from zerosim.planning import Job", "imports planning"),
-        ("planning/a.py", "from zerosim.zero import Engine", "imports zero"),
         ("planning/a.py", "def f():\n    from zerosim.course import a", "imports course"),
         ("display/a.py", "from ..course.figures import ring", "imports course"),
-        ("testing.py", "import zerosim.course", "imports course"),
         ("course/a.py", "from zerosim import Cluster", "imports __init__"),
-        ("course/a.py", "import zerosim.backends.mpi", "imports backends"),
-        ("cli/a.py", "def f():\n    from zerosim.backends import mpi", "imports backends"),
         ("tiny.py", "from zerosim.numerics import kernels", "imports numerics"),
         ("attic/a.py", "", "no known floor"),
     ],
@@ -41,14 +34,11 @@ VIOLATIONS: dict[Check, list[tuple[str, str, str]]] = {
         ("zero/a.py", "y = 2 > row.zero_stage", "compares row.zero_stage"),
         ("zero/a.py", "match stage:\n    case 3: pass", "compares stage"),
     ],
-    style.sent_counted_elsewhere: [
+    style.counted_elsewhere: [
         ("ranks/hub.py", "trace.sent_nbytes += 4", "changes sent_nbytes"),
-        ("ranks/hub.py", "self._sent['control'] += 4", "changes _sent"),
-        ("ranks/trace.py", "class Trace:\n    def other(self):\n        self._sent[0] += 4", "changes _sent"),
-    ],
-    style.held_counted_elsewhere: [
-        ("zero/a.py", "rank.memory.now_nbytes -= 4", "changes now_nbytes"),
-        ("zero/a.py", "memory.peak_nbytes = 0", "changes peak_nbytes"),
+        ("ranks/memory.py", "self._sent['control'] += 4", "changes _sent"),
+        ("ranks/trace.py", "rank.memory.now_nbytes -= 4", "changes now_nbytes"),
+        ("zero/a.py", "memory.peak_nbytes, x = 0, 1", "changes peak_nbytes"),
     ],
     style.half_casts_elsewhere: [
         ("zero/a.py", "y = x.astype(np.float16)", "cast_pack"),
@@ -96,12 +86,12 @@ INNOCENT: dict[Check, list[tuple[str, str]]] = {
         ("zero/a.py", "row = STAGES[stage] if stage is not None else None"),
         ("zero/a.py", "ok = stage in STAGES or self.stage not in zero.STAGES"),
     ],
-    style.sent_counted_elsewhere: [
-        ("ranks/trace.py", "class Trace:\n    def sent(self, n):\n        self._sent[0] += n"),
+    style.counted_elsewhere: [
+        ("ranks/trace.py", "self._sent[0] += n"),
         ("zero/a.py", "self.present += 1\nsent = 0\nsent += 1"),
         ("tiny.py", "self.sent_nbytes += 4"),
+        ("ranks/memory.py", "self.now_nbytes += 4"),
     ],
-    style.held_counted_elsewhere: [("ranks/memory.py", "self.now_nbytes += 4")],
     style.half_casts_elsewhere: [
         ("numerics/rounding.py", "y = x.astype(np.float16)"),
         ("zero/a.py", "y = x.astype(np.int64)"),

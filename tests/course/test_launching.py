@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_job_is_the_command_with_its_settings_under_the_launcher_with_the_flag
     launcher('echo "$@" > "$0.words"; echo ' + shlex.quote(json.dumps({"rows": [row]})))
     given = {"scale": 3, "name": "x", "text": "3", "sizes": ["4", 5]}
     assert running.launched("train.py:program", 3, given) == [running.RanPart(**row)]
-    with open(running.shutil.which("some-launcher") + ".words") as words:
+    with open(shutil.which("some-launcher") + ".words") as words:
         line = words.read()
     said = line.split()
     assert said[:4] == ["--oversubscribe", "--allow-run-as-root", "-n", "3"]

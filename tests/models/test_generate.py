@@ -56,16 +56,11 @@ def test_no_more_tokens_are_shown_than_the_context_has_places() -> None:
     assert shown == [[[0, 1]], [[0, 1, 2]], [[1, 2, 3]], [[2, 3, 4]]]
 
 
-def test_a_models_logits_are_those_of_its_units_without_dropout() -> None:
+def test_a_models_logits_are_those_of_its_own_units_without_dropout() -> None:
     run = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5)), scatter=0.2)
-    plain = run_of(GPT("gpt-nano"), scatter=0.2)
+    plain, asked = run_of(GPT("gpt-nano"), scatter=0.2), []
     tokens, _ = batch_of(run.model, batch=1, tokens=4)
-    found = logits_of(run.ctx, run.model, lambda unit: nullcontext(run.w), tokens)
+    found = logits_of(run.ctx, run.model, lambda unit: asked.append(unit) or nullcontext(run.w), tokens)
     assert (found == plain.output(tokens)).all()
     assert (found != run.output(tokens)).any()
-
-
-def test_weights_are_asked_for_the_units_of_the_model_that_was_given() -> None:
-    run, asked = run_of(GPT(replace(PRESETS["gpt-nano"], dropout=0.5))), []
-    logits_of(run.ctx, run.model, lambda unit: asked.append(unit) or nullcontext(run.w), np.array([[1, 2]]))
     assert asked == list(run.model.units)

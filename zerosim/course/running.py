@@ -6,7 +6,6 @@ The same file runs in one process and under mpiexec; equal fingerprints say that
 import ast
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 
 from rich.markup import escape
 
+from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.saving import is_one_of_many
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.numerics.arrays import sha256
@@ -155,7 +155,6 @@ def _part(cluster: Cluster, place: int, rank: int, shown: tuple[str, str | None]
 
 # -- The same on processes of their own, started from a notebook or a script as one would from a shell ----------------
 
-LAUNCHERS = ("mpiexec", "mpirun")
 OPEN_MPI = ("Open MPI", "OpenRTE")  # wants a flag for more processes than cores, and of root, as in a container
 ASKED_FOR = ("--oversubscribe", "--allow-run-as-root")
 SECONDS = 300.0  # a job takes a few; on a busy machine, where its processes share a core, ten times as many
@@ -188,9 +187,7 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
 
 def _launcher() -> list[str]:
     """The launcher beside this interpreter or on the PATH, and its flags; BackendError where one or mpi4py is not."""
-    beside = str(Path(sys.executable).parent)
-    found = next((path for name in LAUNCHERS for path in (shutil.which(name, path=beside), shutil.which(name)) if path),
-                 None)
+    found = installed_program(*LAUNCHERS)
     if found is None or find_spec("mpi4py") is None:
         missing = "mpi4py is not installed" if found else f"there is no {' or '.join(LAUNCHERS)} here"
         raise BackendError("mpi", f"processes over MPI cannot be had: {missing}; pip install 'zerosim[mpi]'")

@@ -9,17 +9,18 @@ Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundar
 """
 
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.numerics.rounding import round_to
@@ -36,6 +37,24 @@ def ceil_cut(length: int, ranks: int) -> Cut:
     """
     chunk = -(-length // ranks)
     return tuple(min(length, i * chunk) for i in range(ranks + 1))
+
+
+def tensor_cut(lengths: Iterable[int], ranks: int) -> Cut:
+    """Boundaries in a vector of tensors, each on the border of a tensor nearest to an equal share; nothing is padded.
+
+    >>> tensor_cut((6, 1, 1, 4), 3)
+    (0, 6, 8, 12)
+
+    Of two borders as near as each other it is the first. Where there are more ranks than tensors, some own nothing.
+    """
+    borders = list(dict.fromkeys(accumulate(lengths, initial=0)))
+    total = borders[-1]
+
+    def nearest(rank: int) -> int:
+        after = bisect_left(borders, -(-rank * total // ranks))
+        return min(borders[max(0, after - 1):after + 1], key=lambda border: abs(border * ranks - rank * total))
+
+    return (*map(nearest, range(ranks)), total)
 
 
 def checked_cut(splits: Iterable[int] | None, length: int, ranks: int, *, any_length: bool = False) -> Cut:
@@ -203,8 +222,7 @@ def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
             return MeanRule(multiply_before=inverse)
-    raise ValueError(f"no averaging rule {name!r}; choose one of {', '.join(AVERAGES)}"
-                     f"{did_you_mean(name, AVERAGES)}")
+    raise unknown_name(f"no averaging rule {name!r}", name, AVERAGES)
 
 
 def split_factors(ranks: int) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.ranks.call import Call
 from zerosim.shown import Plotted
 
@@ -23,8 +23,7 @@ KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_paramet
 def checked_purpose(name: str) -> str:
     """The purpose that a message is counted under. Raises ValueError where there is no such one."""
     if name not in PURPOSES:
-        raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
-                         f"{did_you_mean(name, PURPOSES)}")
+        raise unknown_name(f"no purpose {name!r}", name, PURPOSES)
     return name
 
 

@@ -89,32 +89,6 @@ def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: b
     return whole + (cut + (square if recompute == "none" else 0)) // t
 
 
-def ends_nbytes(block: Block, vocabulary: int, *, tensor_parallel: int = 1) -> int:
-    """Bytes that embedding, last LayerNorm, head and loss keep on each of t ranks: sbh/t + 4sbh/t(1 + v/h).
-
-    The embedding's mask, the inputs of LayerNorm and head in 16 bit, the logits in fp32; without pipelines.
-    Source: Korthikanti et al. 2022, section 4.3. Raises ValueError as `layer_nbytes` does.
-    """
-    _check(block)
-    t = checked_count("tensor_parallel", tensor_parallel, 1)
-    logits = 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
-    return (5 * block.stream + logits) // t
-
-
-def megatron_nbytes(block: Block, blocks: int, vocabulary: int, *, tensor_parallel: int = 1) -> int:
-    """Bytes that Megatron-LM's estimator reports as activations, without pipelines: selective, sequence parallel.
-
-    sbh(18 + 4F/h) a block, 8 sb of token numbers, and the ends, all divided by t; of any block, since the estimator
-    takes F for what it is and does not ask for gates.
-    Source: Megatron-LM, theoretical_memory_usage.py, compute_activation_memory (2023). Raises ValueError for counts
-    below one.
-    """
-    per_block = 18 * block.stream + 4 * block.positions * block.feed_forward
-    ends = 5 * block.stream + 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
-    total = checked_count("blocks", blocks, 1) * per_block + 8 * block.positions + ends
-    return total // checked_count("tensor_parallel", tensor_parallel, 1)
-
-
 def zero_nbytes(block: Block) -> int:
     """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
 
