@@ -16,6 +16,11 @@ import numpy.typing as npt
 _Index = int | slice | EllipsisType | None
 
 
+def _numpys(name: str) -> Any:
+    """A property of the array: what NumPy says of the view that stands for it."""
+    return property(attrgetter(f"_ghost.{name}"))
+
+
 class NullArray:
     """A shape and a type. Views (slices, reshape, view, T) share their `base`, as NumPy's do.
 
@@ -29,15 +34,14 @@ class NullArray:
         self._ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
         self.base: NullArray | None = None
 
-    # What NumPy itself says of such an array.
-    shape = property(attrgetter("_ghost.shape"))
-    strides = property(attrgetter("_ghost.strides"))
-    dtype = property(attrgetter("_ghost.dtype"))
-    flags = property(attrgetter("_ghost.flags"))
-    ndim = property(attrgetter("_ghost.ndim"))
-    size = property(attrgetter("_ghost.size"))
-    itemsize = property(attrgetter("_ghost.itemsize"))
-    nbytes = property(attrgetter("_ghost.nbytes"))
+    shape: tuple[int, ...] = _numpys("shape")
+    strides: tuple[int, ...] = _numpys("strides")  # bytes from one element to the next, along each dimension
+    dtype: np.dtype[Any] = _numpys("dtype")
+    flags: Any = _numpys("flags")  # contiguous, writable
+    ndim: int = _numpys("ndim")
+    size: int = _numpys("size")
+    itemsize: int = _numpys("itemsize")
+    nbytes: int = _numpys("nbytes")
 
     @property
     def offset_nbytes(self) -> int:
@@ -51,7 +55,7 @@ class NullArray:
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array without dimensions has no length")
-        return len(self._ghost)
+        return self.shape[0]
 
     def __getitem__(self, key: _Index | tuple[_Index, ...]) -> NullArray:
         """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
