@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import zerosim as zs
 from tests.backends import compiled_kernels, doubles
 from zerosim.backends.cupy.cluster import cupy_on, device_count
 from zerosim.backends.nccl.adapter import NCCL
+from zerosim.connect import installed_program
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 600.0  # after which processes are taken to hang, on a busy machine too
@@ -237,20 +237,13 @@ def mpi_missing() -> str | None:
     """Why there are no processes of MPI here; None where there are."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed; pip install 'zerosim[mpi]'"
-    return None if mpiexec() else "there is no mpiexec; pip install 'zerosim[mpi]'"
-
-
-@cache
-def mpiexec() -> str | None:
-    """The launcher beside this interpreter, else on the PATH."""
-    beside = str(Path(sys.executable).parent)
-    return shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    return None if installed_program("mpiexec") else "there is no mpiexec; pip install 'zerosim[mpi]'"
 
 
 @cache
 def launch(ranks: int) -> tuple[str, ...]:
     """The launcher's words for N processes, more than there are cores."""
-    launcher = mpiexec()
+    launcher = installed_program("mpiexec")
     assert launcher is not None
     said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
     return (launcher, *(("--oversubscribe",) if "Open MPI" in said or "OpenRTE" in said else ()), "-n", str(ranks))
