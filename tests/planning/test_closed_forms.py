@@ -4,7 +4,6 @@ Published numbers are rows of `zerosim/course/published`, which `test_published`
 """
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -139,12 +138,6 @@ def test_gradients_take_at_their_fullest(job, nbytes):
     assert gradient_peak_nbytes(job) == [nbytes] * job.ranks
 
 
-@given(longest=st.integers(1, 30), units=st.integers(3, 8), ranks=st.sampled_from([2, 3, 4, 8]))
-def test_cutting_gradients_lowers_their_peak_for_equal_units(longest, units, ranks):
-    cut, whole = (gradient_peak_nbytes(Job((longest,) * units, ranks, STAGES[stage]))[0] for stage in (2, 1))
-    assert cut < whole
-
-
 # -- bytes sent -------------------------------------------------------------------------------------------------------
 
 
@@ -193,13 +186,10 @@ def test_cut_gradients_are_gathered_for_a_whole_optimizer():
 
 
 @pytest.mark.parametrize(("micro_batches", "vectors"), [
-    (1, (2, 2, 2, 3)), (2, (2, 2, 3, 6)), (8, (2, 2, 9, 24))])
-def test_many_ranks_send_the_published_limits_and_two_send_half(micro_batches, vectors):
-    for states, limit in zip(STAGES.values(), vectors, strict=True):
-        job = Job((50, 60, 70), 2, states, micro_batches=micro_batches)
-        assert sum(vectors_sent(replace(job, ranks=3)).values()) == limit
-        sent = sent_nbytes(job)
-        assert sent["gradients"][0] + sent["parameters"][0] == Fraction(limit, 2) * 2 * 180
+    (1, [2, 2, 2, 3]), (2, [2, 2, 3, 6]), (8, [2, 2, 9, 24])])
+def test_many_ranks_send_the_published_limits(micro_batches, vectors):
+    jobs = [Job((50, 60, 70), 3, states, micro_batches=micro_batches) for states in STAGES.values()]
+    assert [sum(vectors_sent(job).values()) for job in jobs] == vectors
 
 
 @given(units=st.integers(1, 30), segment=st.none() | st.integers(1, 8))
