@@ -108,6 +108,11 @@ def test_the_ranks_together_send_n_minus_1_times_the_limit_and_per_unit_all_the_
     assert sent_nbytes(replace(job, ranks=1)) == {"gradients": [0], "parameters": [0], "control": [0]}
 
 
+def test_partial_sums_travel_in_the_wires_format_and_sums_in_that_which_reduces():
+    jobs = [Job((8,), 2, STAGES[stage], policy=Policy("fp16", wire="fp32")) for stage in (0, 1)]
+    assert [sent_nbytes(job)["gradients"] for job in jobs] == [[24, 24], [16, 16]]
+
+
 def test_states_that_are_no_stages_are_held_and_sent_too():
     """A cut parameter is no master for a whole optimizer, and for it cut gradients are gathered."""
     cut_parameters = Job((10,), 2, ShardedStates(True, False, False), policy=Policy("fp32"))
