@@ -12,7 +12,7 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import KINDS, works
 from tests.ranks.programs import Boom
-from zerosim.ranks import process
+from zerosim.ranks import RankStopped, process
 
 WAITING = {
     "barrier": lambda rank: rank.barrier(),
@@ -39,6 +39,8 @@ def test_the_other_ranks_are_stopped_with_their_finally_blocks_run(kind: dict, h
         except Exception:  # what this test is about
             seen.append(("swallowed", rank.index))
         finally:
+            with pytest.raises(RankStopped):  # again, whatever it asks for
+                WAITING[how](rank)
             seen.append(("stopped", rank.index))
         seen.append(("went on", rank.index))
 
