@@ -311,9 +311,7 @@ REFUSED = {
         ("--update 0", "a finite number other than 0, found 0.0"), ("--update inf", "other than 0, found inf"),
         ("--steps 0", "at least once, found steps=0")],
     "precision": [
-        ("--format fp61", "no number format is named 'fp61'"), ("--model gpt-5", "the presets are gpt-nano"),
-        ("--steps 0", "steps=0 must be a whole number, 1 or more"),
-        ("--text no-such-file", "cannot be read: No such file or directory")],
+        ("--steps 0", "steps=0 must be a whole number, 1 or more")],
     "train": [
         ("--text no-such-file", "cannot be read: No such file or directory"),
         ("--text .", "cannot be read: Is a directory"), ("--text EMPTY", "is empty; give a file of some"),
@@ -321,7 +319,7 @@ REFUSED = {
         ("--ranks 7000", "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
          "ranks, or a larger model"),
         ("--ranks 1025", "ranks=1,025: all of them train in this process, one after the other; take at most 1,024"),
-        ("--model gpt-5", "the presets are gpt-nano"), ("--model gpt-mikro", "did you mean 'gpt-micro'"),
+        ("--model gpt-mikro", "the presets are gpt-nano"), ("--model gpt-mikro", "did you mean 'gpt-micro'"),
         ("--steps -3", "steps=-3 must be a whole number, 1 or more"), ("--stage 7", "ZeRO has the stages 0, 1, 2, 3, "),
         ("--sample -1", "sample_tokens=-1 must be a whole number, 0 or more"),
         ("--optimizer adamm", "no optimizer is called 'adamm'; choose one of "),
