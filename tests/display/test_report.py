@@ -193,7 +193,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_pa
                    "this cluster has run nothing to its end yet, and so has nothing to save; ")
     cluster = ran(lambda rank: rank.barrier())
     assert_refused(lambda: cluster.save(tmp_path / "missing" / "run.json"),
-                   r"asked to save a recording as '.*run.json', but its folder is not there")
+                   r"asked to save a recording as '.*run.json', but: No such file or directory; name a file")
     refused = command("run", f"{__file__}:wicked", "--save", tmp_path / "missing" / "run.json")
     assert (refused.exit_code, "but its folder is not there" in refused.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from zerosim.display.style import PHASE_COLORS
-from zerosim.planning.hardware import Device, Link, Network, network_of, presets, read
+from zerosim.planning.hardware import Device, Link, Network, presets, read
 from zerosim.planning.timeline import Lane, Machine, Timeline, TimelineEvent, memory
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
@@ -33,8 +33,7 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
     if device is None or link is None:
         raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
                          "--device h100-80 --link nvlink4")
-    outside = None if nodes == 1 and between is None else known.link(between or "infiniband-ndr")
-    return Machine(known.device(device), network_of(ranks, nodes, known.link(link), outside), compute, efficiency)
+    return Machine(known.device(device), known.network(ranks, link, nodes, between), compute, efficiency)
 
 
 ARITHMETIC = "arithmetic"  # outside the spans that have a color

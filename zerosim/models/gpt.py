@@ -41,7 +41,7 @@ from zerosim.models.units import (
     require_inside,
 )
 from zerosim.numerics import random
-from zerosim.numerics.checks import did_you_mean, is_count, is_number
+from zerosim.numerics.checks import is_count, is_number, unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ def config_of(config: Any) -> GPTConfig:
     if isinstance(config, GPTConfig):
         return config
     if not isinstance(config, str) or config not in PRESETS:
-        raise ValueError(f"GPT was asked for {config!r}, which is no GPTConfig and no preset; the presets are "
-                         f"{', '.join(PRESETS)}"
-                         f"{did_you_mean(config, PRESETS)}")
+        raise unknown_name(f"GPT was asked for {config!r}, which is no GPTConfig and no preset", config, PRESETS,
+                           "the presets are")
     return PRESETS[config]
 
 

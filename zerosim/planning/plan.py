@@ -36,6 +36,7 @@ from typing import Any
 from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
@@ -176,15 +177,15 @@ class Plan(Plotted):
         """The row that fits and by how much, and by how much the next lower stage misses, in one sentence."""
         if not self.fitting:
             least = min(self.rows, key=lambda row: row.total_nbytes)
-            return f"Nothing fits: {least.title} holds least and misses by {_gigabytes(-least.spare_nbytes)}."
+            return f"Nothing fits: {least.title} holds least and misses by {gigabytes(-least.spare_nbytes)} GB."
         best = self.fitting[0]
         order = {stage: place for place, stage in enumerate(sorted(self.config.stages))}
         missing = [row for row in self.rows if not row.fits and order[row.stage] < order[best.stage]]
-        text = f"{best.title} fits with {_gigabytes(best.spare_nbytes)} to spare"
+        text = f"{best.title} fits with {gigabytes(best.spare_nbytes)} GB to spare"
         if not missing:
             return text + "."
         near = max(missing, key=lambda row: (order[row.stage], row.spare_nbytes))
-        return f"{text}; {near.title} misses by {_gigabytes(-near.spare_nbytes)}."
+        return f"{text}; {near.title} misses by {gigabytes(-near.spare_nbytes)} GB."
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data: exact integers in bytes."""
@@ -195,11 +196,6 @@ class Plan(Plotted):
                 "compute": self.config.policy.compute, "overlap": self.config.overlap,
                 "prefetch": self.config.prefetch,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
-
-
-def _gigabytes(nbytes: int) -> str:
-    """``11 GB``: 10⁹ bytes, three digits."""
-    return f"{nbytes / 1e9:.3g} GB" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f} GB"
 
 
 # -- the configuration, which computes them ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 from zerosim.models.layers import Context, draw_for
 from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
-from zerosim.numerics.checks import FP32, did_you_mean, is_count, is_number
+from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
@@ -412,8 +412,7 @@ class Engine(Shown):
         known = {entry.name: group for group in self.param_groups for entry in group.layout.entries}
         group = known.get(str(name))
         if group is None:
-            raise ValueError(f"the model has no parameter {name!r}; it has {', '.join(known)}"
-                             f"{did_you_mean(name, known)}")
+            raise unknown_name(f"the model has no parameter {name!r}", name, known, "it has")
         return group.whole_state(group.layout.by_name[str(name)])
 
     @property
