@@ -20,42 +20,6 @@ LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out
 BF16, F32 = NARROW["bf16"], FLOATS["fp32"]
 
 
-def at_rest() -> int:
-    """Bytes of NumPy's arrays that live now and were made since tracing began."""
-    snapshot = tracemalloc.take_snapshot()
-    traces = snapshot.filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]).traces
-    return sum(found.size for found in traces)
-
-
-AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)])
-
-
-@pytest.mark.parametrize(("row", "way"), AT_REST, ids=str)
-def test_at_rest_numpy_holds_what_is_counted(row: tuple[str, str], way: tuple[dict, bool]) -> None:
-    """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""
-    (kind, asynchronous), ranks = way, 4
-    vectors, cluster = whole_numbers(ranks, 4001), zs.Cluster(ranks, **kind)
-
-    def program(rank, keep):
-        answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
-        kept = [answer.wait() if asynchronous else answer, rank.memory.alloc((30, 50), np.float32, "parameter"),
-                rank.memory.hold(np.zeros(100), "input")]
-        dropped = ask(rank, *row, vectors[rank.index])
-        del dropped
-        return kept if keep else None
-
-    cluster.run(program, False)  # fills the kernels' scratch, which is no rank's
-    assert cluster.memory.now_nbytes == [0] * ranks
-    tracemalloc.start()
-    try:
-        cluster.run(program, True)
-        assert at_rest() == sum(cluster.memory.now_nbytes) + sum(memory.slack_nbytes for memory in cluster.memory)
-        cluster.runs.clear()
-        assert at_rest() == sum(cluster.memory.now_nbytes) == 0
-    finally:
-        tracemalloc.stop()
-
-
 def peaks(cluster: zs.Cluster, program: Callable[[zs.Rank], object]) -> tuple[int, int]:
     """(audit, counted) at the peak of a run in which all ranks are at their peaks together."""
     cluster.run(program)

@@ -37,16 +37,19 @@ def test_memory_and_trace_are_those_of_the_rank() -> None:
     # Hops speak of places in the group.
     assert {(hop.source, hop.destination) for hop in row.hops()} == {(0, 1), (1, 0)}
     assert cluster.trace.sent_nbytes("gradients") == [12, 12, 12, 12]
+    assert cluster.trace.sent_nbytes("control") == [3 * 16] * 4, "a split is an all-gather of a color and a key"
 
 
 def test_two_groups_of_the_same_members_do_not_meet() -> None:
-    def program(rank):
-        a, b = rank.split(0), rank.split(0)
+    def program(rank, inner):
+        a = rank.split(0)
+        b = a.split(0) if inner else rank.split(0)
         for group in (a, b) if rank.index else (b, a):
             group.all_reduce(np.ones(1))
 
-    with pytest.raises(zs.DeadlockError, match=r"rank 0: in all_reduce\(call 0, \(1,\), float64\)"):
-        zs.Cluster(2).run(program)
+    for inner in (False, True):
+        with pytest.raises(zs.DeadlockError, match=r"rank 0: in all_reduce\(call 0, \(1,\), float64\)"):
+            zs.Cluster(2).run(program, inner)
 
 
 def test_a_group_of_an_earlier_run_still_serves_and_never_meets_a_new_one() -> None:
