@@ -14,12 +14,14 @@ quantized, scale_to = kernels.quantized, kernels.scale_to
 FORMATS = ("fp8_e4m3", "fp8_e5m2")
 
 
-@given(top=st.floats(2.0**-100, 2.0**100), fmt=st.sampled_from(FORMATS))
-def test_the_scale_is_the_largest_power_of_two_that_keeps_the_largest_value(top, fmt):
+@given(top=st.floats(2.0**-149, 2.0**127, width=32), fmt=st.sampled_from(FORMATS))
+def test_the_scale_is_the_largest_power_of_two_that_keeps_the_largest_value_and_has_a_normal_inverse(top, fmt):
     x, largest = np.array([top, -top / 2], np.float32), zs.FORMATS[fmt].largest
     scale = scale_to(x, fmt)
     assert np.frexp(scale)[0] == 0.5
-    assert float(x[0]) * scale <= largest < float(x[0]) * scale * 2
+    assert 2.0**-126 <= scale <= 2.0**126
+    assert top * scale <= largest
+    assert top * scale * 2 > largest or scale == 2.0**126
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -34,14 +36,6 @@ def test_every_value_is_rounded_once_to_the_formats_number_times_a_power_of_two(
     scale = scale_to(x, fmt)
     expected = [oracle.rounded(float(value) * scale, row, "nearest") / scale for value in x]
     assert oracle.same(quantized(x, fmt), oracle.cast(np.array(expected, np.float64), np.float32))
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_the_scale_and_its_inverse_are_normal_numbers_of_fp32_whatever_the_tensor(fmt):
-    for top in (2.0**-149, 2.0**-126, 2.0**-118, 1.0, 3.4e38):
-        scale = scale_to(np.array([top], np.float32), fmt)
-        assert 2.0**-126 <= scale <= 2.0**126
-        assert (scale == 2.0**126) == (top <= 2.0**-118)
 
 
 def test_a_users_errstate_changes_nothing_and_16_bit_tensors_are_welcome_and_left_alone():

@@ -14,7 +14,7 @@ from zerosim.course.published import activations as published
 from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
 
 EXAMPLE = activations.EXAMPLE  # d = 4096, H = 32, L = 2048, B = 4, in 16 bit
-POLICIES = ["none", "block", "segment(2)", "segment(5)", *activations.INSIDE_NAMES, "block+tiled",
+POLICIES = ["none", "block", "segment(2)", "segment(5)", *[*activations.INSIDE][1:], "block+tiled",
             "segment(3)+selective"]
 # Plain blocks of B, L, d, H, in 16 or 32 bits; and any others, with grouped queries, gates and insides of their own.
 PLAIN = st.builds(lambda batch, tokens, width, heads, itemsize: Block(batch, tokens, heads * width, heads, itemsize),
@@ -156,7 +156,7 @@ def transformers(draw):
                        tied=draw(st.booleans()))
 
 
-@given(transformers(), st.integers(1, 4), COUNT, st.sampled_from(["none", "block", *activations.INSIDE_NAMES]))
+@given(transformers(), st.integers(1, 4), COUNT, st.sampled_from(["none", "block", *[*activations.INSIDE][1:]]))
 def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attention_and_only_blocks_are_run_again(
         model, batch, tokens, policy):
     weights = sum(tensor.parameters for tensor in model_of("m", model).tensors

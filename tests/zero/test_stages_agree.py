@@ -12,7 +12,7 @@ from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.twin import Rule
 from tests.zero.training import ADAM, BF16, MODELS, SGD, assert_runs_equal_the_twin, batches, bits, outcome
-from tests.zero.units import OwnerUnit, TiedUnit, gained
+from tests.zero.units import OwnerUnit, OwnGradients, TiedUnit, gained
 from zerosim.models import GPT, MLP, PRESETS, LinearUnit, Model
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
@@ -88,6 +88,8 @@ CASES = {
     "tied, options": case("tied", 3, 2, 2, runs=[(3, options) for options in (*OPTIONS, {"recompute": "block"},
                                                                               {"recompute": "segment(2)"})]),
     "tied by two units": case(thrice_used), "unused": case(lambda: gained(used=False)),
+    "gradients of a unit's own making": case(lambda: Model([OwnGradients("a", 3, 5, "relu", first=True), LinearUnit(
+        "b", 5, 2)])),
     **{f"a scalar and an empty one, {layout}": case("scalars", layout=layout) for layout in LAYOUTS},
     # -- GPT
     **{f"GPT on {ranks}, {compute}, k={k}": case("gpt", ranks, k, optimizer=ADAMW, clip_norm=1.0, policy=zs.Policy(

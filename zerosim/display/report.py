@@ -19,7 +19,7 @@ from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
-from zerosim.planning.recording import ISSUE, MESSAGE, RecordedCall, Recording, load
+from zerosim.planning.recording import ISSUE, RecordedCall, Recording, load, own_messages, traffic
 from zerosim.planning.timeline import Machine, Timeline, replay
 
 
@@ -108,17 +108,9 @@ def report_data(recording: Recording, machine: Machine, title: str) -> ReportDat
                          "stretch of the program with --span NAME: "
                          f"{', '.join(names) or 'it has none, so record a shorter run'}")
     timeline = replay(recording, machine)
-    traffic, messages = Counter[tuple[int, int, str]](), 0
-    calls = tuple(_call(timeline, number, traffic) for number in sorted(timeline.parts_of_call))
-    for rank in range(recording.ranks):
-        program = recording.program(rank)
-        for index in program.first[program.where(MESSAGE)].tolist():
-            message = recording.messages[index]
-            if message.destination is not None:
-                traffic[rank, message.destination, message.purpose] += message.nbytes
-                messages += 1
+    calls = tuple(_call(timeline, number) for number in sorted(timeline.parts_of_call))
     ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
-    return ReportData(title, _words(machine), ranks, calls, traffic, messages)
+    return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]))
 
 
 def _words(machine: Machine) -> str:
@@ -129,14 +121,9 @@ def _words(machine: Machine) -> str:
             f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
 
 
-def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]]) -> CallReport:
-    """One call, whose messages are added to the traffic."""
-    call, parts, sent = timeline.recording.calls[number], timeline.parts_of_call[number], 0
-    for level in levels(call.shape):
-        for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
-                                               (level.nbytes * level.times).tolist(), strict=True):
-            traffic[call.group[source], call.group[destination], call.purpose] += nbytes
-            sent += nbytes
+def _call(timeline: Timeline, number: int) -> CallReport:
+    call, parts = timeline.recording.calls[number], timeline.parts_of_call[number]
+    sent = sum(level.times * int(level.nbytes.sum()) for level in levels(call.shape))
     event, point = timeline.part_event(parts[0]), timeline.lanes[parts[0].rank].points[parts[0].point]
     return CallReport(number, call, sent, "/".join(event.path), float(min(part.begun for part in parts)) * 1e6,
                       float(max(part.ended for part in parts)) * 1e6, point[1] == ISSUE)

@@ -22,6 +22,7 @@ from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans, to_
 from zerosim.numerics.blockwise import BlockKernels, PerColumn, PerRow, cast_block, quiet
 from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.rounding import values_of
 
 # -- The complementary error function, which NumPy has not -------------------------------------------------------------
 # erfc(z) = t·exp(-z² + P(t)) with t = 2/(2 + z), for z >= 0: P is smooth on (0, 1], so that a Chebyshev series of few
@@ -199,9 +200,7 @@ def _codes_in(k: BlockKernels, x: Array) -> Array:
 @quiet
 def _values(function: _Function, dtype: np.dtype[Any]) -> npt.NDArray[np.float32]:
     """A function's float32 results for all values of a narrow format, in the order of its codes."""
-    codes = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
-    values = np.empty(codes.size, FP32)
-    cast_block(codes.view(dtype), values, Scratch())
+    values = values_of(format_of(dtype))
     results = np.empty_like(values)
     function(Scratch(), values, results)
     return results

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
-from zerosim.planning.collectives import CollectiveShape
+from zerosim.planning.collectives import CollectiveShape, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
 
@@ -218,6 +218,31 @@ def _awaited(recording: Recording, wait: int, index: int) -> str:
 def shown(group: tuple[int, ...]) -> str:
     """Ranks in a sentence; of many, the first, the last and how many."""
     return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
+
+
+def own_messages(recording: Recording) -> Iterator[tuple[int, RecordedMessage]]:
+    """The messages that programs send themselves, each with its sender."""
+    for rank in range(recording.ranks):
+        program = recording.program(rank)
+        sent = (recording.messages[index] for index in program.first[program.where(MESSAGE)].tolist())
+        yield from ((rank, message) for message in sent if message.destination is not None)
+
+
+def traffic(recording: Recording) -> Counter[tuple[int, int, str]]:
+    """Bytes by sender, receiver and purpose: of every message of every collective, and of the programs' own."""
+    rows = [program.first[program.where(COLLECTIVE, ISSUE)] for program in recording.programs]
+    made = [recording.calls[index] for index in np.unique(np.concatenate(rows)).tolist()]
+    calls = Counter((call.shape, call.group, call.purpose) for call in made)
+    found = Counter[tuple[int, int, str]]()
+    for (shape, group, purpose), times in calls.items():
+        for level in levels(shape):
+            messages = zip(level.sources.tolist(), level.destinations.tolist(), level.nbytes.tolist(), strict=True)
+            for source, destination, nbytes in messages:
+                found[group[source], group[destination], purpose] += times * level.times * nbytes
+    for rank, message in own_messages(recording):
+        assert message.destination is not None, "it is one that is sent"
+        found[rank, message.destination, message.purpose] += message.nbytes
+    return found
 
 
 # -- what must hold of a recording before anything is made of it, whoever wrote its file ------------------------------

@@ -8,8 +8,8 @@ Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205
 
 from collections.abc import Mapping
 
-from zerosim.models.units import Recompute
-from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, refuse_unless_plain
+from zerosim.models.units import INSIDE, Recompute
+from zerosim.planning.activations import FP32_NBYTES, Block, refuse_unless_plain
 from zerosim.planning.cuts import checked_count
 
 # Bytes of each tensor, as multiples of sbh and of as²b: section 4.1.
@@ -81,7 +81,7 @@ def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: b
                          "tensor_parallel=2 or more")
     if recompute not in RECOMPUTED:
         raise ValueError(f"recompute={recompute!r} is not in the published table; it has {', '.join(RECOMPUTED)}; for "
-                         f"block, segment(k), {', '.join(INSIDE_NAMES)} take peak_nbytes")
+                         f"block, segment(k), {', '.join(INSIDE[1:])} take peak_nbytes")
     if recompute == "full":
         return 2 * sbh
     cut = 34 * sbh if sequence_parallel else 24 * sbh
