@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-FINISHED, NOT_BEGUN = "finished", "not begun"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankNow:
     """One rank of the cluster at one moment.
@@ -72,7 +69,7 @@ def look(hub: Hub, states: Sequence[RankState], before: Sequence[RankNow] = ()) 
 def _now(hub: Hub, state: RankState, me: PendingCall | None, before: RankNow | None) -> RankNow:
     hub.transport.resume(state.index)
     trace, memory, greenlet = state.trace, state.memory, hub.greenlets[state.index]
-    where = FINISHED if greenlet.dead else hub.place(state.index) if greenlet else NOT_BEGUN
+    where = "finished" if greenlet.dead else hub.place(state.index) if greenlet else "not begun"
     arrays: dict[str, Any] = {} if me is None else {
         "place": me.index, "x": _copy(me.x, before.x if before else None),
         "out": _copy(me.out, before.out if before else None)}
