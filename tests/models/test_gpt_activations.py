@@ -93,21 +93,15 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_computed_a_second_time_is_the_closed_form(policy):
-    run, block, _ = setting((2, 8, 12, 3), layers=4)
-    batch = batch_of(run.model)
-    run.ctx = replace(run.ctx, keep="all")
-    plain = flops_of(run, lambda: run.gradients(*batch))
-    again = flops_of(run, lambda: run.gradients(*batch, policy)) - plain
-    recompute = Recompute.parse(policy)
-    ends = 0
-    if recompute.units_per_segment is not None:  # segments hold the embedding and the head too
-        x = run.model.units[0].forward(run.ctx, run.w, batch[0])[0]
-        ends = sum(flops_of(run, lambda u=u, x=x: u.forward(run.ctx, run.w, x))
-                   for u, x in [(run.model.units[0], batch[0]), (run.model.units[-1], x)])
-    if recompute.inside == "tiled":  # and what backward saves by summing dO·O instead of P·dP
-        ends += 4 * flops.ROW_SUM * (block.stream - block.square)
-    assert again == flops.recomputed(block, 4, policy) + ends
+def test_what_is_computed_a_second_time_is_what_the_blocks_compute_beyond_keeping_all(policy):
+    block, recompute = activations.Block(2, 8, 12, 3), Recompute.parse(policy)
+    inside = "none" if recompute.inside == "all" else recompute.inside
+    again = sum(flops.backward(block, inside).values()) - sum(flops.backward(block, "none").values())
+    if recompute.units_per_segment is not None:
+        again += sum(flops.forward(block).values())
+    if inside == "tiled":  # less what backward saves by summing dO·O instead of P·dP
+        again -= flops.ROW_SUM * (block.stream - block.square)
+    assert flops.recomputed(block, 4, policy) == 4 * again
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------
