@@ -132,6 +132,6 @@ def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Arra
     return copy
 
 
-def vector_of(vectors: Sequence[Array], kind: str = "input") -> Callable[[Rank], tuple[Array]]:
+def vector_of(vectors: Sequence[Array]) -> Callable[[Rank], tuple[Array]]:
     """The arguments of a puzzle that hands each rank one vector of its own."""
-    return lambda rank: (held_copy(rank, vectors[rank.index], kind),)
+    return lambda rank: (held_copy(rank, vectors[rank.index]),)
