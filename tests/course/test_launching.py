@@ -88,11 +88,3 @@ def test_what_is_missing_is_said_before_anything_is_started(monkeypatch):
     monkeypatch.setattr(running, "find_spec", lambda name: None)
     assert_refused(lambda: running.launched("train.py:program", 3), "mpi4py is not installed", zs.BackendError)
     assert_refused(lambda: running.launched("train.py:program", 0), "0 processes were asked for; take one at least")
-
-
-def test_the_next_file_of_a_name_replaces_the_one_before(tmp_path):
-    for number in (1, 2):
-        file = tmp_path / str(number) / "homework_of_many.py"
-        file.parent.mkdir()
-        file.write_text(f"def answer(rank):\n    return {number}\n")
-        assert running.load(f"{file}:answer")(None) == number

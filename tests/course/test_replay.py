@@ -86,11 +86,6 @@ def test_every_setting_changes_the_result_in_the_same_way_in_all_stages(found):
         assert of_stages[0] != before, change
 
 
-def test_the_learning_rate_moves_every_weight_by_itself_in_adams_first_step():
-    master = results_of(replace(EXAMPLE, learning_rate=0.25), 2)["master"]
-    assert [round(b - a, 6) for a, b in zip(EXAMPLE.weights, master, strict=True)] == [0.25] * 4
-
-
 def test_ranks_that_are_given_no_sample_have_one_of_their_own():
     assert len({lesson.sample_of(rank) for rank in range(16)}) == 16
 

@@ -189,20 +189,35 @@ def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     return losses, on_host({name: engine.state(name) for name in model.shapes})
 
 
-def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: str = "AdamW", steps: int = 2, **options: Any
+def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: Any = "AdamW", steps: int = 2, **options: Any
         ) -> tuple[Any, ...]:
     """Trains gpt-nano on tokens that differ everywhere: losses, scales, norms, and every state of every parameter."""
     model = zs.models.GPT("gpt-nano")
     policy = zs.Policy(compute, loss_scale=1024.0) if compute == "fp16" else zs.Policy(compute)
-    engine = zs.Engine(rank, model, getattr(zs.optim, optimizer)(lr=1e-3), stage=stage, policy=policy, clip_norm=1.0,
-                       **options)
+    stepping = getattr(zs.optim, optimizer)(lr=1e-3) if isinstance(optimizer, str) else optimizer
+    engine = zs.Engine(rank, model, stepping, stage=stage, clip_norm=1.0, **{"policy": policy} | options)
     rng = np.random.default_rng(rank.index)
     found = []
     for _ in range(steps):
         tokens = rng.integers(0, model.config.vocabulary, (2, 2, 2, model.config.context))
         step = engine.step([(x, y) for x, y in tokens])
         found.append((step.losses, step.scale, step.norm, step.skipped))
-    return found, on_host({name: engine.state(name) for name in model.shapes})
+    states = {name: engine.state(name) for name in model.shapes}
+    assert all(isinstance(x, rank.xp.ndarray) for state in states.values() for x in state.values() if x is not None)
+    return found, on_host(states)
+
+
+# Options of the engine that choose other kernels.
+OPTIONS: list[dict[str, Any]] = [
+    {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
+    {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
+    {"policy": zs.Policy("bf16", matmul="fp8")},
+    {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}]
+
+
+def optioned(rank: zs.Rank, case: int) -> tuple[Any, ...]:
+    """GPT with some of them."""
+    return gpt(rank, 3, "bf16", steps=1, **OPTIONS[case])
 
 
 def one_after_the_other(rank: zs.Rank) -> tuple[Any, ...]:

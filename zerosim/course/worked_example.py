@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.style import shortest
 from zerosim.display.views import View, plain
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
@@ -407,7 +408,7 @@ def replays(example: Example, stages: Iterable[int]) -> Replays:
 
 def exact(values: Sequence[float] | np.ndarray) -> list[float]:
     """Python floats whose shortest decimals are those of the fp32 values: 0.03, not 0.029999999329447746."""
-    return [float(str(np.float32(value))) for value in values]
+    return list(map(shortest, values))
 
 
 def decimal(value: Any) -> str:

@@ -8,6 +8,8 @@ five more that kinds of memory need are chosen to stay apart from them for every
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#505050"
 
@@ -64,6 +66,11 @@ def ink_on(color: str) -> str:
 def short(value: float) -> str:
     """The shortest decimal of a number, without a useless ``.0``."""
     return str(value).removesuffix(".0")
+
+
+def shortest(value: float | np.generic) -> float:
+    """The float with the shortest decimals that give back the same fp32: 1.1001358, not 1.1001358032226562."""
+    return float(str(np.float32(value)))
 
 
 def rough(value: float, digits: int = 3) -> str:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
 from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
@@ -96,7 +95,9 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             axes.set_xlim(0, max(1, *map(len, data.whats)))
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
-        figure.legend(*_legend(data), loc="lower center", ncols=5, columnspacing=1.6)
+        seen = {what for whats in data.whats for what in whats}
+        figure.key({f"{'sends' if what in PURPOSE_COLORS else 'computes'}: {what}": {"facecolor": color_of(what)}
+                    for what in (*PHASE_COLORS, ARITHMETIC, *PURPOSE_COLORS) if what in seen}, ncols=5)
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 
 
@@ -110,15 +111,6 @@ def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
     axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
     axes.set_xlabel("what a rank did, in its order (events)")
     axes.grid(axis="y")
-
-
-def _legend(data: TraceOrder) -> tuple[list[Any], list[str]]:
-    from matplotlib.patches import Patch
-
-    seen = {what for whats in data.whats for what in whats}
-    names = [what for what in (*PHASE_COLORS, ARITHMETIC, *PURPOSE_COLORS) if what in seen]
-    return ([Patch(facecolor=color_of(name)) for name in names],
-            [f"sends: {name}" if name in PURPOSE_COLORS else f"computes: {name}" for name in names])
 
 
 def _order_description(data: TraceOrder) -> str:

@@ -53,10 +53,6 @@ class Figure:
     draw: Callable[[Any, Style], Drawing]
     animate: Callable[[Any, Style], Animation] | None = None
 
-    def __call__(self, style: Style) -> Drawing:
-        """The figure as it is committed."""
-        return self.draw(self.data(), style)
-
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
     "activations": Figure(activations_data, activations),
@@ -109,4 +105,5 @@ def _check(name: str, format: str) -> None:
 
 
 def _drawn(figure: Figure, style: Style, moves: bool) -> Drawing | Animation:
-    return figure.animate(figure.data(), style) if moves and figure.animate else figure(style)
+    draw = figure.animate if moves and figure.animate else figure.draw
+    return draw(figure.data(), style)
