@@ -208,6 +208,12 @@ def greedy(self, ctx, w, g, state, step):
     w -= g
 
 
+def rebinding(self, ctx, w, g, state, step):
+    """Puts another array into the state."""
+    state["m"] = state["m"] + g
+    w -= state["m"]
+
+
 def functional(self, ctx, w, g, state, step):
     """Returns new weights, and changes nothing."""
     return w - g
@@ -236,6 +242,7 @@ SHAPELESS = "takes shapes of tensors that can be cut, found ...write tuples with
     (own("Slotless", cubed, slots=lambda self, shape: {"m": shape}), [(2,)],
      "Slotless.slots((2,)) returns {'m': (2,)}; return a dict of names and Slot(shape, format)"),
     (own("Greedy", cubed, update=greedy), [(2,)], "Greedy.update changes the gradient, which others still read; work"),
+    (own("Rebinding", cubed, update=rebinding), [(2,)], "Rebinding.update replaced the state 'm'"),
     (own("Functional", cubed, update=functional), [(2,)], "Functional.update changes nothing in 5 steps; update in "
      "place, with w -= ...; what it returns is not looked at"),
     (own("Broken", broken), [(2,), (3,)], "Broken updates no tensor of the shapes (2,), (3,); it says RuntimeError: "
