@@ -12,7 +12,7 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import KINDS, works
 from tests.ranks.programs import Boom
-from zerosim.ranks import process
+from zerosim.ranks import RankStopped, process
 
 WAITING = {
     "barrier": lambda rank: rank.barrier(),
@@ -34,11 +34,15 @@ def test_the_other_ranks_are_stopped_with_their_finally_blocks_run(kind: dict, h
             raise Boom
         if rank.index == 3:
             rank.send(np.zeros(1), 2)
+        begun = rank.all_reduce(np.zeros(2), async_op=True)
         try:
             WAITING[how](rank)
         except Exception:  # what this test is about
             seen.append(("swallowed", rank.index))
         finally:
+            for again in (begun.wait, lambda: rank.all_reduce(np.zeros(2), async_op=True)):
+                with pytest.raises(RankStopped):
+                    again()
             seen.append(("stopped", rank.index))
         seen.append(("went on", rank.index))
 

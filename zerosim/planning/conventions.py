@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.policy import Policy
@@ -22,14 +21,6 @@ from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
-
-
-def checked_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer; raises ValueError for what is none, as a name."""
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as zs.optim.AdamW() "
-                     "is")
 
 
 def normed_tensors(optimizer: Optimizer, tensors: int) -> int:

@@ -43,7 +43,6 @@ from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
-    checked_optimizer,
     convention_of,
     estimate_nbytes,
     is_cut_anywhere,
@@ -264,7 +263,10 @@ class PlanConfig:
         for policy in self.recompute:
             Recompute.parse(policy)
         convention_of(self.convention)
-        optimizer = checked_optimizer(self.optimizer)
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
+                             "zs.optim.AdamW() is")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
@@ -281,7 +283,7 @@ class PlanConfig:
     @property
     def policies(self) -> tuple[str, ...]:
         """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
-        return self.recompute if self.has_activations else ("none",)
+        return self.recompute if self.decoder is not None else ("none",)
 
     @property
     def has_units(self) -> bool:
@@ -294,11 +296,6 @@ class PlanConfig:
         """
         transformer = self.model.transformer
         return None if transformer is None or transformer.encoder_blocks else transformer
-
-    @property
-    def has_activations(self) -> bool:
-        """False where only a number of parameters is known, and for encoder-decoders."""
-        return self.decoder is not None
 
     # -- a row --------------------------------------------------------------------------------------------------------
 

@@ -386,7 +386,7 @@ class Recorder:
 
     def _number(self, call: Any) -> int:
         shape = CollectiveShape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
-                      int(call.wire_dtype.itemsize), int(call.root))
+                                int(call.wire_dtype.itemsize), int(call.root))
         shape = self._shapes.setdefault(shape, shape)
         found = RecordedCall(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
         number = self._call_numbers.setdefault((found.group, found.communicator, found.number), len(self.calls))
@@ -498,7 +498,7 @@ def _program(plain: Any) -> RecordedProgram:
         raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
     first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
     return RecordedProgram(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
-                   dict(plain["held_at_start"]))
+                           dict(plain["held_at_start"]))
 
 
 def save(recording: Recording, path: str | Path) -> Path:
