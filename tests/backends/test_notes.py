@@ -1,6 +1,7 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,60 +95,27 @@ def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: A
     assert said in str(found)
 
 
-# -- agreements in debug mode, and errors on their way ----------------------------------------------------------------
-
-class Letters:
-    """A channel of rank 0 of three, in which lies what a test puts there."""
-
-    index, size = 0, 3
-
-    def __init__(self) -> None:
-        self.notes: list[tuple[int, Entered]] = []
-
-    def post(self, note: object, to: int | None = None) -> None:
-        """Nobody reads it."""
-
-    def arrived(self) -> list[tuple[int, Entered]]:
-        notes, self.notes = self.notes, []
-        return notes
-
-
-def part(its: calls.Call) -> calls.PendingCall:
-    """This rank's part in a call."""
-    empty = np.empty(6, np.float32)
-    return calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty)
-
-
-class Begun:
-    """Links that note what they were given, in order."""
-
-    library = "nothing"
-
-    def __init__(self, in_order: bool) -> None:
-        self.in_order, self.calls = in_order, list[calls.Call]()
-
-    def begin(self, me: calls.PendingCall) -> "Begun":
-        self.calls.append(me.call)
-        return self
-
-    def advance(self) -> bool:
-        return False
-
+# -- agreements in debug mode -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
-    channel, links = Letters(), Begun(in_order)
-    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
+    letters, begun = list[Any](), list[calls.Call]()
+    channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
+                                   arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
+    links: Any = SimpleNamespace(library="none", in_order=in_order, begin=lambda me: (
+        begun.append(me.call), SimpleNamespace(advance=lambda: False))[1])
+    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
-        backend.issue(0, part(its))
-    channel.notes = [(1, Entered(of_all)), (1, Entered(of_two))]
+        empty = np.empty(6, np.float32)
+        backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))
+    letters += [(1, Entered(of_all)), (1, Entered(of_two))]
     backend.check_use(0)
-    assert links.calls == ([] if in_order else [of_two])
-    channel.notes = [(2, Entered(of_all))]
+    assert begun == ([] if in_order else [of_two])
+    letters.append((2, Entered(of_all)))
     backend.check_use(0)
-    assert links.calls == ([of_all, of_two] if in_order else [of_two, of_all])
+    assert begun == ([of_all, of_two] if in_order else [of_two, of_all])
     assert not backend.announced.calls, "what all have agreed on is forgotten"
 
 
