@@ -95,7 +95,7 @@ def _name(dtype: np.dtype[Any]) -> str | None:
     """The text of which NumPy makes the type again; None where there is none, or elements are Python's objects."""
     if dtype.hasobject or dtype.names:
         return None
-    return dtype.name if dtype.str[1] == "V" else dtype.str
+    return dtype.str if dtype.type.__module__ == "numpy" else dtype.name  # ml_dtypes' names, and not NumPy's codes
 
 
 def _text(data: bytes) -> str:
