@@ -60,11 +60,10 @@ def test_each_stage_does_what_is_published_in_the_published_order(found):
     assert [(step.op, step.sent_nbytes) for step in sending] == [("reduce_scatter", (4, 4)), ("all_gather", (4, 4))]
 
 
-def test_gradients_peak_at_12_bytes_in_stage_1_and_at_8_in_stage_2():
+def test_gradients_peak_at_12_bytes_in_stage_1_and_at_8_in_stage_2(found):
     for stage, peak in ((1, 12), (2, 8)):
-        cluster = zs.Cluster(2)
-        replay(EXAMPLE, stage, cluster=cluster)
-        assert [memory.peak_nbytes_of(["gradient", "unit_gradient"]) for memory in cluster.memory] == [peak, peak]
+        for of_rank in zip(*(step.held_nbytes for step in found.stages[stage].steps), strict=True):
+            assert max(held.get("gradient", 0) + held.get("unit_gradient", 0) for held in of_rank) == peak
 
 
 def test_replicated_copies_disagree_between_update_and_all_gather_where_the_optimizer_is_sharded(found):

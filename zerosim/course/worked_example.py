@@ -354,12 +354,12 @@ class Replay:
         }
 
 
-def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = None) -> Replay:
+def replay(example: Example, stage: int | Stage) -> Replay:
     """Runs the example's training step on N ranks, hop by hop, and returns all that happened.
 
     Raises ValueError for settings that the engine refuses.
     """
-    cluster = cluster or Cluster(example.ranks)
+    cluster = Cluster(example.ranks)
     hops: defaultdict[int, list[HopValues]] = defaultdict(list)
     for event in cluster.events(one_step, example, stage, hop_by_hop=True):
         assert event.call is not None, "the example sends no messages beside its collectives"

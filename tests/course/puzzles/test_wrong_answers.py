@@ -310,6 +310,7 @@ WRONG = {
          ("            self.rank.all_reduce(gradient, out=gradient)\n            gradient /= self.rank.size",
           "            gradient /= self.rank.size\n            self.rank.all_reduce(gradient, out=gradient)")),
         ("forward_backward must return (loss, gradients), found NoneType", ("        return loss, gradients\n", "")),
+        ("has another loss: ", ("return loss, gradients\n", "return loss * 2, gradients\n")),
         ("the mean gradients must be a dict of arrays by name, found list",
          ("return loss, gradients\n", "return loss, list(gradients.values())\n")),
         ("must be by the names layer0.weight, ", ("return loss, gradients\n", "return loss, {'w': 1}\n")),
