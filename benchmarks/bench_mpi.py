@@ -4,7 +4,6 @@ Started by itself it starts two processes, and prints medians of one process and
 between MPI's sums and the ring's, since two ranks add in one order. Needs zerosim[mpi].
 """
 
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zerosim as zs
+from zerosim.connect import installed_program
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -69,7 +69,7 @@ def print_times(times: list[tuple[float, float, float | None]]) -> None:
 
 def launch() -> int:
     """This script again, as processes of MPI."""
-    launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    launcher = installed_program("mpiexec")
     if launcher is None:
         print("there is no mpiexec here; pip install 'zerosim[mpi]'", file=sys.stderr)
         return 1

@@ -35,6 +35,7 @@ def few(axes: Sequence[list[Any]], turn: int = 0) -> list[tuple[Any, ...]]:
         best = min(candidates, key=staleness)
         seen.update([*enumerate(best), *combinations(enumerate(best), 2)])
         cases.append(tuple(axis[number] for axis, number in zip(axes, best, strict=True)))
+    assert sum(isinstance(number, int) for _, number in seen) == sum(map(len, axes)), "a value is in no case"
     return cases
 
 

@@ -65,6 +65,9 @@ def ask(*arguments: str, columns: int = 80) -> Any:
             command_line().main(list(arguments), prog_name="zerosim")
         except SystemExit as ended:
             code = ended.code
+            if isinstance(code, str):  # as the interpreter does
+                print(code, file=sys.stderr)
+                code = 1
     stdout, stderr = out.getvalue(), err.getvalue()
     return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
 

@@ -157,6 +157,10 @@ def test_programs_are_looked_for_on_the_path_and_beside_the_interpreter(made, mo
     launcher, reason = made("mpiexec", "exit 0"), doctor.mpi().reason
     assert reason.startswith("an all-reduce of 1 and 2 on 2 processes printed '' instead of '3.0 3.0'")
     assert reason.endswith(launcher)
+    (tmp_path / "system").mkdir()  # another library's launcher, which would start worlds of one rank
+    (tmp_path / "system" / "mpiexec").symlink_to(launcher)
+    monkeypatch.setenv("PATH", str(tmp_path / "system"))
+    assert doctor.mpi().reason.endswith(launcher)
 
 
 def test_the_report_fits_80_columns_and_the_command_gives_the_same_as_json(found, monkeypatch):

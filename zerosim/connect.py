@@ -1,6 +1,7 @@
 """This process as one rank among others that a launcher has started: the edge where a run meets its surroundings."""
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ BACKENDS = ("mpi", "nccl")
 SRUN_COUNT = "SLURM_STEP_NUM_TASKS"
 MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
+
+LAUNCHERS = ("mpiexec", "mpirun")
 
 
 def connect(backend: str = "mpi", *, share_devices: bool = False, capacity_nbytes: int | None = None,
@@ -67,6 +70,16 @@ def launched() -> "ProcessJob | None":
     return job_of(os.environ)
 
 
+def installed_program(*names: str) -> str | None:
+    """The first of these programs that lies beside this interpreter, where what belongs to its packages is, or on the
+    PATH: an environment need not be activated."""
+    import shutil
+
+    beside = os.path.dirname(sys.executable)
+    paths = (path for name in names for path in (shutil.which(name, path=beside), shutil.which(name)))
+    return next((path for path in paths if path), None)
+
+
 def raised_elsewhere(error: BaseException) -> bool:
     """True for an exception that another process of this job raised first."""
     from zerosim.backends.processes import notes
@@ -99,7 +112,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
         remedy = ("say srun --mpi=pmi2 for MPICH's library, srun --mpi=pmix for Open MPI's (srun --mpi=list shows what "
                   "there is), or " + remedy)
     raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI library "
-                              f"knows this one alone; {remedy}, and zs.connect('nccl') under torchrun")
+                              f"knows this one alone; {remedy}; under torchrun call zs.connect('nccl')")
 
 
 def _channel() -> "tuple[Channel, int]":

@@ -9,19 +9,18 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.markup import escape
 
 from zerosim import __version__
+from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.ranks import Cluster, Rank
 from zerosim.shown import Shown
@@ -29,7 +28,6 @@ from zerosim.shown import Shown
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
 CUDA = "CUDA (CuPy, NCCL)"
 REQUIRABLE = {"in-process": "in-process", "mpi": "MPI", "nccl": CUDA}  # as one asks for them: as they are called here
-LAUNCHERS = ("mpiexec", "mpirun")
 # The first import of CuPy or of an MPI library on a cold disk takes some ten seconds; on a busy machine a trial of two
 # processes of MPI was seen to take more than a minute. Only what hangs takes all of it.
 PROBE_SECONDS = 300.0
@@ -194,7 +192,7 @@ def _all_reduce(rank: Rank) -> tuple[list[float], int | None]:
 
 def mpi() -> BackendRow:
     """Two processes under the launcher really make an all-reduce; where they cannot, the reason says what is amiss."""
-    launcher = found_program(*LAUNCHERS)
+    launcher = installed_program(*LAUNCHERS)
     here = probe("mpi4py", MPI_PROBE)
     if launcher is None or not here.startswith("mpi4py "):
         started = f"{launcher} is there" if launcher else f"no {' or '.join(LAUNCHERS)} on the PATH"
@@ -251,16 +249,9 @@ def ended(words: Sequence[str], seconds: float = PROBE_SECONDS) -> subprocess.Co
         return None
 
 
-def found_program(*names: str) -> str | None:
-    """The first of these programs on the PATH, or beside this interpreter: an environment need not be activated."""
-    beside = str(Path(sys.executable).parent)
-    paths = (path for name in names for path in (shutil.which(name), shutil.which(name, path=beside)))
-    return next((path for path in paths if path), None)
-
-
 def visible_gpus() -> list[str]:
     """The GPUs that NVIDIA's driver lists, by name."""
-    program = found_program("nvidia-smi")
+    program = installed_program("nvidia-smi")
     if program is None:
         return []
     try:

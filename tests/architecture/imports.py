@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
     "course": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "backends", "course"},
-    "doctor": {"numerics", "ranks", "display", "shown", "__init__"},
+    "doctor": {"numerics", "ranks", "connect", "display", "shown", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "course", "doctor",
             "__init__"},
     "__main__": {"cli"},

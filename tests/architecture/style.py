@@ -9,8 +9,8 @@ from tests.architecture.source import Function, Source
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "Counter", "deque", "bytearray"}
 WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
-SENT = re.compile(r"(^|_)sent(_|$)")
-HELD = re.compile(r"(^|_)(now|peak|held)_nbytes")
+COUNTERS = {"zerosim/ranks/trace.py": re.compile(r"(^|_)sent(_|$)"),
+            "zerosim/ranks/memory.py": re.compile(r"(^|_)(now|peak|held)_nbytes")}
 HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
 QUESTION = re.compile(r"(What|How|Where|Whether|Who)\b")
 CASTS = ("zerosim/numerics/rounding.py", "zerosim/numerics/kernels.py")
@@ -56,26 +56,11 @@ def _assigned_attributes(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, s
                     yield node, inner.attr
 
 
-def sent_counted_elsewhere(source: Source) -> list[str]:
-    """Counters of sent bytes changed anywhere but in `Trace.sent`; `tiny`, which stands alone, has one of its own."""
-    if source.path == "zerosim/tiny.py":
-        return []
-    allowed: set[int] = set()
-    if source.path == "zerosim/ranks/trace.py":
-        trace = [node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == "Trace"]
-        allowed = {id(node) for cls in trace for method in cls.body
-                   if isinstance(method, Function) and method.name == "sent" for node in ast.walk(method)}
-    return [source.at(node, f"changes {name}; sent bytes are counted in Trace.sent alone")
-            for node, name in _assigned_attributes(source.nodes)
-            if SENT.search(name) and id(node) not in allowed]
-
-
-def held_counted_elsewhere(source: Source) -> list[str]:
-    """Counters of held bytes changed anywhere but in `Memory`."""
-    if source.path == "zerosim/ranks/memory.py":
-        return []
-    return [source.at(node, f"changes {name}; held bytes are counted in zerosim/ranks/memory.py alone")
-            for node, name in _assigned_attributes(source.nodes) if HELD.search(name)]
+def counted_elsewhere(source: Source) -> list[str]:
+    """Counters of sent or held bytes changed outside the file that counts them; `tiny` stands alone."""
+    return [source.at(node, f"changes {name}; such bytes are counted in {home} alone")
+            for home, counter in COUNTERS.items() if source.path not in (home, "zerosim/tiny.py")
+            for node, name in _assigned_attributes(source.nodes) if counter.search(name)]
 
 
 def half_casts_elsewhere(source: Source) -> list[str]:

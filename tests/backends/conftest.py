@@ -11,9 +11,26 @@ import numpy as np
 import pytest
 
 from tests.backends import compiled_kernels, doubles
-from tests.backends.available import MISSING, worlds
-from tests.backends.worlds import JOBS, MPI, lacking_gpus
+from tests.backends.worlds import DOUBLES, GPUS, HERE, JOBS, MPI, World, lacking_gpus
 from zerosim.backends.cupy.kernels import CupyKernels
+
+ALL = [HERE, *MPI, *DOUBLES, *GPUS]
+MISSING = {world: reason for world in ALL if (reason := world.missing()) is not None}
+# A test that takes one of these runs in each of its worlds, or, where its module says which matter, in those.
+WORLDS: dict[str, Callable[[World], Any]] = {
+    "world": lambda world: True,
+    "library": lambda world: world.library,    # which carries the messages
+    "explaining": lambda world: world.explains,  # finds out that ranks wait for each other for ever
+    "mpi": lambda world: world in MPI}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each world that the test wants and that is there."""
+    matters = getattr(metafunc.module, "matters", WORLDS["world"])
+    for name in WORLDS.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, [
+            pytest.param(world, id=world.name, marks=[pytest.mark.gpu] * (world in GPUS))
+            for world in ALL if world not in MISSING and WORLDS[name](world) and matters(world)])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -22,13 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
     items[:] = there
-
-
-world = worlds(lambda world: True, "N ranks somewhere.")
-library = worlds(lambda world: world.library, "N ranks whose messages a library carries.")
-explaining = worlds(lambda world: world.explains, "N ranks that find out when they wait for each other for ever.")
-mpi = worlds(lambda world: world in MPI, "N processes of MPI.")
-nccl_processes = worlds(lambda world: world.library == "NCCL" and not world.explains, "N processes, each with a GPU.")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tests.backends import fake_cuda, fake_cupy, fake_links, fake_nccl
+from tests.backends import fake_cuda, fake_cupy, fake_nccl
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.cupy.tracing import compiled
 from zerosim.numerics import arrays, kernels
@@ -27,17 +27,16 @@ class Doubles:
 
 
 @contextmanager
-def installed(gpus: int, *, linked: bool = False) -> Iterator[Doubles]:
-    """So many GPUs, whose streams are judged; ``linked``: NCCL between processes. Rows are added up in the order of
-    NumPy's kernels: a library's is its own."""
+def installed(gpus: int) -> Iterator[Doubles]:
+    """So many GPUs, whose streams are judged. Rows are added up in the order of NumPy's kernels: a library's is its
+    own."""
 
     def row_products(self: Any, x: Any, y: Any) -> Any:
         return fake_cupy.asarray(kernels.NumpyKernels().row_products(arrays.to_host(x), arrays.to_host(y)))
 
     cuda, devices = fake_cupy.cuda_of(gpus)
     world = fake_nccl.World(devices)
-    links = (fake_links.LinkedCommunicator, fake_links.unique_id) if linked else ()
-    cuda.nccl = fake_nccl.fake_module(world, *links)
+    cuda.nccl = fake_nccl.fake_module(world)
     with ExitStack() as stack:
         stack.enter_context(patch.object(fake_cupy, "cuda", cuda, create=True))
         names = {"cupy": fake_cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": cuda.nccl}
@@ -63,5 +62,5 @@ def differing(found: np.ndarray, expected: np.ndarray) -> int:
 if __name__ == "__main__":  # a process of a job that has one GPU
     import zerosim as zs
 
-    with installed(1, linked=True):
+    with installed(1):
         zs.connect("nccl")

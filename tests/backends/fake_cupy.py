@@ -222,6 +222,10 @@ linalg = SimpleNamespace(eigh=lambda a: tuple(map(_new, np.linalg.eigh(_raw(a)))
                          qr=lambda a: tuple(map(_new, np.linalg.qr(_raw(a)))))
 
 
+def get_default_memory_pool() -> SimpleNamespace:
+    return SimpleNamespace(used_bytes=lambda: Cuda.current.used_nbytes)
+
+
 def compile_using_nvrtc(source: str, options: tuple[str, ...] = (), *, filename: str) -> tuple[bytes, None]:
     """What CuPy hands to NVRTC as it is; RawKernel, which adds -ftz=true, is not here."""
     assert {"--fmad=false", "--ftz=false"} <= set(options)

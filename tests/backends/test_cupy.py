@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,9 @@ import pytest
 
 import zerosim as zs
 from tests.backends.doubles import differing
-from tests.backends.fake_cuda import Cuda
+from tests.backends.test_one_suite import assert_same
+from tests.backends.worlds import DOUBLES
+from tests.ranks import programs
 from tests.support import assert_refused
 from tests.zero.training import batches
 from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE, Unknown, key_of
@@ -26,45 +27,16 @@ from zerosim.models import GPT
 from zerosim.numerics import arrays
 from zerosim.optim import SGD, AdamW
 
-RESULTS = ("losses", "norms", "skipped")
-
-
 # -- training ---------------------------------------------------------------------------------------------------------
 
-def trained(rank: zs.Rank, model: GPT, data: list, options: dict[str, Any]) -> dict[str, Any]:
-    """Losses, norms and every state of every parameter after some steps."""
-    engine = zs.Engine(rank, model, options.pop("optimizer", None) or zs.optim.AdamW(lr=0.01), **options)
-    results = [engine.step(step[rank.index]) for step in data]
-    states = {(name, key): value for name in model.shapes for key, value in engine.state(name).items()
-              if value is not None}
-    return {"losses": [r.losses for r in results], "norms": [r.norm for r in results],
-            "skipped": [r.skipped for r in results], "states": states}
+@pytest.mark.parametrize("case", range(len(programs.OPTIONS)))
+def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(compiler: None, case: int) -> None:
+    assert_same(DOUBLES[0], programs.optioned, case)
 
 
-def both_trained(ranks: int, steps: int, **options: Any) -> tuple[zs.Cluster, zs.Cluster]:
-    """A Cluster and a CuPyCluster after the same run."""
-    model = GPT("gpt-nano")
-    data, clusters = batches(model, ranks, 1, steps), (zs.Cluster(ranks), zs.CuPyCluster(ranks))
-    for cluster in clusters:
-        cluster.run(lambda rank: trained(rank, model, data, dict(options)))
-    return clusters
-
-
-@pytest.mark.parametrize("options", [
-    {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000, "policy": zs.Policy("bf16")},
-    {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
-    {"policy": zs.Policy("bf16", matmul="fp8")},
-    {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}], ids=str)  # fmt: skip
-def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(stand_in: Any, options: dict[str, Any]) -> None:
-    one, other = both_trained(3, 1, stage=3, **options)
-    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
-        assert {key: mine[key] for key in RESULTS} == {key: right[key] for key in RESULTS}
-        assert mine["states"].keys() == right["states"].keys()
-        for key, value in mine["states"].items():
-            assert arrays.on_device(value), key
-            assert differing(arrays.to_host(value), right["states"][key]) == 0, key
-    assert [t.sent_nbytes() for t in other.trace] == [t.sent_nbytes() for t in one.trace]
-    assert other.memory.peak_nbytes_by_kind == one.memory.peak_nbytes_by_kind
+def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
+    """The states of a training, by parameter and kind."""
+    return {(name, key): x for name, state in found[1].items() for key, x in state.items() if x is not None}
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -72,10 +44,11 @@ def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(stand_in: A
     zs.optim.SOAP(every=1), zs.optim.Lion(), zs.optim.Adan()], ids=lambda o: type(o).__name__)  # fmt: skip
 def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
-    one, other = both_trained(2, 2, stage=2, policy=zs.Policy("fp32"), optimizer=optimizer, gather=True)
-    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
-        for key, value in mine["states"].items():
-            assert np.abs(arrays.to_host(value).astype(np.float64) - right["states"][key]).max() < 1e-3, key
+    found, wanted = (cluster.run(lambda rank: programs.gpt(rank, 2, "fp32", optimizer, gather=True))
+                     for cluster in (zs.CuPyCluster(2), zs.Cluster(2)))
+    for mine, right in zip(map(states_of, found), map(states_of, wanted), strict=True):
+        for key, x in right.items():
+            assert np.abs(mine[key].astype(np.float64) - x).max() < 1e-3, key
 
 
 @pytest.mark.gpu
@@ -83,61 +56,52 @@ def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_gpt_trains_on_a_gpu_as_on_a_cluster(card: Any, compute: str, near: float, ranks: int) -> None:
     """By SGD, which does not turn a gradient's last bit into a step; within a few roundings of the compute format."""
-    policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
-    one, other = both_trained(ranks, 3, stage=3, policy=policy, optimizer=SGD(lr=0.1))
-    for mine, right in zip(other.runs[-1].results, one.runs[-1].results, strict=True):
-        assert np.allclose(mine["losses"], right["losses"], rtol=near)
-        assert mine["skipped"] == right["skipped"]
-        for key, value in mine["states"].items():
+    found, wanted = (cluster.run(programs.gpt, 3, compute, SGD(lr=0.1), 3)
+                     for cluster in (zs.CuPyCluster(ranks), zs.Cluster(ranks)))
+    for mine, right in zip(found, wanted, strict=True):
+        for (losses, _, _, skipped), (right_losses, _, _, right_skipped) in zip(mine[0], right[0], strict=True):
+            assert np.allclose(losses, right_losses, rtol=near)
+            assert skipped == right_skipped
+        for key, x in states_of(right).items():
             if key[1] == "master":
-                assert np.abs(arrays.to_host(value) - right["states"][key]).max() < near, key
+                assert np.abs(states_of(mine)[key] - x).max() < near, key
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
-def test_the_four_stages_agree_in_bits_on_a_gpu_too(card: Any, compute: str) -> None:
-    policy = zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0)
-    runs = [both_trained(3, 3, stage=stage, policy=policy)[1].runs[-1].results for stage in zs.STAGES]
-    for other, rank in product(runs[1:], range(3)):
-        assert other[rank]["losses"] == runs[0][rank]["losses"]
-        for key, value in other[rank]["states"].items():
-            if key[1] == "master":
-                assert arrays.to_host(value).tobytes() == arrays.to_host(runs[0][rank]["states"][key]).tobytes(), key
+# -- memory ---------------------------------------------------------------------------------------------------------
 
+def test_the_memory_at_rest_is_the_pools_used_bytes(kernels: Any) -> None:
+    """With its slack, and what the kernels hold between calls."""
+    pool, model = kernels.xp.get_default_memory_pool(), GPT("gpt-nano")
+    data = batches(model, 3, 1, 1)
+    gc.collect()
+    before, cluster = pool.used_bytes(), zs.CuPyCluster(3)
 
-# -- memory, and  what programs are told ------------------------------------------------------------------------------
+    def program(rank: zs.Rank) -> zs.Engine:
+        engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))
+        engine.step(data[0][rank.index])
+        return engine
 
-def test_the_memory_at_rest_is_the_pools_used_bytes_within_its_slack(stand_in: Any) -> None:
-    model, before = GPT("gpt-nano"), Cuda.current.used_nbytes
-    cluster = zs.CuPyCluster(3)
-    engines = cluster.run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW(), stage=1, policy=zs.Policy("bf16")))
+    engines = cluster.run(program)
+    gc.collect()
     held = sum(memory.now_nbytes + memory.slack_nbytes for memory in cluster.memory)
     assert held > 50_000
-    assert Cuda.current.used_nbytes - before == held + cluster.kernels.scratch_nbytes
+    assert pool.used_bytes() - before == held + cluster.kernels.scratch_nbytes
     del engines
     cluster.runs.clear()
     assert sum(memory.now_nbytes for memory in cluster.memory) == 0
 
 
-def test_an_array_that_a_program_made_is_held_with_the_pools_slack(stand_in: Any) -> None:
+def test_an_array_that_a_program_made_is_held_with_the_pools_slack(kernels: Any) -> None:
+    pool = kernels.xp.get_default_memory_pool()
+
     def program(rank: zs.Rank) -> tuple[int, int, int]:
-        before = Cuda.current.used_nbytes
+        before = pool.used_bytes()
         x = rank.memory.hold(rank.xp.zeros(100, np.float32), "input")
         y = rank.memory.hold(np.zeros(100, np.float32), "input")
         assert rank.memory.kind_of(x[3:]) == rank.memory.kind_of(y) == "input"
-        return rank.memory.now_nbytes, rank.memory.slack_nbytes, Cuda.current.used_nbytes - before
+        return rank.memory.now_nbytes, rank.memory.slack_nbytes, pool.used_bytes() - before
 
     assert zs.CuPyCluster(1).run(program)[0] == (800, 112, 512)
-
-
-def test_every_hop_can_be_watched_on_the_device(stand_in: Any) -> None:
-    def program(rank: zs.Rank) -> Any:
-        return rank.all_reduce(rank.xp.full(6, rank.index, np.float32))
-
-    with zs.step_through(program, cluster=zs.CuPyCluster(3)) as steps:
-        arrived = [arrays.to_host(event.values).tolist() for event in steps]
-    with zs.step_through(lambda rank: rank.all_reduce(np.full(6, rank.index, np.float32)), ranks=3) as steps:
-        assert arrived == [event.values.tolist() for event in steps]
 
 
 def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
@@ -149,53 +113,7 @@ def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
     assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
 
 
-def test_numpys_arrays_in_a_devices_kernel_are_refused_by_name(stand_in: Any) -> None:
-    def program(rank: zs.Rank) -> None:
-        x = np.zeros(4, np.float32)
-        rank.kernels.multiply_rounded(x, 2.0, x)
-
-    with pytest.raises(ValueError, match=r"a NumPy array \(4,\) of type float32.*rank\.xp\.asarray"):
-        zs.CuPyCluster(1).run(program)
-
-
-@pytest.mark.gpu
-def test_the_memory_at_rest_is_the_pools_used_bytes_on_a_card(card: Any) -> None:
-    """With its slack, and what the kernels hold between calls; after a step too."""
-    pool, model = card.xp.get_default_memory_pool(), GPT("gpt-nano")
-    gc.collect()
-    before = pool.used_bytes()
-    cluster = zs.CuPyCluster(3)
-    data = batches(model, 3, 1, 1)
-
-    def program(rank: zs.Rank) -> zs.Engine:
-        engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=2, policy=zs.Policy("bf16"))
-        engine.step(data[0][rank.index])
-        return engine
-
-    cluster.run(program)
-    gc.collect()
-    held = sum(memory.now_nbytes + memory.slack_nbytes for memory in cluster.memory)
-    assert pool.used_bytes() - before == held + cluster.kernels.scratch_nbytes
-
-
 # -- functions of elements as kernels ---------------------------------------------------------------------------------
-
-REFUSED = [
-    (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
-    (lambda x, y: np.add.reduce(x), r"np.add.reduce"),
-    (lambda x, y: np.where(x > 0, x, y), r"np.where"),
-    (lambda x, y: 1 if x > 0 else 2, r"whether a comparison"),
-    (lambda x, y: 1 if x else 2, r"whether a block is true"),
-    (lambda x, y: x.sum(), r"has no sum"),
-    (lambda x, y: y.__setitem__(0, 1.0), r"the place \[0\]"),
-    (lambda x, y: np.add(x, np.ones(3, np.float32), out=y), r"an array \(3,\) beside its blocks")]
-
-
-def test_what_cannot_be_one_kernel_is_refused_by_name(stand_in: Any) -> None:
-    x = stand_in.uploaded(np.ones(3, np.float32))
-    for function, said in REFUSED:
-        assert_refused(lambda f=function: stand_in.elementwise(f, x, out=x), said, (ValueError, AttributeError))
-
 
 def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
     def function(x: Any, y: Any) -> None:
@@ -213,13 +131,6 @@ def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
     stand_in.elementwise(function, stand_in.uploaded(x), out=found)
     function(x, expected)
     assert differing(arrays.to_host(found), expected) == 0
-
-
-def test_a_number_that_changes_changes_the_step(stand_in: Any) -> None:
-    w, g = (stand_in.uploaded(np.ones(5, np.float32)) for _ in range(2))
-    for lr in (0.5, 0.25, 0.5):
-        stand_in.step_blocks(SGD(lr).block(1), w, g)
-    assert arrays.to_host(w).tolist() == [-0.25] * 5
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 import zerosim as zs
-from tests.backends.available import worlds
 from tests.backends.fake_cuda import RaceError
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, HERE, MPI, World
@@ -21,12 +20,6 @@ CALLS = ("another collective", "another shape", "another type", "another op")
 def matters(world: World) -> bool:
     """Who else hears of a failure takes a third rank, and no fourth."""
     return THOROUGH or world not in (MPI[0], MPI[2])
-
-
-world = worlds(matters, "N ranks somewhere.")
-library = worlds(lambda world: matters(world) and world.library, "N ranks whose messages a library carries.")
-explaining = worlds(lambda world: matters(world) and world.explains, "N ranks that find out what they wait for.")
-mpi = worlds(lambda world: matters(world) and world in MPI, "N processes of MPI.")
 
 
 def errors_of(world: World, program, *args, **options) -> list[BaseException]:

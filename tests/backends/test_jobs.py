@@ -9,18 +9,17 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import zerosim as zs
-from tests.backends.worlds import POOL, ROOT, SECONDS, Job, Said, Task, launch, mpi_missing, one_thread
+from tests.backends.worlds import POOL, ROOT, SECONDS, launch, mpi_missing, one_thread
 from tests.cases import chosen
-from tests.support import printed
+from tests.support import ask, printed
 from zerosim.course import running
 from zerosim.course.figures.timeline import MACHINE
 from zerosim.display import report
@@ -43,14 +42,19 @@ def finished(words: list[str], **variables: str) -> subprocess.CompletedProcess[
                           text=True, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
 
 
-def said(*words: str) -> Said:
-    """``zerosim run ...`` on processes that are there already."""
+def said(*words: str) -> list[Any]:
+    """``zerosim run ...`` on processes that are there already: what each of them said."""
     return POOL.said("run", *words)
 
 
-def here(*words: str) -> Said:
+def together(answers: list[Any]) -> tuple[list[int], str]:
+    """The exit codes of all processes, and what they have said on stderr."""
+    return [answer.exit_code for answer in answers], "".join(answer.stderr for answer in answers)
+
+
+def here(*words: str) -> Any:
     """``zerosim run ...`` in this process."""
-    return Said.of(("run", *words))
+    return ask("run", *words, columns=200)
 
 
 @pytest.mark.parametrize("compute", chosen(["bf16"], ["bf16", "fp16"]))
@@ -58,9 +62,10 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
         compute: str, tmp_path: Path) -> None:
     files = tmp_path / "here.json", tmp_path / "there.json"
     words = [f"{JOB}:train", "--with", f"compute={compute}", "--with", "steps=1", "--json", "--save"]
-    both = here(*words, str(files[0]), "--ranks", str(RANKS)), said(*words, str(files[1]))
-    assert [set(one.codes) for one in both] == [{0}, {0}]
-    one, other = (json.loads(each.stdout) for each in both)
+    answers = here(*words, str(files[0]), "--ranks", str(RANKS)), *said(*words, str(files[1]))
+    assert {answer.exit_code for answer in answers} == {0}
+    assert not any(answer.stdout for answer in answers[2:]), "rank 0 speaks for all"
+    one, other = (json.loads(answer.stdout) for answer in answers[:2])
     assert (one["world"], other["world"]) == ("all in this process", "each a process, over MPI")
     assert [len(row["sha256"]) for row in one["rows"]] == [64] * RANKS
     assert one["rows"] == other["rows"]
@@ -73,26 +78,8 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
     assert links[0] == links[1]
 
 
-def begun_for_ever(rank: zs.Rank, pipe: str) -> None:
-    """Says that it runs, and goes on until its process ends."""
-    with open(pipe, "w", encoding="utf-8"):
-        pass
-    threading.Event().wait()
-
-
-def test_a_process_of_the_pool_ends_with_the_tests_also_in_the_midst_of_a_program(tmp_path: Path) -> None:
-    job, pipe = Job(1, "mpiexec"), tmp_path / "pipe"
-    os.mkfifo(pipe)
-    job.begin()
-    job.lines[0].send(Task(begun_for_ever, (str(pipe),), {}, 1))
-    pipe.read_text(encoding="utf-8")
-    (process,) = job.processes
-    job.end()
-    assert process.returncode > 0, "it was not killed"
-
-
 def test_a_table_shows_every_rank_once() -> None:
-    found = re.sub(r"\x1b\[\d*m", "", said(f"{JOB}:sums").stdout)
+    found = re.sub(r"\x1b\[\d*m", "", said(f"{JOB}:sums")[0].stdout)
     assert found.startswith(f"{RANKS} ranks, each a process, over MPI")
     assert len(re.findall(r"^ +\d +\d+ +\d+ +[0-9a-f]{16} +\[10\.0\] *$", found, re.MULTILINE)) == RANKS
 
@@ -112,12 +99,11 @@ def test_a_script_of_ones_own_connects_and_an_error_ends_all_of_it() -> None:
 
 
 def test_a_raising_rank_is_named_once_with_its_traceback_and_the_exit_code_is_1() -> None:
-    alone, there = finished(command(f"{JOB}:stumbles", ranks=2)), said(f"{JOB}:stumbles")
-    assert (alone.returncode, there.codes) == (1, (1,) * RANKS)
-    for ranks, text in (2, alone.stderr), (RANKS, there.stderr):
-        assert text.count("Traceback") == 1
-        assert f"KeyError: 'no such thing'\nraised by rank 1 of {ranks}" in text
-        assert "job.py" in text
+    codes, text = together(said(f"{JOB}:stumbles"))
+    assert codes == [1] * RANKS
+    assert text.count("Traceback") == 1
+    assert f"KeyError: 'no such thing'\nraised by rank 1 of {RANKS}" in text
+    assert "job.py" in text
 
 
 @pytest.mark.slow
@@ -133,54 +119,49 @@ def test_a_job_is_ended_where_others_cannot_be_and_the_failure_is_told_first(pro
 
 
 def test_a_result_that_cannot_be_shown_is_an_error_of_its_rank_and_keeps_nobody_waiting() -> None:
-    done = said(f"{JOB}:shows_nothing")
-    assert done.codes == (1,) * RANKS
-    assert f"LookupError: nothing to see\nraised by rank 1 of {RANKS}" in done.stderr
+    codes, text = together(said(f"{JOB}:shows_nothing"))
+    assert codes == [1] * RANKS
+    assert f"LookupError: nothing to see\nraised by rank 1 of {RANKS}" in text
 
 
-@pytest.mark.parametrize("error", ["ValueError('mine')", "OSError('mine')", "SystemExit('mine')", "KeyError('mine')"])
-def test_a_file_that_raises_in_one_process_ends_the_job_and_is_told_with_its_line(error: str, tmp_path: Path) -> None:
-    file = tmp_path / "half.py"
-    file.write_text("import os\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
-                    f"    raise {error}\n\n\ndef program(rank):\n    rank.barrier()\n")
-    done = said(f"{file}:program")
-    assert done.codes == (1,) * RANKS
-    assert "mine" in done.stderr
-    assert "half.py\", line 3" in done.stderr or error.startswith("SystemExit")
+def test_a_file_that_raises_ends_the_job_and_is_told_with_its_line(tmp_path: Path) -> None:
+    """In one of the processes, or in the only one."""
+    rank = "os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', '1'))"
+    for error in ("ValueError('mine')", "OSError('mine')", "SystemExit('mine')", "KeyError('mine')"):
+        file = tmp_path / f"half_{error[:3]}.py"
+        file.write_text(f"import os\nif {rank} == '1':\n    raise {error}\ndef program(rank):\n    rank.barrier()\n")
+        for answers in ([here(f"{file}:program")], said(f"{file}:program")):
+            codes, text = together(answers)
+            assert set(codes) == {1}, error
+            assert "mine" in text, error
+            assert f"{file.name}\", line 3" in text or error.startswith("SystemExit"), error
 
 
 def test_a_file_that_some_machines_of_a_job_do_not_have_ends_all_processes_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "there0.py").write_text("def program(rank):\n    rank.barrier()\n")
-    done = said(f"{tmp_path}/there{{rank}}.py:program")
-    assert done.codes == (2,) * RANKS
-    assert f"zerosim run: ranks [1, 2, 3] of 4: no file '{tmp_path}/there1.py' to take" in done.stderr
-    assert done.stderr.count("zerosim run:") == 1
+    codes, text = together(said(f"{tmp_path}/there{{rank}}.py:program"))
+    assert codes == [2] * RANKS
+    assert f"zerosim run: ranks [1, 2, 3] of 4: no file '{tmp_path}/there1.py' to take" in text
+    assert text.count("zerosim run:") == 1
 
 
-@pytest.mark.parametrize(("by", "code", "text"), [("interrupt", 130, "KeyboardInterrupt"), ("exit", 3, "SystemExit 3")])
-def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, text: str) -> None:
+@pytest.mark.parametrize(("by", "code", "said_so"),
+                         [("interrupt", 130, "KeyboardInterrupt"), ("exit", 3, "SystemExit 3")])
+def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, said_so: str) -> None:
     words = f"{JOB}:ends", "--with", f"by={by}"
-    for done in (here(*words, "--ranks", str(RANKS)), said(*words)):
-        assert set(done.codes) == {code}
-        assert f"zerosim run: ended by {text}, raised by rank 1 of {RANKS}" in done.stderr
-        assert done.stderr.count("zerosim run:") == 1
+    for answers in ([here(*words, "--ranks", str(RANKS))], said(*words)):
+        codes, text = together(answers)
+        assert set(codes) == {code}
+        assert f"zerosim run: ended by {said_so}, raised by rank 1 of {RANKS}" in text
+        assert text.count("zerosim run:") == 1
 
 
 def test_a_file_that_would_take_a_modules_place_is_refused(tmp_path: Path) -> None:
     for name in ("sys", "queue", "numpy"):
         (tmp_path / f"{name}.py").write_text("def program(rank):\n    return 1\n")
         done = here(f"{tmp_path}/{name}.py:program", "--ranks", "2")
-        assert done.codes == (2,)
+        assert done.exit_code == 2
         assert f"there is one called '{name}' already, which other code imports by that name; rename the" in done.stderr
-
-
-def test_a_file_that_raises_is_told_with_its_line_in_one_process_too(tmp_path: Path) -> None:
-    file = tmp_path / "odd.py"
-    file.write_text("def program(rank):\n    return int('no number')\n\n\nprogram(None)\n")
-    done = here(f"{file}:program")
-    assert done.codes == (1,)
-    assert "odd.py\", line 2, in program" in done.stderr
-    assert "ValueError: invalid literal" in done.stderr
 
 
 def test_a_killed_process_ends_the_job_and_is_named() -> None:

@@ -7,6 +7,7 @@ is a library's on a GPU (sums along rows, matmul, exp) is NumPy's, in the same o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -136,22 +137,9 @@ def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
     v = np.random.default_rng(4).random(30001).astype(np.float32) * np.float32(1e-12)
     g[:9] = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 3e38, 1e-20]
     for step, decay in product((1, 2, 1000), (0.0, 0.01)):
-        block = AdamW(lr=1e-3, weight_decay=decay).block(step)
+        block = partial(AdamW(lr=1e-3, weight_decay=decay).update_block, step)
         both(kernels, "step_blocks", block, w, m, v, g, scratch=2, written=(1, 2, 3, 4), case=(step, decay))
-    both(kernels, "step_blocks", SGD(0.3).block(1), w, g, written=(1, 2))
-
-
-def test_a_fused_multiply_add_would_be_seen(kernels: Any) -> None:
-    """If a product and the sum after it were contracted into one rounding, bits would differ: the test can fail."""
-    x = chance("fp32", 4096)[::2].copy()
-    once = (x.astype(np.float64) * x.astype(np.float64) + x.astype(np.float64)).astype(np.float32)
-    assert (once != x * x + x).sum() > 100
-
-    def function(x: Any, result: Any) -> None:
-        np.multiply(x, x, out=result)
-        np.add(result, x, out=result)
-
-    both(kernels, lambda k, x, out: k.elementwise(function, x, out=out), x, np.zeros_like(x))
+    both(kernels, "step_blocks", partial(SGD(0.3).update_block, 1), w, g, written=(1, 2))
 
 
 def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:
@@ -340,9 +328,6 @@ def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any
     y, rows, columns = normal((40, 9), "fp32"), np.abs(normal(40, "fp32", 1)), np.abs(normal(9, "fp32", 2))
     both(stand_in, "mean_squares", y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
     both(stand_in, "divide_by_roots", y, rows, columns, np.zeros_like(y))
-    a[3, 4] = np.inf
-    with pytest.raises(ValueError, match=r"symmetric_power found inf or NaN in a matrix \(12, 12\)"):
-        stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
 
 
 # -- and its bound, on a GPU ------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 a bound, since the order of additions is the library's.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -25,34 +27,36 @@ def asked(world: World, operation: str, format: str, op: str = "sum", lengths=No
     return zip(*(outcome.result for outcome in outcomes), strict=True)
 
 
-@pytest.mark.parametrize("operation", MOVES)
-def test_what_only_moves_has_the_same_bits(library: World, operation: str) -> None:
-    for format in chosen(("fp64", "fp32", "bf16", "fp8_e5m2"), FLOATS):  # elements of 8, 4, 2 and 1 bytes
-        for ranks in asked(library, operation, format):
+@pytest.mark.parametrize("operation", [*MOVES, *SUMS])
+def test_what_only_moves_and_sums_of_integers_have_the_same_bits(library: World, operation: str) -> None:
+    moved = chosen(("fp64", "fp32", "bf16", "fp8_e5m2"), FLOATS)  # elements of 8, 4, 2 and 1 bytes
+    for format, op in product(moved, ["sum"]) if operation in MOVES else product(["int64"], ["sum", "max", "min"]):
+        for ranks in asked(library, operation, format, op):
             for _, now, later, ours in ranks:
-                assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), format
+                assert arrays.sha256(now) == arrays.sha256(later) == arrays.sha256(ours), (format, op)
 
 
 @pytest.mark.parametrize("operation", SUMS)
 def test_a_sum_of_n_terms_is_within_n_minus_1_roundings_of_the_sum_of_magnitudes(library: World,
                                                                                operation: str) -> None:
-    """Higham 2002, section 4.2: |result - sum| <= γ Σ|x|, γ = (N-1)u/(1 - (N-1)u), in any order of additions.
+    """Higham 2002, section 4.2: |result - sum| <= γ Σ|x|, γ = (N-1)u/(1 - (N-1)u), in any order of additions; a mean's
+    quotient is rounded once more.
 
     Below the smallest normal number an addition is exact, so that no other term is needed.
     """
-    for format in formats(library):
+    for format, op in product(formats(library), ("sum", "mean")):
         if library.library == "NCCL" and format.startswith("fp8"):
             continue  # which it does not add
         u = 2.0**-53 if format == "fp64" else 2.0**-(zs.FORMATS[format].mantissa_bits + 1)
-        rounds = (library.ranks - 1) * u
-        for ranks in asked(library, operation, format):
-            xs = np.stack([x for x, *_ in ranks]).astype(np.float64)
-            bound = rounds / (1 - rounds) * np.abs(xs).sum(axis=0)
+        rounds, divisor = (library.ranks - 1) * u, library.ranks if op == "mean" else 1
+        for ranks in asked(library, operation, format, op):
+            xs = np.stack([x for x, *_ in ranks]).astype(np.float64) / divisor
+            bound = (rounds / (1 - rounds) + (u if op == "mean" else 0)) * np.abs(xs).sum(axis=0)
             for rank, (_, now, later, _) in enumerate(ranks):
                 assert arrays.sha256(now) == arrays.sha256(later)
                 if now is not None:
                     own = part(operation, rank, library.ranks, xs.shape[1])
-                    assert (np.abs(now.astype(np.float64) - xs.sum(axis=0)[own]) <= bound[own]).all(), format
+                    assert (np.abs(now.astype(np.float64) - xs.sum(axis=0)[own]) <= bound[own]).all(), (format, op)
 
 
 @pytest.mark.parametrize("op", ["max", "min"])

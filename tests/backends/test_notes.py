@@ -1,7 +1,7 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused
+from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.notes import (
     Entered,
     Finished,
@@ -17,7 +18,8 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.backends.processes.transport import OwnResult, ProcessBackend, ProcessCluster
+from zerosim.backends.processes.tcp import TCPChannel
+from zerosim.backends.processes.transport import OwnResult, ProcessBackend
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
 from zerosim.ranks import process
@@ -93,142 +95,50 @@ def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: A
     assert said in str(found)
 
 
-# -- agreements in debug mode, and errors on their way ----------------------------------------------------------------
-
-class Letters:
-    """A channel of rank 0 of three, in which lies what a test puts there."""
-
-    index, size = 0, 3
-
-    def __init__(self) -> None:
-        self.notes: list[tuple[int, Entered]] = []
-
-    def post(self, note: object, to: int | None = None) -> None:
-        """Nobody reads it."""
-
-    def arrived(self) -> list[tuple[int, Entered]]:
-        notes, self.notes = self.notes, []
-        return notes
-
-
-def part(its: calls.Call) -> calls.PendingCall:
-    """This rank's part in a call."""
-    empty = np.empty(6, np.float32)
-    return calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty)
-
-
-class Begun:
-    """Links that note what they were given, in order."""
-
-    library = "nothing"
-
-    def __init__(self, in_order: bool) -> None:
-        self.in_order, self.calls = in_order, list[calls.Call]()
-
-    def begin(self, me: calls.PendingCall) -> "Begun":
-        self.calls.append(me.call)
-        return self
-
-    def advance(self) -> bool:
-        return False
-
+# -- agreements in debug mode -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
-    channel, links = Letters(), Begun(in_order)
-    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)  # type: ignore[arg-type]
+    letters, begun = list[Any](), list[calls.Call]()
+    channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
+                                   arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
+    links: Any = SimpleNamespace(library="none", in_order=in_order, begin=lambda me: (
+        begun.append(me.call), SimpleNamespace(advance=lambda: False))[1])
+    backend = ProcessBackend(channel, links, process.Interrupts(), debug=True, timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
-        backend.issue(0, part(its))
-    channel.notes = [(1, Entered(of_all)), (1, Entered(of_two))]
+        empty = np.empty(6, np.float32)
+        backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))
+    letters += [(1, Entered(of_all)), (1, Entered(of_two))]
     backend.check_use(0)
-    assert links.calls == ([] if in_order else [of_two])
-    channel.notes = [(2, Entered(of_all))]
+    assert begun == ([] if in_order else [of_two])
+    letters.append((2, Entered(of_all)))
     backend.check_use(0)
-    assert links.calls == ([of_all, of_two] if in_order else [of_two, of_all])
+    assert begun == ([of_all, of_two] if in_order else [of_two, of_all])
     assert not backend.announced.calls, "what all have agreed on is forgotten"
 
 
-# -- a cluster of one process, with a channel and links that have nobody to talk to ------------------------------------
+# -- a cluster of one process -----------------------------------------------------------------------------------------
 
-class Nobody:
-    """The channel and the links of the only process; notes how they end."""
-
-    index, size, library, in_order = 0, 1, "nothing", False
-
-    def __init__(self) -> None:
-        self.ended: list[str] = []
-
-    def post(self, note: Any, to: int | None = None) -> None:
-        """Nobody reads it."""
-
-    def arrived(self) -> Iterator[tuple[int, Any]]:
-        return iter(())
-
-    def everyone(self, value: Any) -> list[Any]:
-        return [value]
-
-    def idle(self) -> bool:
-        return True
-
-    drain = idle
-
-    def close_drained(self) -> None:
-        self.ended.append("drained")
-
-    def close(self) -> None:
-        self.ended.append("closed")
+@pytest.fixture
+def alone(gpus: Any) -> Any:
+    """Makes a world of one process, which has the double of a GPU."""
+    gpus(1)
+    return lambda **options: NCCLProcessCluster(TCPChannel(0, 1, ("", 0), b""), local_rank=0, **options)
 
 
-class Alone(ProcessCluster):
-    """A world of one process."""
-
-    def __init__(self, **options: Any) -> None:
-        self.links = Nobody()
-        settings = {"capacity_nbytes": None, "debug": False, "blas_threads": 1, "timeout_seconds": 1.0} | options
-        super().__init__(Nobody(), **settings)  # type: ignore[arg-type]
-
-    def _point_to_point(self) -> Any:
-        return self.links
-
-
-def test_a_run_returns_this_ranks_result_at_its_index_and_closes_its_links() -> None:
-    cluster = Alone()
+def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(alone: Any) -> None:
+    cluster = alone()
     assert cluster.run(lambda rank, add: rank.index + add, 5)[0] == 5
-    assert cluster.links.ended == ["closed"]
     assert cluster.gather(7) == [7]
-    assert (cluster.index, len(cluster.ranks), cluster.world) == (0, 1, "each a process, over nothing")
-    assert repr(cluster) == "<Alone: rank 0 of 1, 1 runs>"
+    assert (cluster.index, len(cluster.ranks), cluster.world) == (0, 1, "each a process with a GPU, over NCCL")
+    assert repr(cluster) == "<NCCLProcessCluster: rank 0 of 1, 1 runs>"
     cluster.close()
-    assert cluster._channel.ended == ["closed"]
+    assert cluster._communicator is None
 
 
-def failing(rank: zs.Rank) -> None:
-    """Holds something, and raises."""
-    held = rank.memory.alloc(10, np.float32, "parameter")
-    raise KeyError(len(held))
-
-
-def test_after_an_error_the_links_are_drained_and_nothing_stays_held() -> None:
-    """The program's, or one on the way though the program has returned: an illegal address of a device's."""
-    for program, answers in ((failing, []), (lambda rank: None, [False, False])):
-        cluster = Alone()
-
-        def idle(answers: list[bool] = answers) -> bool:
-            if answers:
-                return answers.pop()
-            raise KeyError("an illegal address")
-
-        cluster.links.idle = idle
-        with pytest.raises(KeyError) as caught:
-            cluster.run(program)
-        assert caught.value.__notes__ == ["raised by rank 0 of 1"]
-        assert cluster.links.ended == ["drained"]
-        assert cluster.memory.now_nbytes == [0]
-
-
-def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() -> None:
+def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(alone: Any) -> None:
     """While memory counts it has to wait; without a hub nobody else would ask for it before the end of the run."""
     reached = []
 
@@ -240,28 +150,20 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call() 
         reached.append("after")
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        Alone().run(program)
+        alone().run(program)
     assert reached == ["before"]
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
 
 
-def test_the_own_result_is_found_from_both_ends_and_another_ranks_points_to_gather() -> None:
+def test_the_own_result_is_found_from_both_ends() -> None:
     results = OwnResult(1, 3, "mine")
     assert (results[1], results[-2], len(results), repr(results)) == ("mine", "mine", 3, "rank 1: 'mine'")
     assert list(OwnResult(0, 1, 7)) == [7]
-    through = [lambda index=index: results[index] for index in (0, 2, -1, -3, 7, slice(0, 2))]
-    through += [lambda way=way, own=own: way(OwnResult(own, 2, 1)) for own in (0, 1)
-                for way in (list, tuple, sum, lambda results: 1 in results, lambda results: [*results])]
-    for asked in through:
-        assert_refused(asked, r"this process ran rank \d of \d and has its result alone: results\[\d\]\. "
-                              r"cluster\.gather\(value\) gives every process the values of all", IndexError)
 
 
-@pytest.mark.parametrize(("refused", "said"), [
-    (lambda: next(Alone().events(lambda rank: None)), r"the others of this one are in other processes; step through "
-                                                      r"the same program on zs\.Cluster\(ranks\)"),
-    *((lambda seconds=seconds: Alone(timeout_seconds=seconds),
-       "must be above 0: how long a rank waits before it tells the others") for seconds in (0, -1.0, float("nan"))),
-])
-def test_stepping_and_a_timeout_that_is_none_are_refused(refused: Any, said: str) -> None:
-    assert_refused(refused, said)
+def test_a_run_of_processes_cannot_be_stepped_through_and_its_timeout_is_above_0(alone: Any) -> None:
+    assert_refused(lambda: next(alone().events(lambda rank: None)), "the others of this one are in other processes; "
+                                                                    r"step through the same program on zs\.Cluster")
+    for seconds in (0, -1.0, float("nan")):
+        assert_refused(lambda seconds=seconds: alone(timeout_seconds=seconds),
+                       "must be above 0: how long a rank waits before it tells the others")

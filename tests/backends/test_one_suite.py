@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import zerosim as zs
-from tests.backends.worlds import DOUBLES, HERE, MPI, Here, Outcome, World
+from tests.backends.worlds import DOUBLES, GPUS, HERE, MPI, Here, Outcome, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
 from tests.ranks.data import FLOATS
@@ -67,7 +67,7 @@ def test_means_wires_and_extrema_give_the_same_bits(world: World) -> None:
 
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
 def test_messages_groups_works_and_memories_are_the_same(world: World, debug: bool) -> None:
-    for program in (programs.messages, programs.groups, programs.works, programs.counted):
+    for program in (programs.messages, programs.groups, programs.works, programs.counted, programs.on_the_host):
         assert_same(world, program, debug=debug)
     assert all(outcome.result[0] for outcome in world.run(programs.works)), "an out shows nothing before wait"
 
@@ -100,10 +100,10 @@ def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) 
         assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
-def test_the_stages_agree_here_as_they_do_there(mpi: World) -> None:
+def test_the_stages_agree_here_as_they_do_there(world: World) -> None:
     """Accumulation aside, which adds in another order on stages 2 and 3 (k = 1 would agree across all four)."""
-    if mpi is MPI[1]:
-        states = [arrays.sha256([outcome.result[1] for outcome in ran(mpi, programs.gpt, stage, "bf16")])
+    if world in (MPI[1], GPUS[0]):
+        states = [arrays.sha256([outcome.result[1] for outcome in ran(world, programs.gpt, stage, "bf16")])
                   for stage in zs.STAGES]
         assert states[0] == states[1] != states[2] == states[3]
 

@@ -1,4 +1,5 @@
-"""What is said where a library, a driver, a GPU or a launcher's word is missing or does not fit: asked, found, do.
+"""What is refused, and what is said: where a library, a driver, a GPU or a launcher's word is missing or does not fit,
+and what no GPU can be asked for. Asked, found, do.
 
 Doubles stand for what is missing, except where the real CuPy, if it is installed, is asked for its signatures.
 """
@@ -9,17 +10,23 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.backends import fake_nccl
+from tests.backends import compiled_kernels, doubles, fake_nccl
+from tests.ranks import programs
+from tests.ranks.asking import ask as asked
 from tests.support import ask, assert_refused
+from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
+from zerosim.backends.processes.transport import OwnResult
 
 
 class CUDARuntimeError(RuntimeError):
@@ -51,32 +58,9 @@ def lacking(library: str) -> Any:
     return SimpleNamespace(__version__="14.2.0", cuda=cuda())
 
 
-@pytest.mark.parametrize(("found", "said"), [
-    (None, r"ranks on a GPU need CuPy, and importing it said: .*; pip install 'zerosim\[gpu\]'"),
-    (cupy_that_finds(version="13.6.0"), r"CuPy 14 or later, which has bfloat16, and found 13\.6\.0; pip install"),
-    (cupy_that_finds("cudaErrorNoDevice: no CUDA-capable device is detected"),
-     r"CUDA found no GPU that can be used: cudaErrorNoDevice: .*; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"),
-    (cupy_that_finds("cudaErrorInsufficientDriver: too old", driver=0),
-     r"this machine has no NVIDIA driver; run the program on a Cluster"),
-    (cupy_that_finds("cudaErrorInsufficientDriver: too old", built=13000, driver=12040),
-     r"built for CUDA 13.0, and this machine's driver knows CUDA 12.4 at most; install cupy-cuda12x, or a newer"),
-    (cupy_that_finds(0), r"device=0 was asked for, and this machine shows 0 GPU\(s\), numbered from 0; "
-                         r"CUDA_VISIBLE_DEVICES decides"),
-    (lacking("cublas"), r"need cuBLAS and NVRTC, .* found none \(.*libcublas\.so\.12.*pip install"),
-    (lacking("nvrtc"), r"need cuBLAS and NVRTC, .* found none \(.*libnvrtc\.so\.12.*pip install"),
-], ids=lambda value: value[:30] if isinstance(value, str) else "")
-@pytest.mark.parametrize("kind", [zs.CuPyCluster, zs.NCCLCluster])
-def test_what_cupy_lacks_is_named_with_what_to_do(monkeypatch, kind: Any, found: Any, said: str) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", found)
-    assert_refused(lambda: kind(2), said, zs.BackendError)
-
-
-def test_a_cupy_that_cannot_be_imported_is_named_with_its_reason(monkeypatch, tmp_path) -> None:
-    monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1: cannot open', name='cupy._core')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert_refused(lambda: zs.NCCLCluster(2), r"importing it said: libcuda.so.1: cannot open; pip install",
-                   zs.BackendError)
+def cuda_whose_nccl(find: Callable[[], Any]) -> dict[str, Any]:
+    """The modules of a CuPy that looks for NCCL so."""
+    return {"cupy": ModuleType("cupy"), "cupy.cuda": type("Cuda", (), {"nccl": property(lambda self: find())})()}
 
 
 def warns() -> Any:
@@ -90,17 +74,161 @@ def raises() -> Any:
     raise ImportError("undefined symbol: ncclCommSplit")
 
 
-@pytest.mark.parametrize(("found", "said"), [
+def traced(function: Callable[..., Any]) -> None:
+    """A function of elements, on two blocks that are one."""
+    kernels = CupyKernels()
+    x = kernels.uploaded(np.ones(3, np.float32))
+    kernels.elementwise(function, x, out=x)
+
+
+def on_the_host(rank: zs.Rank) -> None:
+    x = np.zeros(4, np.float32)
+    rank.kernels.multiply_rounded(x, 2.0, x)
+
+
+def inf_in_a_matrix() -> None:
+    kernels = CupyKernels()
+    a = kernels.uploaded(np.full((12, 12), np.inf, np.float32))
+    kernels.symmetric_power(a, -0.25, 1e-4, a)
+
+
+def of_two_kinds(rank: zs.Rank, call: str) -> None:
+    """One rank brings an array on its device, or one of two arrays lies on the host."""
+    here = np.ones(4, np.float32)
+    there = rank.xp.asarray(here)
+    match call:
+        case "collective":
+            rank.all_reduce(there if rank.index else here)
+        case "message":
+            rank.send(here, 1) if rank.index == 0 else rank.recv(there, 0)
+        case "exchange":
+            rank.exchange(here, 1 - rank.index, there, 1 - rank.index)
+
+
+def reducing(rank: zs.Rank, operation: str, algorithm: str, dtype: Any) -> None:
+    asked(rank, operation, algorithm, programs.vector(rank, 4, dtype), None, op="sum")
+
+
+ON_CUPY = [
+    (None, r"ranks on a GPU need CuPy, and importing it said: .*; pip install 'zerosim\[gpu\]'"),
+    (cupy_that_finds(version="13.6.0"), r"CuPy 14 or later, which has bfloat16, and found 13\.6\.0; pip install"),
+    (cupy_that_finds("cudaErrorNoDevice: no CUDA-capable device is detected"),
+     r"CUDA found no GPU that can be used: cudaErrorNoDevice: .*; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"),
+    (cupy_that_finds("cudaErrorInsufficientDriver: too old", driver=0),
+     r"this machine has no NVIDIA driver; run the program on a Cluster"),
+    (cupy_that_finds("cudaErrorInsufficientDriver: too old", built=13000, driver=12040),
+     r"built for CUDA 13.0, and this machine's driver knows CUDA 12.4 at most; install cupy-cuda12x, or a newer"),
+    (cupy_that_finds(0), r"device=0 was asked for, and this machine shows 0 GPU\(s\), numbered from 0; "
+                         r"CUDA_VISIBLE_DEVICES decides"),
+    (lacking("cublas"), r"need cuBLAS and NVRTC, .* found none \(.*libcublas\.so\.12.*pip install"),
+    (lacking("nvrtc"), r"need cuBLAS and NVRTC, .* found none \(.*libnvrtc\.so\.12.*pip install")]
+ON_NCCL = [
     (warns, r"^CuPy is installed, but NCCL is not to be had: ImportError \(libnccl.so.2: cannot open shared object "
             r"file\). Install it: pip install nvidia-nccl-cu12 \(for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for "
             r"cupy-cuda13x\)$"),  # and no warning escapes: pytest makes errors of those
     (lambda: SimpleNamespace(available=False), "NCCL is not to be had: CuPy was built without it"),
-    (raises, r"is not to be had: undefined symbol: ncclCommSplit\. Install it: "),
-])
-def test_a_missing_nccl_is_told_with_its_reason(monkeypatch, found: Callable[[], Any], said: str) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", type("Cuda", (), {"nccl": property(lambda self: found())})())
-    assert_refused(NCCL, said, zs.BackendError)
+    (raises, r"is not to be had: undefined symbol: ncclCommSplit\. Install it: ")]
+OF_TWO_GPUS = [
+    (lambda: zs.NCCLCluster(3), r"3 ranks need 3 GPUs, and this machine has 2; run 2 ranks, run them on one card with "
+                                r"zs.CuPyCluster\(3\)"),
+    (lambda: zs.NCCLCluster(2, devices=[0, 2]),
+     r"devices=\[0, 2\] must name a device from 0 to 1 for each of 2 .* no device 2"),
+    (lambda: zs.NCCLCluster(2, devices=[0]),
+     r"must name a device from 0 to 1 for each of 2 ranks, but 1 are named"),
+    (lambda: zs.NCCLCluster(2, devices=[1, 1]),
+     r"gives device 1 to ranks \[0, 1\], where NCCL wants a GPU for each rank; .* share_devices=True, with "
+     r"NCCL_MULTI_RANK_GPU_ENABLE=1"),
+    (lambda: zs.NCCLCluster(2).run(reducing, "reduce_scatter", "native", ml_dtypes.float8_e4m3fn),
+     r"reduce_scatter by 'native' of float8_e4m3fn: through CuPy NCCL adds"),
+    (lambda: zs.NCCLCluster(2).run(reducing, "all_reduce", "native", np.int16), r"all_reduce by 'native' of int16"),
+    (lambda: zs.NCCLCluster(2).run(of_two_kinds, "exchange"), r"was given an array on a device and one on the host"),
+    (lambda: zs.NCCLCluster(2).run(of_two_kinds, "collective"),
+     r"rank 1 brought arrays on a device and rank 0 on the host", zs.MismatchError),
+    (lambda: zs.NCCLCluster(2).run(of_two_kinds, "message"),
+     r"rank 0 sends from the host to rank 1, which receives on a device", zs.MismatchError),
+    (lambda: zs.NCCLCluster(3, share_devices=True).run(reducing, "all_reduce", "ring", np.float32), "duplicate GPU",
+     fake_nccl.NcclError),  # NCCL's last word
+    (lambda: zs.CuPyCluster(1).run(on_the_host), r"a NumPy array \(4,\) of type float32.*rank\.xp\.asarray"),
+    (inf_in_a_matrix, r"symmetric_power found inf or NaN in a matrix \(12, 12\)")]
+OF_A_TRACE = [
+    (lambda x, y: np.sin(x, out=y), r"np.sin, which cannot be written into one CUDA kernel"),
+    (lambda x, y: np.add.reduce(x), r"np.add.reduce"),
+    (lambda x, y: np.where(x > 0, x, y), r"np.where"),
+    (lambda x, y: 1 if x > 0 else 2, r"whether a comparison"),
+    (lambda x, y: 1 if x else 2, r"whether a block is true"),
+    (lambda x, y: x.sum(), r"has no sum", AttributeError),
+    (lambda x, y: y.__setitem__(0, 1.0), r"the place \[0\]"),
+    (lambda x, y: np.add(x, np.ones(3, np.float32), out=y), r"an array \(3,\) beside its blocks")]
+
+PLACE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+OF_A_JOB = [
+    ({"MASTER_ADDR": ""}, r"needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT .* as torchrun sets them, and MASTER_ADDR "
+                          "is missing"),
+    ({"RANK": "", "MASTER_PORT": ""}, r"and RANK and MASTER_PORT are missing"),
+    ({"RANK": "one"}, r"RANK='one' in the environment must be a whole number"),
+    ({"RANK": "4", "WORLD_SIZE": "4"}, r"RANK=4 is none of the ranks 0 to 3 of WORLD_SIZE=4"),
+    ({"MASTER_PORT": "65535"}, r"MASTER_PORT=65535 must be a port whose next one is a port too"),
+    ({}, "ranks on a GPU need CuPy")]  # the channel of a lone rank needs nobody
+LONE = [
+    *(("mpi", {name: "3"}, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
+      for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
+    # As under srun that speaks no PMI, or one that the library does not know.
+    *((backend, {"SLURM_STEP_NUM_TASKS": "3", **pmi},
+       r"a launcher has started 3 processes \(SLURM_STEP_NUM_TASKS=3\), but .* alone; say srun --mpi=pmi2 for MPICH's "
+       r"library, srun --mpi=pmix for Open MPI's")
+      for backend, pmi in (("mpi", {}), ("mpi", {"PMI_SIZE": "3"}), ("nccl", {})))]
+ELSEWHERE = (r"this process ran rank \d of \d and has its result alone: results\[\d\]\. cluster\.gather\(value\) gives "
+             "every process the values of all")
+
+# What is given (modules, variables of the environment in capitals, doubles of so many GPUs), the call, what it says,
+# and the error, a ValueError where none is named.
+ROWS: list[tuple[Any, ...]] = [
+    *(({"cupy": found}, partial(kind, 2), said, zs.BackendError)
+      for found, said in ON_CUPY for kind in (zs.CuPyCluster, zs.NCCLCluster)),
+    *((cuda_whose_nccl(find), NCCL, said, zs.BackendError) for find, said in ON_NCCL),
+    *(({"gpus": 2}, *row) for row in OF_TWO_GPUS),
+    *(({"gpus": 1}, partial(traced, function), *row) for function, *row in OF_A_TRACE),
+    *(({"cupy": None, **PLACE, **changed}, lambda: zs.connect("nccl"), said, zs.BackendError)
+      for changed, said in OF_A_JOB),
+    *(({"cupy": None, **variables}, partial(zs.connect, backend), said, zs.BackendError)
+      for backend, variables, said in LONE),
+    ({"mpi4py": None}, zs.connect, r"^ranks as processes need mpi4py, which is not installed here; "
+                                   r"pip install 'zerosim\[mpi\]'$", zs.BackendError),
+    ({}, lambda: zs.connect("gloo"), r"no backend 'gloo'; choose one of mpi, nccl"),
+    ({}, lambda: zs.connect(share_devices=True), "share_devices=True is about GPUs, of which ranks over MPI have none"),
+    *(({}, partial(zs.CuPyCluster, 2, device=device), r"must be the number of a GPU")
+      for device in (-1, 1.0, True, "0", None)),
+    ({}, lambda: zs.Cluster(3).run(lambda rank: rank.all_reduce(np.ones(4, np.float32), algorithm="native")),
+     "asks MPI or NCCL for its own, but the ranks of one process have no such library; choose one of ring, doubling"),
+    *(({}, partial(OwnResult(1, 3, "mine").__getitem__, index), ELSEWHERE, IndexError)
+      for index in (0, 2, -1, -3, 7, slice(0, 2))),
+    *(({}, partial(way, OwnResult(own, 2, 1)), ELSEWHERE, IndexError) for own in (0, 1)
+      for way in (list, tuple, sum, lambda results: 1 in results, lambda results: [*results]))]
+
+
+@pytest.mark.parametrize(("given", "call", "said", "error"), [(*row, ValueError)[:4] for row in ROWS],
+                         ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_what_is_missing_or_cannot_be_is_refused_in_words(monkeypatch, given: dict[str, Any], call: Any, said: str,
+                                                         error: type[Exception]) -> None:
+    if "a launcher has" in said:
+        pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
+    if "gpus" in given:
+        if compiled_kernels.COMPILER is None:
+            pytest.skip(compiled_kernels.MISSING)
+        with doubles.installed(given["gpus"]):
+            assert_refused(call, said, error)
+        return
+    for name, value in given.items():
+        monkeypatch.setenv(name, value) if name.isupper() else monkeypatch.setitem(sys.modules, name, value)
+    assert_refused(call, said, error)
+
+
+def test_a_cupy_that_cannot_be_imported_is_named_with_its_reason(monkeypatch, tmp_path) -> None:
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1: cannot open', name='cupy._core')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert_refused(lambda: zs.NCCLCluster(2), r"importing it said: libcuda.so.1: cannot open; pip install",
+                   zs.BackendError)
 
 
 def test_what_one_process_misses_every_process_is_told() -> None:
@@ -134,100 +262,44 @@ def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_m
     check(same, share=True)
 
 
-# -- who has started this process, and what it is asked for ------------------------------------------------------------
-
-PLACE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize(("arguments", "variables", "error", "said"), [
-    (("gloo",), {}, ValueError, r"no backend 'gloo'; choose one of mpi, nccl"),
-    (("mpi", True), {}, ValueError, r"share_devices=True is about GPUs, of which ranks over MPI have none"),
-    (("nccl",), {**PLACE, "MASTER_PORT": ""}, zs.BackendError, r"as torchrun sets them, and MASTER_PORT is missing"),
-    (("nccl",), PLACE, zs.BackendError, "ranks on a GPU need CuPy"),  # the channel of a lone rank needs nobody
-    *((("mpi",), {name: "3"}, zs.BackendError, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
-      for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
-    # As under srun that speaks no PMI, or one that the library does not know.
-    *(((backend,), {"SLURM_STEP_NUM_TASKS": "3", **pmi}, zs.BackendError,
-       r"a launcher has started 3 processes \(SLURM_STEP_NUM_TASKS=3\), but .* alone; say srun --mpi=pmi2 for MPICH's "
-       r"library, srun --mpi=pmix for Open MPI's") for backend, pmi in
-      (("mpi", {}), ("mpi", {"PMI_SIZE": "3"}), ("nccl", {}))),
-], ids=str)
-def test_a_connection_that_cannot_be_had_is_refused(monkeypatch, arguments: Any, variables: dict[str, str],
-                                                   error: Any, said: str) -> None:
-    if "launcher" in said:
-        pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert_refused(lambda: zs.connect(arguments[0], share_devices=arguments[1:] == (True,)), said, error)
-
-
 def test_one_process_is_a_world_of_one_rank_whatever_a_launcher_calls_its_count(monkeypatch) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
     for name, count in (("PMI_SIZE", ""), ("PMI_SIZE", "no number"), ("SLURM_STEP_NUM_TASKS", "1"), ("PMI_SIZE", "1"),
                         ("SLURM_STEP_NUM_TASKS", "3")):  # in the end, as mpiexec -n 1 in a step of 3 tasks
         monkeypatch.setenv(name, count)
         assert len(zs.connect().run(lambda rank: rank.size)) == 1
-
-
-def test_a_missing_mpi_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    assert_refused(zs.connect, r"^ranks as processes need mpi4py, which is not installed here; "
-                               r"pip install 'zerosim\[mpi\]'$", zs.BackendError)
-
-
-@pytest.mark.parametrize("device", [-1, 1.0, True, "0", None])
-def test_a_device_is_a_number(device: Any) -> None:
-    assert_refused(lambda: zs.CuPyCluster(2, device=device), r"must be the number of a GPU")
-
-
-def test_native_where_no_library_is_says_where_there_is_one() -> None:
-    assert_refused(lambda: zs.Cluster(3).run(lambda rank: rank.all_reduce(np.ones(4, np.float32), algorithm="native")),
-                   "asks MPI or NCCL for its own, but the ranks of one process have no such library; choose one of "
-                   "ring, doubling")
-
-
-JOB = "tests/backends/job.py"
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ((f"{JOB}:sums", "--ranks", "2"), "--ranks 2 is for ranks in one process; with mpi the launcher says how many"),
-    ((f"{JOB}:sum",), "has no function 'sum'; it has train, sums, stumbles"),
-    (("nothing.py:sums",), "no file 'nothing.py' to take the function 'sums' from"),
-    ((JOB,), "write FILE.py:FUNCTION, as in train.py:program"),
-    ((f"{JOB}:sums", "--with", "3"), "'3' sets nothing; write NAME=VALUE, as in stage=3"),
-    ((f"{JOB}:sums", "--with", "n=3"), "--with sets 'n', which the program does not take beside its rank"),
-    ((f"{JOB}:sums", "--backend", "mpl"), "no backend 'mpl'; choose one of"),
-    ((f"{JOB}:sums", "--backend", "cupy"), "pip install 'zerosim[gpu]'"),
-    ((f"{JOB}:sums", "--backend", "nccl"), "pip install 'zerosim[gpu]'"),
-], ids=lambda value: str(value)[-20:])
-def test_wrong_input_is_one_clear_line_and_exit_code_2(monkeypatch, words: tuple[str, ...], said: str) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    if "--ranks" in words or "--backend" not in words:
-        monkeypatch.setenv("PMI_SIZE", "1")  # as under a launcher
-    done = ask("run", *words)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("zerosim run: ")
-
-
-def test_a_process_that_srun_has_started_beside_others_is_no_world_of_its_own(monkeypatch) -> None:
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    done = ask("run", f"{JOB}:sums")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "a launcher has started 2 processes (SLURM_STEP_NUM_TASKS=2)" in done.stderr
     assert ask("run", f"{JOB}:sums", "--backend", "in-process").exit_code == 0
 
 
-def test_a_process_of_a_job_is_no_world_of_its_own(monkeypatch) -> None:
-    for name, value in {**PLACE, "RANK": "1", "WORLD_SIZE": "2"}.items():
+JOB, LAUNCHED = "tests/backends/job.py", {"PMI_SIZE": "1"}
+
+
+@pytest.mark.parametrize(("words", "variables", "said"), [
+    ((f"{JOB}:sums", "--ranks", "2"), LAUNCHED,
+     "--ranks 2 is for ranks in one process; with mpi the launcher says how many"),
+    ((f"{JOB}:sum",), LAUNCHED, "has no function 'sum'; it has train, sums, stumbles"),
+    (("nothing.py:sums",), LAUNCHED, "no file 'nothing.py' to take the function 'sums' from"),
+    ((JOB,), LAUNCHED, "write FILE.py:FUNCTION, as in train.py:program"),
+    ((f"{JOB}:sums", "--with", "3"), LAUNCHED, "'3' sets nothing; write NAME=VALUE, as in stage=3"),
+    ((f"{JOB}:sums", "--with", "n=3"), LAUNCHED, "--with sets 'n', which the program does not take beside its rank"),
+    ((f"{JOB}:sums", "--backend", "mpl"), {}, "no backend 'mpl'; choose one of"),
+    ((f"{JOB}:sums", "--backend", "cupy"), {}, "pip install 'zerosim[gpu]'"),
+    ((f"{JOB}:sums", "--backend", "nccl"), {}, "pip install 'zerosim[gpu]'"),
+    ((f"{JOB}:sums",), {"SLURM_STEP_NUM_TASKS": "2"}, "a launcher has started 2 processes (SLURM_STEP_NUM_TASKS=2)"),
+    ((f"{JOB}:sums",), {**PLACE, "RANK": "1", "WORLD_SIZE": "2"},
+     "this process was started as rank 1 of 2 (RANK and WORLD_SIZE), by what is no MPI; say --backend"),
+], ids=lambda value: str(value)[-20:])
+def test_wrong_input_is_one_clear_line_and_exit_code_2(monkeypatch, words: tuple[str, ...], variables: dict[str, str],
+                                                      said: str) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    done = ask("run", "train.py:program")
-    assert done.exit_code == 2
-    assert "this process was started as rank 1 of 2 (RANK and WORLD_SIZE), by what is no MPI; say --backend" in (
-        done.stderr)
+    done = ask("run", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("zerosim run: ")
 
 
 @pytest.mark.gpu

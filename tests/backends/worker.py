@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 import zerosim as zs
-from tests.backends.worlds import Command, Outcome, Said, Task, notes
+from tests.backends.worlds import Outcome, Task, notes
 from zerosim.backends.processes import transport
 from zerosim.backends.processes.notes import Failed
 from zerosim.backends.processes.transport import ProcessCluster
@@ -35,8 +35,10 @@ def main(port: str, key: str) -> None:
                 task = line.recv()
             except EOFError:
                 break
-            if isinstance(task, Command):
-                line.send(Said.of([word.replace("{rank}", str(index)) for word in task.words]))
+            if isinstance(task, tuple):
+                from tests.support import ask  # with pytest, which most processes of the pool never need
+
+                line.send(ask(*(word.replace("{rank}", str(index)) for word in task), columns=200))
                 continue
             kind = task.backend, task.ranks, *sorted(task.options.items())
             if kind not in clusters:
@@ -63,7 +65,7 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     if task.doubled_gpus and "cupy" not in sys.modules:
         from tests.backends import doubles
 
-        in_place.enter_context(doubles.installed(task.doubled_gpus, linked=True))
+        in_place.enter_context(doubles.installed(task.doubled_gpus))
     if task.backend == "mpi":
         from zerosim.backends.mpi import MPICluster
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ import zerosim as zs
 from tests.backends import compiled_kernels, doubles
 from zerosim.backends.cupy.cluster import cupy_on, device_count
 from zerosim.backends.nccl.adapter import NCCL
+from zerosim.connect import installed_program
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 600.0  # after which processes are taken to hang, on a busy machine too
@@ -49,32 +49,6 @@ class Outcome:
     error: BaseException | None
     notes: tuple[str, ...]
     held_nbytes: int
-
-
-@dataclass(frozen=True)
-class Command:
-    """``zerosim ...``, typed on every rank; ``{rank}`` in a word is its number."""
-
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command printed, on all ranks in their order, and the exit code of each."""
-
-    codes: tuple[int, ...]
-    stdout: str
-    stderr: str
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Said:
-        """The command, typed in this process."""
-        from typer.testing import CliRunner  # which most processes of the pool never need
-
-        from zerosim import cli
-
-        done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
-        return cls((done.exit_code,), done.stdout, done.stderr)
 
 
 def notes(error: BaseException) -> tuple[str, ...]:
@@ -142,7 +116,7 @@ class Job:
         self.lines: list[Connection] = []
         self.processes: list[subprocess.Popen[str]] = []
 
-    def ask(self, what: Task | Command, ranks: int) -> list[Any]:
+    def ask(self, what: Task | tuple[str, ...], ranks: int) -> list[Any]:
         """What the first processes answer. Raises RuntimeError, with what was said, where one of them has ended."""
         if not self.lines:
             self.begin()
@@ -153,11 +127,9 @@ class Job:
         except EOFError:
             raise RuntimeError(f"a process ended in the midst of a test:\n{self.end()}") from None
 
-    def said(self, *words: str) -> Said:
-        """``zerosim ...``, typed on every process."""
-        found: list[Said] = self.ask(Command(words), self.ranks)
-        return Said(tuple(one.codes[0] for one in found), "".join(one.stdout for one in found),
-                    "".join(one.stderr for one in found))
+    def said(self, *words: str) -> list[Any]:
+        """``zerosim ...``, typed on every process; ``{rank}`` in a word is its number."""
+        return self.ask(words, self.ranks)
 
     def _answer(self, line: Connection) -> Any:
         if not line.poll(SECONDS):
@@ -265,20 +237,13 @@ def mpi_missing() -> str | None:
     """Why there are no processes of MPI here; None where there are."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed; pip install 'zerosim[mpi]'"
-    return None if mpiexec() else "there is no mpiexec; pip install 'zerosim[mpi]'"
-
-
-@cache
-def mpiexec() -> str | None:
-    """The launcher beside this interpreter, else on the PATH."""
-    beside = str(Path(sys.executable).parent)
-    return shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    return None if installed_program("mpiexec") else "there is no mpiexec; pip install 'zerosim[mpi]'"
 
 
 @cache
 def launch(ranks: int) -> tuple[str, ...]:
     """The launcher's words for N processes, more than there are cores."""
-    launcher = mpiexec()
+    launcher = installed_program("mpiexec")
     assert launcher is not None
     said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
     return (launcher, *(("--oversubscribe",) if "Open MPI" in said or "OpenRTE" in said else ()), "-n", str(ranks))

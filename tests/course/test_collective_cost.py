@@ -63,13 +63,6 @@ def test_a_barrier_has_no_wall_and_one_rank_has_no_seconds():
     assert (alone["seconds"], alone["algorithm_bytes_per_second"], alone["steps"]) == (0, None, 0)
 
 
-def test_a_file_of_ones_own_adds_links(tmp_path):
-    (tmp_path / "mine.toml").write_text("[link.string]\nbytes_per_second = 2\nlatency_seconds = 1\n"
-                                        "source = 'two cups'\ndate = 1950-01-01\n")
-    data = data_of(16, 2, "string", hardware=str(tmp_path / "mine.toml"))
-    assert (data["seconds"], data["link"]["source"]) == (2 * (1 + 8 / 2), "two cups")
-
-
 def test_vectors_of_no_bytes_still_say_who_is_faster_for_small_ones():
     # On three ranks ring and Rabenseifner have as many steps; only bytes tell them apart.
     other = lesson.collective_cost(lesson.CostQuestion(0, 3, "nvlink4")).others[1]

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -58,11 +59,15 @@ def test_processes_give_the_bits_bytes_and_peaks_of_one_process(file):
 def test_a_job_is_the_command_with_its_settings_under_the_launcher_with_the_flags_that_it_needs(launcher):
     row = {"rank": 0, "result": "5", "sha256": None, "sent_nbytes": 6, "peak_nbytes": 7}
     launcher('echo "$@" > "$0.words"; echo ' + shlex.quote(json.dumps({"rows": [row]})))
-    assert running.launched("train.py:program", 3, {"scale": 3, "name": "x"}) == [running.RanPart(**row)]
-    with open(running.shutil.which("some-launcher") + ".words") as words:
-        said = words.read().split()
+    given = {"scale": 3, "name": "x", "text": "3", "sizes": ["4", 5]}
+    assert running.launched("train.py:program", 3, given) == [running.RanPart(**row)]
+    with open(shutil.which("some-launcher") + ".words") as words:
+        line = words.read()
+    said = line.split()
     assert said[:4] == ["--oversubscribe", "--allow-run-as-root", "-n", "3"]
-    assert said[5:] == shlex.split("-m zerosim run train.py:program --json --with scale=3 --with name=x")
+    job, *texts = line.rstrip().partition(" -m ")[2].split(" --with ")
+    assert job == "zerosim run train.py:program --json"
+    assert running.settings(texts) == given
 
 
 def test_a_job_that_fails_or_takes_too_long_is_ended_with_what_it_said(launcher):
@@ -83,11 +88,3 @@ def test_what_is_missing_is_said_before_anything_is_started(monkeypatch):
     monkeypatch.setattr(running, "find_spec", lambda name: None)
     assert_refused(lambda: running.launched("train.py:program", 3), "mpi4py is not installed", zs.BackendError)
     assert_refused(lambda: running.launched("train.py:program", 0), "0 processes were asked for; take one at least")
-
-
-def test_the_next_file_of_a_name_replaces_the_one_before(tmp_path):
-    for number in (1, 2):
-        file = tmp_path / str(number) / "homework_of_many.py"
-        file.parent.mkdir()
-        file.write_text(f"def answer(rank):\n    return {number}\n")
-        assert running.load(f"{file}:answer")(None) == number

@@ -55,18 +55,6 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and
     assert lines[-1].measured_nbytes > 0
 
 
-@pytest.mark.parametrize(("row", "policy"), covering(
-    product(zs.STAGES, [PLAIN, OVERLAPPED]), ["none", "selective", "tiled", "sub_block", "block", "segment(4)"]),
-    ids=str)
-def test_what_a_plan_says_that_a_device_must_hold_the_engine_holds(row, policy):
-    """The runtime's overheads apart, in the engine's own convention."""
-    stage, options = row
-    asked = plan_config("gpt2", ranks=8, batch=8, stage=stage, recompute=policy, convention="zerosim",
-                        optimizer=zs.optim.AdamW(), **options)
-    (row,), peak = asked.plan().rows, measured_row(asked, stage, policy)[-1]
-    assert row.total_nbytes - row.overhead_nbytes == peak.estimated_nbytes == peak.measured_nbytes
-
-
 @pytest.mark.parametrize(("row", "ranks"), covering(product(zs.STAGES, [PLAIN, *OPTIONS[3:]]), [3, 2, 6, 1]), ids=str)
 def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     (stage, options), policy = row, zs.Policy("bf16")
@@ -84,27 +72,6 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     cluster = zs.Cluster(ranks)
     cluster.run(program)
     assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
-
-
-@pytest.mark.parametrize(("stage", "options"), [(0, PLAIN), (1, OVERLAPPED), (3, OVERLAPPED)], ids=str)
-def test_what_fits_runs_and_with_one_byte_less_runs_out_of_memory(stage, options):
-    """The plan's total as capacity: its `fits` is the engine's, with the options of its seconds."""
-    asked = plan_config("gpt2", ranks=8, stage=stage, recompute="block", convention="zerosim",
-                        optimizer=zs.optim.AdamW(), **options)
-    (row,) = asked.plan().rows
-    capacity = row.total_nbytes - row.overhead_nbytes
-    null_step(asked, stage, capacity_nbytes=capacity)
-    with pytest.raises(zs.OutOfMemoryError):
-        null_step(asked, stage, capacity_nbytes=capacity - 1)
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_an_overlapped_all_gather_of_parameters_is_the_fullest_moment_and_holds_the_parameters_a_second_time(stage):
-    """Beside a copy of the own chunk of each unit and, at stage 1, the reduced gradients: 12.5 GB for gpt2-xl."""
-    (row,) = zs.plan("gpt2-xl", ranks=8, stage=stage, recompute="block").rows
-    eighths = 8 + 1 + (stage == 1)
-    assert row.transient_nbytes == eighths * row.parameters_nbytes // 8
-    assert round((row.total_nbytes - row.overhead_nbytes) / 1e9, 1) == {1: 12.5, 2: 9.3}[stage]
 
 
 def test_a_gpt_on_paper_becomes_the_packages_own_and_others_are_refused():

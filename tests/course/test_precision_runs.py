@@ -106,16 +106,6 @@ def test_no_loss_scale_cures_an_overflow_in_forward_and_deepspeed_gives_up(tried
     assert tried[LARGE, "fp16", "deepspeed"].scale == 1
 
 
-def test_what_comes_out_of_a_layer_does_not_know_of_the_loss_scale():
-    model = runs.overflow_network()
-    for power in range(-24, 25, 6):
-        seen = zs.models.one_pass(model, zs.models.first_weights(model), zs.Policy("fp16"),
-                                  *runs.overflow_batch(LARGE, 0, 0), 2.0**power)
-        assert seen.largest["layer0"] == math.inf
-        assert math.isnan(seen.largest["layer1"])  # infinities of both signs, added up
-        assert not any(np.isfinite(gradient).all() for gradient in seen.gradients.values())
-
-
 def test_the_overflow_is_in_the_first_layer_whose_inputs_fp16_holds():
     assert LARGE == 2.0**15
     largest = max(np.abs(runs.overflow_batch(LARGE, step, rank)[0]).max() for step in range(40) for rank in range(2))

@@ -60,11 +60,10 @@ def test_each_stage_does_what_is_published_in_the_published_order(found):
     assert [(step.op, step.sent_nbytes) for step in sending] == [("reduce_scatter", (4, 4)), ("all_gather", (4, 4))]
 
 
-def test_gradients_peak_at_12_bytes_in_stage_1_and_at_8_in_stage_2():
+def test_gradients_peak_at_12_bytes_in_stage_1_and_at_8_in_stage_2(found):
     for stage, peak in ((1, 12), (2, 8)):
-        cluster = zs.Cluster(2)
-        replay(EXAMPLE, stage, cluster=cluster)
-        assert [memory.peak_nbytes_of(["gradient", "unit_gradient"]) for memory in cluster.memory] == [peak, peak]
+        for of_rank in zip(*(step.held_nbytes for step in found.stages[stage].steps), strict=True):
+            assert max(held.get("gradient", 0) + held.get("unit_gradient", 0) for held in of_rank) == peak
 
 
 def test_replicated_copies_disagree_between_update_and_all_gather_where_the_optimizer_is_sharded(found):
@@ -84,11 +83,6 @@ def test_every_setting_changes_the_result_in_the_same_way_in_all_stages(found):
         of_stages = [results_of(replace(EXAMPLE, **change), stage) for stage in zs.STAGES]
         assert all(of_stage == of_stages[0] for of_stage in of_stages), change
         assert of_stages[0] != before, change
-
-
-def test_the_learning_rate_moves_every_weight_by_itself_in_adams_first_step():
-    master = results_of(replace(EXAMPLE, learning_rate=0.25), 2)["master"]
-    assert [round(b - a, 6) for a, b in zip(EXAMPLE.weights, master, strict=True)] == [0.25] * 4
 
 
 def test_ranks_that_are_given_no_sample_have_one_of_their_own():

@@ -1,7 +1,6 @@
 """Training runs on text, one or side by side: what they report, that nothing but their options decides what is learned,
 whose bits are equal and whose are not, and the figure of a comparison."""
 
-import re
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -247,61 +246,30 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
 
 @pytest.mark.parametrize("over", chosen(["recompute"], training.OVER))  # the most runs, and the longest names
 def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
-    drawn = figure.comparison(figure.comparison_data(compared(over)))
-    assert seen.misplaced(drawn) == []
-    assert min(text.get_fontsize() for text in seen.texts(drawn)) >= 11
-    assert drawn.figure.get_figwidth() <= 15
+    seen.assert_readable(figure.comparison(figure.comparison_data(compared(over))))
 
 
-def test_drawings_are_the_same_bytes_again_replace_each_other_whole_or_leave_what_was_there(tmp_path, monkeypatch):
-    found, place = compared(ranks=3), tmp_path / "it.svg"
-    once = figure.save_comparison(found, str(place)).read_bytes()
-    assert figure.save_comparison(found, str(place)).read_bytes() == once
-
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    assert_refused(lambda: figure.save_comparison(found, str(place)),
-                   re.escape("but: No space left on device; name a file that can be written"))
-    assert place.read_bytes() == once
-    assert list(tmp_path.iterdir()) == [place]
+# -- what is refused: what the command line can ask, in `test_commands` -----------------------------------------------
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
-def test_a_number_of_rows_that_is_no_whole_number_is_refused():
-    """What the command line can ask is refused there: `test_commands`."""
-    assert_refused(lambda: Options(batch=1.5), "batch=1.5 must be a whole number, 1 or more")
-
-
-def test_what_only_an_engine_knows_is_refused_without_a_step():
-    training.require_engine(TINY)
-    assert_refused(lambda: training.require_engine(replace(TINY, optimizer="muon", layout="per_unit")),
-                   "Muon needs all of .* take layout='whole_matrices', or gather=True")
-    assert_refused(lambda: training.require_engine(replace(TINY, capacity_nbytes=1000)),
-                   "left of capacity_nbytes=1,000", zs.OutOfMemoryError)
-
-
-def test_what_cannot_be_compared_is_refused_before_the_first_run():
+def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_step():
     short, heard = texts.Corpus("short", shipped().tokens[:20]), []
-    for changes, corpus, over, values, text, error in [
-            ({}, shipped(), "compute", ["fp32", "fp61"], "no number format is named 'fp61'", ValueError),
-            ({}, shipped(), "stage", [], "over stage the values none; name two", ValueError),
-            ({}, short, "stage", None, "sequences of 8 need more", ValueError),
-            ({"layout": "per_unit"}, shipped(), "optimizer", ["adamw", "muon"], "Muon needs all of", ValueError),
-            ({"capacity_nbytes": 70_000}, shipped(), "stage", [3, 0], "^stage 0: rank 0 asked for",
-             zs.OutOfMemoryError)]:
-        asked = (replace(TINY, **changes), corpus, over, values, heard.append)
-        assert_refused(lambda asked=asked: training.compare(*asked), text, error)
+    training.require_engine(TINY)
+
+    def comparing(over, values, corpus=None, **changes):
+        return lambda: training.compare(replace(TINY, **changes), corpus or shipped(), over, values, heard.append)
+
+    for call, text, error in [
+            (lambda: Options(batch=1.5), "batch=1.5 must be a whole number, 1 or more", ValueError),
+            (lambda: training.require_engine(replace(TINY, optimizer="muon", layout="per_unit")),
+             "Muon needs all of .* take layout='whole_matrices', or gather=True", ValueError),
+            (comparing("compute", ["fp32", "fp61"]), "no number format is named 'fp61'", ValueError),
+            (comparing("stage", []), "over stage the values none; name two", ValueError),
+            (comparing("stage", None, short), "sequences of 8 need more", ValueError),
+            (comparing("optimizer", ["adamw", "muon"], layout="per_unit"), "Muon needs all of", ValueError),
+            (comparing("stage", [3, 0], capacity_nbytes=70_000), "^stage 0: rank 0 asked for", zs.OutOfMemoryError)]:
+        assert_refused(call, text, error)
     assert heard == []
-
-
-def test_values_are_read_from_a_text():
-    assert training.values_of("stage", "0, 3") == [0, 3]
-    assert training.values_of("compute", "fp32,bf16") == ["fp32", "bf16"]
-    assert training.values_of("compute", None) is None
 
 
 @pytest.mark.slow

@@ -43,12 +43,6 @@ def dom_of(page: Path, *, first: str = "", last: str = "", flags: tuple[str, ...
     return Dom(_run(watched, *flags, "--dump-dom").decode())
 
 
-def screenshot(page: Path, out: Path, width: int, height: int, *flags: str) -> Path:
-    """A picture of the page in a window of this size."""
-    _run(page, *flags, f"--window-size={width},{height}", f"--screenshot={out}")
-    return out
-
-
 class Dom(HTMLParser):
     """Every element with its attributes and the text right inside it."""
 

@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from zerosim.display import report
 from zerosim.numerics import files
-from zerosim.planning import recording
+from zerosim.planning import hardware, recording, timeline
 
 
 @pytest.fixture
@@ -26,7 +26,14 @@ def cluster() -> zs.Cluster:
 WRITERS = {"a run": lambda cluster, path: cluster.save(path),
            "a page": lambda cluster, path: report.save_report(cluster.save(path.with_name("recorded.json")), path),
            "a recording": lambda cluster, path: recording.save(recording.record(cluster.trace), path),
+           "a timeline": lambda cluster, path: timeline.save_chrome_trace(replayed(cluster), path),
            "bytes": lambda cluster, path: files.write_whole(path, b"word")}
+
+
+def replayed(cluster: zs.Cluster) -> timeline.Timeline:
+    """The last run, on a machine that is known."""
+    network = hardware.Network(hardware.link("nvlink4"))
+    return timeline.replay(recording.record(cluster.trace), timeline.Machine(hardware.device("h100-80"), network))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -56,18 +63,21 @@ def test_a_link_stays_and_the_file_to_which_it_points_is_written(writer, there, 
     assert [one.name for one in file.parent.iterdir()] == ["file"]
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(writer, cluster, tmp_path, monkeypatch):
     file = files.write_whole(tmp_path / "file", b"before")
+    left = {"file", "recorded.json"} if writer == "a page" else {"file"}
 
     def half(path: Path, content: bytes) -> None:
         with path.open("wb") as place:
-            place.write(content[:2])
-        raise OSError(28, "No space left on device")
+            place.write(content if path.name.startswith(".recorded") else content[:2])
+        if not path.name.startswith(".recorded"):
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    assert_refused(lambda: files.write_whole(file, b"after"), "No space left", OSError)
+    assert_refused(lambda: WRITERS[writer](cluster, file), "No space left", Exception)
     assert file.read_bytes() == b"before"
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert {one.name for one in tmp_path.iterdir()} == left
 
 
 def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path):

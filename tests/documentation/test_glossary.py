@@ -8,6 +8,7 @@ from zerosim_site.readme_pages import glossary_terms
 
 from tests.architecture.source import ROOT
 from tests.documentation.reader import defined_in, forms, is_entry, notebook_files, plain, words_of
+from zerosim.ranks import trace
 
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 ENTRY = re.compile(r"^### (.+)\n((?:(?!#).*\n)+)", re.M)
@@ -50,21 +51,6 @@ def test_every_notebook_is_named_and_every_name_stands_in_an_entry():
     assert {path.name for path in notebook_files() if path.name[0].isdigit()} == set(named)
 
 
-NEEDED = {
-    "rank", "world", "collective", "reduce-scatter", "all-gather", "all-reduce", "ring", "hop", "shard", "placement",
-    "layout", "padding", "flat vector", "master", "fp16", "bf16", "fp8", "ulp", "underflow", "loss scale", "skip",
-    "micro-batch", "accumulation", "bucket", "overlap", "prefetch", "exposed time", "alpha and beta", "unit",
-    "activation", "recomputation", "memory", "trace", "kind", "purpose", "reference run", "null array", "wire", "stage",
-    "cut", "param group", "unshard and reshard", "saved for backward", "transient memory", "accounting convention",
-    "gradient liveness", "peak", "at rest", "bus bandwidth"}
-
-
-def test_the_words_that_the_project_cannot_do_without_are_there():
-    assert NEEDED - ENTRIES.keys() == set()
-
-
 def test_kinds_and_purposes_are_those_of_the_memory_and_the_trace():
-    from zerosim.ranks.trace import KINDS, PURPOSES
-
-    assert [kind for kind in KINDS if plain(kind) not in plain(ENTRIES["kind"])] == []
-    assert [purpose for purpose in PURPOSES if purpose not in ENTRIES["purpose"]] == []
+    assert [kind for kind in trace.KINDS if plain(kind) not in plain(ENTRIES["kind"])] == []
+    assert [purpose for purpose in trace.PURPOSES if purpose not in ENTRIES["purpose"]] == []

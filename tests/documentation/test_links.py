@@ -22,6 +22,8 @@ def linked(text: str, uri: str = "guide/here.md", source: str = "README.md") -> 
     ("[`all` of them](figures)", "[`all` of them](../figures/index.md)"),
     ("![x](figures/x.svg)", "![x](../figures/x.svg#only-light)\n![x](../figures/x-dark.svg#only-dark)"),
     ("![y](figures/y.gif)", "![y](../figures/y.gif)"),
+    ('<picture>\n<source srcset="figures/x-dark.svg">\n<img src="figures/x.svg" alt="An x.">\n</picture>',
+     "![An x.](../figures/x.svg#only-light)\n![An x.](../figures/x-dark.svg#only-dark)"),
     ("[web](https://example.org/a) and [part](#part)", "[web](https://example.org/a) and [part](#part)"),
     ("`[a](docs/none.md)`, `x[i](j)`", "`[a](docs/none.md)`, `x[i](j)`"),
     ("```\n[a](docs/none.md)\n```\n", "```\n[a](docs/none.md)\n```\n"),
@@ -34,20 +36,15 @@ def test_links_are_read_from_where_the_text_lies():
     assert linked("[n](../notebooks/01.ipynb)", "glossary.md", "docs/glossary.md") == "[n](notebooks/01.md)"
 
 
-def test_a_picture_for_light_and_dark_becomes_two_images():
-    text = '<picture>\n<source srcset="figures/x-dark.svg">\n<img src="figures/x.svg" alt="An x.">\n</picture>'
-    assert linked(text) == "![An x.](../figures/x.svg#only-light)\n![An x.](../figures/x-dark.svg#only-dark)"
+NOWHERE = r"README\.md links to .*, which the site does not have"
 
 
-@pytest.mark.parametrize("text", ["[a](docs/gone.md)", "![a](figures/gone.svg)", "[a](../docs/a.md)"])
-def test_a_link_that_leads_nowhere_is_refused_with_its_text_named(text):
-    with pytest.raises(ValueError, match=r"README\.md links to .*, which the site does not have"):
+@pytest.mark.parametrize(("text", "said"), [
+    ("[a](docs/gone.md)", NOWHERE), ("![a](figures/gone.svg)", NOWHERE), ("[a](../docs/a.md)", NOWHERE),
+    ('<picture><img src="figures/x.svg"></picture>', "without alt")])
+def test_a_link_that_leads_nowhere_and_a_picture_without_words_are_refused(text, said):
+    with pytest.raises(ValueError, match=said):
         linked(text)
-
-
-def test_a_picture_without_words_is_refused():
-    with pytest.raises(ValueError, match="without alt"):
-        linked('<picture><img src="figures/x.svg"></picture>')
 
 
 # -- the finished site --------------------------------------------------------------------------------------------

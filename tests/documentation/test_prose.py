@@ -23,23 +23,14 @@ def test_the_examples_of_the_sites_own_code_hold(module):
     ("# is no heading", r"\# is no heading"),
     ("costs $5 and ~3", r"costs \$5 and \~3"),
     ("takes\n- one\n- two", "takes\n\n- one\n- two"),
+    ("So:\n\n>>> 1 + 1\n2\n>>> [3]\n[3]\n\nAnd on.",
+     "So:\n\n```pycon\n>>> 1 + 1\n2\n>>> [3]\n[3]\n```\n\nAnd on."),
+    ("torch      grows on the W-th step\ndeepspeed  grows on the W+1-th",
+     "```text\ntorch      grows on the W-th step\ndeepspeed  grows on the W+1-th\n```"),
+    ("It is\n\n    a -> b\n      -> c\n\nso.", "It is\n\n```text\na -> b\n  -> c\n```\n\nso."),
 ])
-def test_signs_stay_signs(text, markdown):
+def test_signs_stay_signs_and_doctests_tables_and_pictures_become_blocks(text, markdown):
     assert as_markdown(text) == markdown
-
-
-def test_a_doctest_becomes_a_block_and_the_prose_before_it_stays():
-    assert as_markdown("So:\n\n>>> 1 + 1\n2\n>>> [3]\n[3]\n\nAnd on.") == (
-        "So:\n\n```pycon\n>>> 1 + 1\n2\n>>> [3]\n[3]\n```\n\nAnd on.")
-
-
-def test_a_table_of_columns_becomes_a_block():
-    table = "torch      grows on the W-th step\ndeepspeed  grows on the W+1-th"
-    assert as_markdown(table) == f"```text\n{table}\n```"
-
-
-def test_an_indented_picture_becomes_a_block():
-    assert as_markdown("It is\n\n    a -> b\n      -> c\n\nso.") == "It is\n\n```text\na -> b\n  -> c\n```\n\nso."
 
 
 def test_a_wrapped_line_that_begins_with_a_sign_is_no_list():

@@ -5,8 +5,6 @@ Legend: B batch, T tokens, C channels, H heads, D = C/H.
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import layers
@@ -45,7 +43,7 @@ def reference(qkv: np.ndarray, do: np.ndarray, heads: int, rounded=lambda x: x) 
     terms = p * (abs(dp) + row_sums) * scale
     sums = [terms @ abs(k), terms.swapaxes(2, 3) @ abs(q), p.swapaxes(2, 3) @ abs(g)]
     flat = [x.transpose(0, 2, 1, 3).reshape(*do.shape) for x in (o, *dqkv, p @ abs(v), *sums)]
-    return {"p": p, "o": flat[0], "dqkv": np.concatenate(flat[1:4], 2), "|o|": flat[4],
+    return {"o": flat[0], "dqkv": np.concatenate(flat[1:4], 2), "|o|": flat[4],
             "|dqkv|": np.concatenate(flat[5:], 2)}
 
 
@@ -85,18 +83,6 @@ def test_16_bit_attention_rounds_p_and_ds_and_the_results_and_nothing_else(name)
             assert other < 0.05 if few else other > 0.1
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_probabilities_are_kept_as_they_were_multiplied_and_are_zero_above_the_diagonal(name):
-    qkv, do, heads = inputs(name, (2, 70, 12, 3))
-    _, kept = layers.attention_forward(context(name), qkv, heads)
-    p = reference(qkv, do, heads)["p"]
-    assert kept.p.dtype == DTYPES[name]
-    wide = kept.p.astype(np.float64)
-    # One rounding to the format, some of float32 before it (exp: of the exponent, up to 10), and the smallest number.
-    assert (abs(wide - p) <= (ROUNDING[name] + 40 * (2.0**-53 if name == "fp64" else 2.0**-24)) * p + 2.0**-25).all()
-    assert not bits_of(kept.p[..., ~np.tril(np.ones((70, 70), bool))]).any()
-
-
 # -- computed again ---------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +93,8 @@ def test_probabilities_computed_again_give_the_bits_of_those_that_were_kept(name
     results = (both(name, qkv, do, heads, keep) for keep in ("probabilities", "nothing"))
     for kept, again in zip(*results, strict=True):
         np.testing.assert_array_equal(bits_of(kept), bits_of(again))
+    p = layers.attention_forward(context(name), qkv, heads)[1].p
+    assert not bits_of(p[..., ~np.tril(np.ones((shape[1],) * 2, bool))]).any(), "of later tokens"
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
@@ -124,46 +112,7 @@ def test_tiled_attention_differs_by_four_roundings_of_what_it_adds_up(name, shap
     assert shape[1] < 200 or (bits_of(whole[0]) != bits_of(tiled[0])).mean() > 0.1, "another order of additions"
 
 
-@pytest.mark.parametrize("keep", KEEPS)
-@pytest.mark.parametrize("name", ["bf16", "fp32"])
-@given(group=st.sampled_from([1, 700, 5000, 2**20]), shape=st.sampled_from([(3, 9, 12, 4), (2, 70, 6, 3)]))
-def test_heads_that_are_taken_together_do_not_change_each_others_bits(keep, name, group, shape):
-    qkv, do, heads = inputs(name, shape)
-    wanted = both(name, qkv, do, heads, keep)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerosim.numerics.kernels.NumpyKernels.GROUP", group)
-        for found, expected in zip(both(name, qkv, do, heads, keep), wanted, strict=True):
-            np.testing.assert_array_equal(bits_of(found), bits_of(expected))
-
-
 # -- causality, and what is not finite --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["fp16", "fp32"])
-@pytest.mark.parametrize("keep", KEEPS)
-def test_no_token_sees_a_later_one(name, keep):
-    qkv, do, heads = inputs(name, (2, 70, 6, 2))
-    other, until = qkv.copy(), 66
-    other[:, until:] = normal(name, other[:, until:].shape, 9)
-    do[:, until:] = 0
-    (o, dqkv), (other_o, other_dqkv) = (both(name, x, do, heads, keep) for x in (qkv, other))
-    np.testing.assert_array_equal(bits_of(o[:, :until]), bits_of(other_o[:, :until]))
-    assert (o[:, until:] != other_o[:, until:]).any()
-    np.testing.assert_array_equal(dqkv[:, :until], other_dqkv[:, :until])
-    assert not dqkv[:, until:].astype(np.float32).any(), "nothing that counts depends on later tokens"
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("keep", KEEPS)
-def test_what_is_not_finite_comes_out_and_stays_in_its_own_sequence(keep, bad):
-    qkv, do, heads = inputs("fp16", (2, 9, 6, 2))
-    clean = both("fp16", qkv, do, heads, keep)
-    qkv[1, 4] = bad
-    o, dqkv = both("fp16", qkv, do, heads, keep)
-    assert np.isnan(o[1, 4:].astype(np.float32)).all()
-    assert np.isnan(dqkv[1, 4].astype(np.float32)).any()
-    for found, wanted in zip((o, dqkv), clean, strict=True):
-        np.testing.assert_array_equal(bits_of(found[0]), bits_of(wanted[0]))
 
 
 @pytest.mark.parametrize("keep", KEEPS)

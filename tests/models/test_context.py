@@ -9,23 +9,6 @@ from zerosim.models import Context, LinearUnit
 from zerosim.numerics import kernels, policy
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
-def test_a_context_allocates_in_the_compute_dtype_of_its_policy(name):
-    ctx = Context.standalone(policy.Policy(compute=name))
-    assert ctx.dtype == DTYPES[name]
-    assert ctx.empty((2, 3)).dtype == DTYPES[name]
-    assert ctx.empty((2, 3), dtype=np.uint8).dtype == np.uint8
-    assert ctx.wide_dtype == np.float32
-
-
-def test_empty_charges_the_kind_it_is_told():
-    ctx, recorder = recorded("bf16")
-    ctx.empty((2, 3))
-    ctx.empty(4, "workspace", np.float32, name="scratch")
-    assert recorder.allocated == [("activation", "", (2, 3), DTYPES["bf16"]),
-                                  ("workspace", "scratch", (4,), np.dtype(np.float32))]
-
-
 def test_cast_rounds_a_batch_and_leaves_alone_what_is_at_rest_already():
     ctx, recorder = recorded("fp16")
     x = np.array([[0.1, 65520.0]], np.float32)
@@ -42,14 +25,6 @@ def test_a_context_without_ranks_makes_new_gradients_at_every_backward():
     assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
         "one.weight": ((2, 3), DTYPES["fp16"]), "one.bias": ((3,), DTYPES["fp16"])}
     assert not any(np.shares_memory(first[name], second[name]) for name in first)
-
-
-def test_what_is_drawn_depends_on_the_name_and_the_place_alone():
-    ctx = context("fp16")
-    words = ctx.draw("here", slice(0, 100))
-    assert words.dtype == np.uint32
-    np.testing.assert_array_equal(ctx.draw("here", slice(30, 70)), words[30:70])
-    assert (ctx.draw("there", slice(0, 100)) != words).any()
 
 
 def test_a_product_notes_its_operations_and_what_it_reads_at_rest():

@@ -11,7 +11,7 @@ from zerosim.models import GPT, PRESETS, GPTConfig
 
 NANO = PRESETS["gpt-nano"]
 # Published: Radford et al. 2019 (their 117M and 345M have been corrected since); the checkpoints have exactly these.
-PARAMETERS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+PUBLISHED = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 GRANULARITIES = ["block", "sub_block", 1, 2, 3, 9]
 
 
@@ -22,17 +22,12 @@ def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 # -- shapes and first values ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", PARAMETERS)
-def test_a_published_shape_has_its_published_number_of_parameters(preset: str) -> None:
-    assert GPT(preset).parameter_count == PARAMETERS[preset]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_parameters_are_tables_12_squares_and_13_rows_a_block_and_two_last_rows(preset: str) -> None:
     config = PRESETS[preset]
     v, t, c, layers = config.vocabulary, config.context, config.channels, config.layers
     tied = v * c + t * c + layers * (12 * c * c + 13 * c) + 2 * c
-    assert GPT(preset).parameter_count == tied
+    assert GPT(preset).parameter_count == tied == PUBLISHED.get(preset, tied)
     assert GPT(preset, tied=False).parameter_count == tied + v * c
 
 
@@ -40,13 +35,6 @@ def test_the_units_are_the_embedding_the_blocks_and_the_head() -> None:
     assert [unit.name for unit in GPT("gpt-nano").units] == ["embed", "block0", "block1", "head"]
     five = GPT(replace(NANO, layers=5), units=2)
     assert [unit.name for unit in five.units] == ["embed", "block0-1", "block2-3", "block4", "head"]
-
-
-@pytest.mark.parametrize("units", GRANULARITIES)
-def test_names_order_and_first_values_do_not_depend_on_the_granularity(units: str | int) -> None:
-    one, other = GPT(replace(NANO, layers=3), seed=5), GPT(replace(NANO, layers=3), seed=5, units=units)
-    assert list(one.shapes.items()) == list(other.shapes.items())
-    assert same_bits(run_of(one).w, run_of(other).w)
 
 
 def test_first_values_are_gpt2s() -> None:
@@ -61,18 +49,20 @@ def test_first_values_are_gpt2s() -> None:
             assert abs(value.std() / wanted - 1) < 6 / (2 * value.size)**0.5, name
 
 
-def test_another_seed_draws_other_weights() -> None:
-    one, other = (run_of(GPT("gpt-nano", seed=seed)).w for seed in (1, 2))
-    assert not (one["wte"] == other["wte"]).any()
-
-
-def test_a_tied_head_shares_and_an_untied_one_owns() -> None:
-    tied, untied = GPT("gpt-nano").units[-1], GPT("gpt-nano", tied=False).units[-1]
-    assert (tied.tied_weights, list(tied.shapes)) == ({"wte": "embed"}, ["ln_f.weight", "ln_f.bias"])
-    assert (untied.tied_weights, list(untied.shapes)) == ({}, ["ln_f.weight", "ln_f.bias", "lm_head.weight"])
-
-
 # -- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("units", GRANULARITIES)
+def test_the_granularity_changes_no_name_no_first_value_and_no_bit_of_loss_and_gradients(dtype: str, units: str | int):
+    models = [GPT(replace(NANO, layers=3), seed=seed, units=of) for seed, of in ((5, "block"), (5, units), (6, units))]
+    one, other, of_another_seed = (run_of(model, dtype, 0.2) for model in models)
+    assert list(one.model.shapes.items()) == list(other.model.shapes.items())
+    assert same_bits(one.w, other.w)
+    assert not same_bits(one.w, of_another_seed.w)
+    (loss, gradients), (other_loss, other_gradients) = (run.gradients(*batch_of(run.model)) for run in (one, other))
+    assert loss == other_loss
+    assert same_bits(gradients, other_gradients)
 
 
 def test_any_batch_and_any_length_up_to_the_context_runs_and_leaves_the_other_places_without_a_gradient() -> None:
@@ -83,40 +73,6 @@ def test_any_batch_and_any_length_up_to_the_context_runs_and_leaves_the_other_pl
         assert {name: gradient.shape for name, gradient in gradients.items()} == run.model.shapes
         assert gradients["wpe"][:tokens].any(axis=1).all()
         assert not gradients["wpe"][tokens:].any()
-
-
-def test_the_gradient_of_a_tied_table_is_the_sum_of_both_its_uses() -> None:
-    tied = run_of(GPT("gpt-nano"), "fp64", scatter=0.2)
-    untied = run_of(GPT("gpt-nano", tied=False), "fp64")
-    untied.w = {**tied.w, "lm_head.weight": tied.w["wte"].T.copy()}
-    batch = batch_of(tied.model)
-    of_tied, of_untied = tied.gradients(*batch)[1], untied.gradients(*batch)[1]
-    # Other products of matrices, so other roundings: of 17 addends in float64.
-    np.testing.assert_allclose(of_tied["wte"], of_untied["wte"] + of_untied["lm_head.weight"].T, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("units", GRANULARITIES)
-def test_the_granularity_changes_no_bit(dtype: str, units: str | int) -> None:
-    one, other = run_of(GPT("gpt-nano"), dtype, 0.2), run_of(GPT("gpt-nano", units=units), dtype, 0.2)
-    batch = batch_of(one.model)
-    (loss, gradients), (other_loss, other_gradients) = one.gradients(*batch), other.gradients(*batch)
-    assert loss == other_loss
-    assert same_bits(gradients, other_gradients)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_gradients_of_all_formats_are_near_those_of_float64(dtype: str) -> None:
-    wide, narrow = run_of(GPT("gpt-nano"), "fp64", 0.2), run_of(GPT("gpt-nano"), dtype, 0.2)
-    wide.w = {name: value.astype(np.float64) for name, value in narrow.w.items()}
-    batch = batch_of(wide.model)
-    (loss, gradients), (wide_loss, wide_gradients) = narrow.gradients(*batch), wide.gradients(*batch)
-    # Some two dozen roundings of relative size u follow each other; four times that for the largest of some thousand.
-    bound = 100 * {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}[dtype]
-    assert loss == pytest.approx(wide_loss, rel=bound)
-    for name, gradient in gradients.items():
-        error = np.abs(gradient.astype(np.float64) - wide_gradients[name]).max()
-        assert error <= bound * np.abs(wide_gradients[name]).max(), name
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32"])
@@ -139,32 +95,7 @@ def test_loss_and_gradients_are_pytorchs(dtype: str, tied: bool) -> None:
             assert np.abs(gradient - theirs).max() <= bound * np.abs(theirs).max(), name
 
 
-def test_nothing_of_the_future_reaches_a_logit() -> None:
-    run = run_of(GPT("gpt-nano"), "fp32", scatter=0.2)
-    x, _ = batch_of(run.model)
-    changed = x.copy()
-    changed[:, 5:] = (changed[:, 5:] + 1) % NANO.vocabulary
-    before, after = run.output(x), run.output(changed)
-    assert (before[:, :5] == after[:, :5]).all()
-    assert (before[:, 5:] != after[:, 5:]).any(axis=-1).all()
-
-
-def test_the_first_loss_is_that_of_knowing_nothing() -> None:
-    run = run_of(GPT("gpt-micro"))
-    # First logits are sums of 128 products of a normalized channel and a weight of deviation 0.02: of deviation 0.23,
-    # which adds half its square to the logarithm of the vocabulary.
-    assert run.loss(*batch_of(run.model)) == pytest.approx(np.log(256) + 0.23**2 / 2, abs=0.1)
-
-
 # -- dropout ----------------------------------------------------------------------------------------------------------
-
-
-def test_dropout_changes_the_loss_and_its_absence_does_not_come_with_other_weights() -> None:
-    dropping = GPT(replace(NANO, dropout=0.5))
-    batch = batch_of(dropping)
-    plain = run_of(GPT("gpt-nano"))
-    assert run_of(dropping).loss(*batch) != plain.loss(*batch)
-    assert run_of(dropping.without_dropout()).loss(*batch) == plain.loss(*batch)
 
 
 def test_every_place_of_dropout_draws_random_numbers_of_its_own() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.cases import covering
 from tests.models.contexts import FLOWING, bits_of
 from tests.models.runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, Context, GPTConfig, Recompute, Unit
-from zerosim.numerics import kernels, policy
+from zerosim.models import GPT, PRESETS, GPTConfig, Recompute, Unit
+from zerosim.numerics import policy
 from zerosim.planning import activations, flops
 
 NANO = PRESETS["gpt-nano"]
@@ -29,28 +29,6 @@ def setting(shape: tuple[int, int, int, int], dtype: str = "fp32",
     run = run_of(GPT(GPTConfig(layers, channels, heads, tokens, vocabulary=5)), dtype, scatter=0.2)
     x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
     return run, activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), x
-
-
-def keeping(run: Run, policy: str) -> None:
-    run.ctx = replace(run.ctx, keep=Recompute.parse(policy).inside)
-
-
-# -- bytes at rest ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("policy", INSIDE)
-def test_between_forward_and_backward_each_block_holds_what_the_closed_form_says(policy, shape, dtype):
-    run, block, x = setting(shape, dtype)
-    keeping(run, policy)
-    everything, held = [], [run.recorder.now["activation"]]
-    for unit in run.model.units[1:-1]:
-        x, kept = unit.forward(run.ctx, run.w, x)
-        everything.append(kept)
-        held.append(run.recorder.now["activation"])
-    # What block i+1 adds is its output, not yet its own, and less its input, which was there: the same bytes.
-    assert np.diff(held).tolist() == [activations.kept(block, policy).nbytes] * 3
 
 
 # -- the peak ---------------------------------------------------------------------------------------------------------
@@ -105,7 +83,7 @@ def flops_of(run: Run, action) -> int:
 @pytest.mark.parametrize("policy", INSIDE)
 def test_what_a_block_computes_is_the_closed_form(policy, shape):
     run, block, x = setting(shape)
-    keeping(run, policy)
+    run.ctx = replace(run.ctx, keep=Recompute.parse(policy).inside)
     unit, results = run.model.units[1], []
     assert flops_of(run, lambda: results.append(unit.forward(run.ctx, run.w, x))) == sum(
         flops.forward(block).values())
@@ -115,21 +93,15 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_computed_a_second_time_is_the_closed_form(policy):
-    run, block, _ = setting((2, 8, 12, 3), layers=4)
-    batch = batch_of(run.model)
-    run.ctx = replace(run.ctx, keep="all")
-    plain = flops_of(run, lambda: run.gradients(*batch))
-    again = flops_of(run, lambda: run.gradients(*batch, policy)) - plain
-    recompute = Recompute.parse(policy)
-    ends = 0
-    if recompute.units_per_segment is not None:  # segments hold the embedding and the head too
-        x = run.model.units[0].forward(run.ctx, run.w, batch[0])[0]
-        ends = sum(flops_of(run, lambda u=u, x=x: u.forward(run.ctx, run.w, x))
-                   for u, x in [(run.model.units[0], batch[0]), (run.model.units[-1], x)])
-    if recompute.inside == "tiled":  # and what backward saves by summing dO·O instead of P·dP
-        ends += 4 * flops.ROW_SUM * (block.stream - block.square)
-    assert again == flops.recomputed(block, 4, policy) + ends
+def test_what_is_computed_a_second_time_is_what_the_blocks_compute_beyond_keeping_all(policy):
+    block, recompute = activations.Block(2, 8, 12, 3), Recompute.parse(policy)
+    inside = "none" if recompute.inside == "all" else recompute.inside
+    again = sum(flops.backward(block, inside).values()) - sum(flops.backward(block, "none").values())
+    if recompute.units_per_segment is not None:
+        again += sum(flops.forward(block).values())
+    if inside == "tiled":  # less what backward saves by summing dO·O instead of P·dP
+        again -= flops.ROW_SUM * (block.stream - block.square)
+    assert flops.recomputed(block, 4, policy) == 4 * again
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------
@@ -175,17 +147,3 @@ def test_logits_in_fp32_are_moments_of_their_own_size():
     assert max(moment.total_nbytes for moment in moments) == max(map(sum, run.recorder.moments))
     (back,) = (moment for moment in moments if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)
-
-
-def test_a_published_shape_runs_on_arrays_without_data_and_notes_the_same_operations():
-    model, null, noted = GPT("gpt2-xl"), kernels.NullKernels(), []
-    ctx = Context.standalone(policy.Policy("bf16"), null)
-    ctx = replace(ctx, note=lambda flops=0, nbytes=0: noted.append(flops),
-                  gradients=lambda unit: {name: null.empty(model.shapes[name], ctx.dtype) for name in unit.shapes})
-    w = {name: null.empty(shape, ctx.dtype) for name, shape in model.shapes.items()}
-    unit, block = model.units[1], activations.Block(4, 1024, 1600, 25)
-    y, kept = unit.forward(ctx, w, null.empty((4, 1024, 1600), ctx.dtype))
-    assert (y.shape, sum(noted)) == ((4, 1024, 1600), sum(flops.forward(block).values()))
-    unit.backward(ctx, w, kept, y)
-    both = [*flops.forward(block).values(), *flops.backward(block).values()]
-    assert sum(noted) == sum(both)

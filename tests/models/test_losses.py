@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
+from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import CrossEntropy, HalfSquaredError
 
 FORMATS = ["fp16", "bf16", "fp32", "fp64"]
@@ -21,15 +21,6 @@ def step(name, loss, y, target, scale=1.0, ctx=None):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_losss_gradient_is_s_times_the_slope_of_its_unscaled_value(name):
-    loss, shape, target = BATCHES[name]
-    y = normal("fp64", shape)
-    gradient = step("fp64", loss, y, target, 8.0)[1]
-    wanted = 8 * slope(lambda: loss.forward(context("fp64"), y, target)[0], y)
-    np.testing.assert_allclose(gradient, wanted, rtol=1e-7, atol=1e-8)  # step², and 1e-16/step times 8
-
-
-@pytest.mark.parametrize("name", BATCHES)
 def test_the_gradient_is_new_memory_and_a_power_of_two_scales_it_exactly(name):
     loss, shape, target = BATCHES[name]
     y = normal("bf16", shape)
@@ -44,13 +35,6 @@ def test_the_gradient_is_new_memory_and_a_power_of_two_scales_it_exactly(name):
 # -- half the squared error -------------------------------------------------------------------------------------------
 
 HALF = HalfSquaredError()
-
-
-def test_half_the_squared_error_is_the_mean_over_the_batch_of_half_the_squared_distance():
-    y, target = np.array([[1, 2], [3, 4]], np.float32), np.array([[0, 2], [3, 1]], np.float32)
-    value, gradient = step("fp32", HALF, y, target)
-    assert value == (0.5 * 1 + 0.5 * 9) / 2
-    np.testing.assert_array_equal(gradient, [[0.5, 0], [0, 1.5]])
 
 
 def test_the_target_is_not_rounded_and_the_gradient_is_scaled_in_fp32_and_rounded_once():
@@ -157,16 +141,6 @@ def test_logits_at_the_end_of_the_format_overflow_nothing(name):
     assert loss == pytest.approx(np.log(3) / 2, rel=1e-6)
     assert np.isfinite(gradient.astype(np.float64)).all()
     np.testing.assert_array_equal(gradient[0].astype(np.float64), 0)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_comes_out_and_spoils_its_own_row(bad):
-    logits = normal("fp32", (2, 3))
-    logits[1, 2] = bad
-    loss, gradient = step("fp32", OWN, logits, np.array([0, 1]))
-    assert not np.isfinite(loss)
-    assert np.isnan(gradient[1]).any()
-    assert np.isfinite(gradient[0]).all()
 
 
 def test_the_scale_multiplies_in_fp32_before_the_one_rounding():

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH
@@ -111,15 +113,6 @@ def test_a_copy_shows_what_the_cells_show_now(text):
     assert displayed == [None if cell.displayed is None else repr(cell.displayed) for cell in shown(text)]
 
 
-def test_most_proofs_are_shortened_by_worlds_alone():
-    shortened = [text for text in TEXTS if with_fewer_worlds(text) != text.read_text(encoding="utf-8")]
-    assert len(shortened) >= 10
-    for text in shortened:
-        whole, shorter = text.read_text(encoding="utf-8").splitlines(), with_fewer_worlds(text).splitlines()
-        assert [new for old, new in zip(whole, shorter, strict=True) if old != new] in (
-            [f"for ranks in {fewer(text)}:"], [f"for count in {fewer(text)}:"])
-
-
 @NUMBERED
 def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
     pictures = 0
@@ -164,7 +157,7 @@ def test_jupyter_executes_the_text_into_the_same_file(text):
     assert execute.written(text) == copy.read_text(encoding="utf-8"), "it has changed: read it, then `make notebooks`"
 
 
-# -- the first notebook's own promises ----------------------------------------------------------------------------
+# -- what readers are told to try ---------------------------------------------------------------------------------
 
 def first(*changes: tuple[str, str]) -> list[Shown]:
     """The first notebook, run with its text changed."""
@@ -183,6 +176,19 @@ def test_at_a_small_learning_rate_one_weight_moves_in_fp16_as_the_reader_is_told
     assert "after the all-gather [ 2.     -3.      1.      0.5005]" in by_rank
     assert "master [ 2.0003 -2.9997]" in by_rank
     assert "master [1.0003 0.5003]" in by_rank
+
+
+def test_who_forgets_to_divide_by_the_scale_has_huge_moments_and_almost_the_same_weights():
+    text, _, _ = changed(FOLDER / "03_mixed_precision_and_loss_scaling.py").partition("cluster = zs.Cluster(3)")
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("figures."))
+    found = []
+    for source in (code, code.replace("np.float32(scale * rank.size)", "np.float32(rank.size)")):
+        namespace = {}
+        exec(source, namespace)
+        found.append(zs.Cluster(3).run(namespace["train_by_hand"])[0][1])
+    right, wrong = found
+    assert np.abs(wrong["m"]).max() > 10_000 * np.abs(right["m"]).max()
+    assert 0 < np.abs(wrong["master"] - right["master"]).max() < 0.001 < 1 < np.abs(right["master"]).max()
 
 
 def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch):

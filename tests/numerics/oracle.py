@@ -59,21 +59,6 @@ ROWS = [
 LOW = ROWS[1:]
 
 
-def decode(row: Row, code: int) -> float:
-    """The value of a code, field by field."""
-    sign = -1.0 if code >> (row.bits - 1) else 1.0
-    exponent = (code >> row.p) & (2**row.exponent_bits - 1)
-    mantissa = code & (2**row.p - 1)
-    last_exponent = exponent == 2**row.exponent_bits - 1
-    if row.has_infinity and last_exponent:
-        return nan if mantissa else sign * inf
-    if not row.has_infinity and last_exponent and mantissa == 2**row.p - 1:
-        return nan
-    if exponent == 0:
-        return sign * mantissa * 2.0 ** (row.emin - row.p)
-    return sign * (1 + mantissa / 2**row.p) * 2.0 ** (exponent - row.bias)
-
-
 def exponent_of(magnitude: Fraction) -> int:
     """e with 2^e <= magnitude < 2^(e+1)."""
     e = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()

@@ -6,6 +6,7 @@ import numpy as np
 from zerosim.numerics import arrays
 
 DIFFERENT = [
+    np.float32([0, 1e-45]),  # one bit beside the next
     np.zeros(2, np.float32), np.zeros(2, np.float64), np.zeros((2, 1), np.float32), np.zeros((1, 2), np.float32),
     np.zeros(2, np.int32), np.zeros(4, np.float16), np.zeros(4, ml_dtypes.bfloat16), -np.zeros(2, np.float32),
     np.zeros((), np.float32), np.zeros(1, np.float32), np.zeros(0, np.float32), np.zeros((0, 3), np.float32),
@@ -21,13 +22,6 @@ def test_the_same_bits_have_the_same_fingerprint_however_they_lie() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     for other in (x.copy(), np.asfortranarray(x), np.stack([x, x], axis=-1)[..., 0]):
         assert arrays.sha256(other) == arrays.sha256(x)
-
-
-def test_a_bit_that_changes_changes_it() -> None:
-    x = np.arange(1000, dtype=np.float32)
-    before = arrays.sha256([x])
-    x.view(np.uint32)[777] ^= 1
-    assert arrays.sha256([x]) != before
 
 
 def test_lists_and_tuples_are_one_thing_and_so_are_a_number_and_the_array_without_dimensions() -> None:

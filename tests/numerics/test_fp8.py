@@ -14,12 +14,14 @@ quantized, scale_to = kernels.quantized, kernels.scale_to
 FORMATS = ("fp8_e4m3", "fp8_e5m2")
 
 
-@given(top=st.floats(2.0**-100, 2.0**100), fmt=st.sampled_from(FORMATS))
-def test_the_scale_is_the_largest_power_of_two_that_keeps_the_largest_value(top, fmt):
+@given(top=st.floats(2.0**-149, 2.0**127, width=32), fmt=st.sampled_from(FORMATS))
+def test_the_scale_is_the_largest_power_of_two_that_keeps_the_largest_value_and_has_a_normal_inverse(top, fmt):
     x, largest = np.array([top, -top / 2], np.float32), zs.FORMATS[fmt].largest
     scale = scale_to(x, fmt)
     assert np.frexp(scale)[0] == 0.5
-    assert float(x[0]) * scale <= largest < float(x[0]) * scale * 2
+    assert 2.0**-126 <= scale <= 2.0**126
+    assert top * scale <= largest
+    assert top * scale * 2 > largest or scale == 2.0**126
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -36,36 +38,6 @@ def test_every_value_is_rounded_once_to_the_formats_number_times_a_power_of_two(
     assert oracle.same(quantized(x, fmt), oracle.cast(np.array(expected, np.float64), np.float32))
 
 
-@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=8), st.integers(-60, 60), st.sampled_from(FORMATS))
-def test_a_power_of_two_goes_through_unseen(values, exponent, fmt):
-    x = np.array(values, np.float32)
-    x[np.abs(x) < 2.0**-40] = 0  # so that no product below is subnormal in fp32
-    factor = np.float32(2.0**exponent)
-    assert oracle.same(quantized(x * factor, fmt), quantized(x, fmt) * factor)
-
-
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=8), st.sampled_from(FORMATS))
-def test_rounding_again_changes_nothing_and_finite_values_stay_finite(values, fmt):
-    once = quantized(np.array(values, np.float32), fmt)
-    assert np.isfinite(once).all()
-    assert oracle.same(quantized(once, fmt), once)
-
-
-@pytest.mark.parametrize(("fmt", "share"), [("fp8_e4m3", 2.0**-19), ("fp8_e5m2", 2.0**-33)])
-def test_what_is_too_small_beside_the_largest_value_becomes_0(fmt, share):
-    for top in (1.0, 1.75, 1.76, 1.999):
-        x = np.array([top, top * share * 0.999, top * share * 2.3], np.float32)
-        assert [bool(value) for value in quantized(x, fmt)] == [True, False, True]
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_the_scale_and_its_inverse_are_normal_numbers_of_fp32_whatever_the_tensor(fmt):
-    for top in (2.0**-149, 2.0**-126, 2.0**-118, 1.0, 3.4e38):
-        scale = scale_to(np.array([top], np.float32), fmt)
-        assert 2.0**-126 <= scale <= 2.0**126
-        assert (scale == 2.0**126) == (top <= 2.0**-118)
-
-
 def test_a_users_errstate_changes_nothing_and_16_bit_tensors_are_welcome_and_left_alone():
     x = np.array([np.inf, -np.inf, np.nan, 1e-45, 3e38], np.float32)
     for fmt in FORMATS:
@@ -76,13 +48,6 @@ def test_a_users_errstate_changes_nothing_and_16_bit_tensors_are_welcome_and_lef
     x = np.array([0.3, -1.7], ml_dtypes.bfloat16)
     assert quantized(x, "fp8_e4m3").tolist() == [0.3125, -1.75]
     assert (x == np.array([0.3, -1.7], ml_dtypes.bfloat16)).all()
-
-
-def test_a_tensor_has_one_scale_and_so_an_outlier_costs_the_small_values_their_bits():
-    x = np.linspace(0.01, 0.02, 50, dtype=np.float32)
-    error = [np.abs(quantized(np.append(x, top), "fp8_e4m3")[:-1] / x - 1).max() for top in (0.02, 4000.0)]
-    assert error[0] <= 2.0**-4
-    assert error[1] == 1  # all of them are 0
 
 
 def test_fp8_products_change_bits_and_still_train():

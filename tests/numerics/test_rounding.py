@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, decode, every_code, magnitudes, rounded, same
+from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, every_code, magnitudes, rounded, same
 from tests.numerics.oracle import values as values_of
 from zerosim import round_to, spacing
-from zerosim.numerics import kernels, random, rounding
+from zerosim.numerics import kernels, rounding
 
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
@@ -33,26 +32,12 @@ def assert_exact(x: np.ndarray, row: Row, mode: str, words: np.ndarray, *, satur
 
 @by_row
 @by_mode
-@given(pairs=st.lists(st.tuples(st.floats() | st.floats(width=32), WORD), min_size=1, max_size=40),
-       container=st.sampled_from(CONTAINERS), saturate=st.booleans())
-def test_a_number_is_rounded_as_the_fraction_that_it_is(row, mode, pairs, container, saturate) -> None:
-    x, words = zip(*pairs, strict=True)
-    assert_exact(cast(np.array(x), container), row, mode, np.array(words, np.uint32), saturate=saturate)
-
-
-@by_row
-@by_mode
 def test_awkward_numbers_are_rounded_as_the_fractions_that_they_are(row: Row, mode: str) -> None:
     """Zeros keep their sign, infinities and overflows are what the format has for them, or the largest number."""
     words = np.random.default_rng(1).integers(0, 2**32, 600, dtype=np.uint32)
     for container in CONTAINERS:
         for count, saturate in ((600, False), (100, True)):
             assert_exact(cast(awkward_floats(count, row.p), container), row, mode, words[:count], saturate=saturate)
-
-
-@by_low
-def test_the_array_type_means_what_the_definition_says(row: Row) -> None:
-    assert same(values_of(row), np.array([decode(row, code) for code in range(2**row.bits)]))
 
 
 @by_low
@@ -117,22 +102,6 @@ def test_the_container_is_float64_for_float64_and_float32_for_all_else() -> None
 
 # -- stochastic rounding ----------------------------------------------------------------------------------------------
 
-COUNT = 100_000
-WORDS = random.bits((0, "test", 0, "stochastic"), 0, COUNT)
-
-
-@by_low
-@pytest.mark.parametrize("place", [1.3, 0.77, 3e-5])
-def test_the_mean_of_many_stochastic_roundings_is_the_number_itself(row: Row, place: float) -> None:
-    x = np.full(COUNT, place, np.float32)
-    y = round_to(x, row.name, "stochastic", bits=WORDS).astype(np.float64)
-    lower, upper = y.min(), y.max()
-    assert len(np.unique(y)) == 2
-    assert lower < x[0] < upper
-    # The mean of COUNT draws strays by (upper - lower)/(2·√COUNT) at most; six times that is never seen.
-    assert abs(y.mean() - x[0]) < 3 * (upper - lower) / np.sqrt(COUNT)
-
-
 def test_a_number_goes_up_exactly_when_its_word_lies_below_its_place() -> None:
     """Above the largest number, to an overflow."""
     # A quarter of the way from 1 to 1 + 2^-10: words up to 2^30 - 1 round up, (2^30 - 1 + 1/2)/2^32 < 1/4.
@@ -169,67 +138,3 @@ def test_spacing_has_the_published_values() -> None:
     found = {name: float(spacing(1.0, name)) for name in ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2")}
     assert found == {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7, "fp8_e4m3": 2**-3, "fp8_e5m2": 2**-2}
     assert (spacing(0.0, "fp16"), spacing(65504.0, "fp16")) == (2.0**-24, 32)
-
-
-# -- what is often said about low precision, and is not so ------------------------------------------------------------
-
-BF16 = next(row.dtype for row in ROWS if row.name == "bf16")
-
-
-def test_numbers_below_fp16s_smallest_normal_do_not_flush_to_zero() -> None:
-    assert round_to(6e-8, "fp16") == 2.0**-24
-    assert round_to(3e-8, "fp16") == 2.0**-24  # it even goes up
-    assert round_to(2.0**-25, "fp16") == 0
-    assert round_to(np.nextafter(2.0**-25, 1), "fp16") == 2.0**-24
-
-
-def test_fp32_does_not_keep_every_small_update() -> None:
-    lost = [bool(round_to(w + 1e-8, "fp32") == w) for w in (1.0, 0.5, 0.25, float(np.float32(0.1)))]
-    assert lost == [True, True, True, False]
-
-
-def test_an_update_is_not_lost_alike_on_both_sides_of_a_power_of_two() -> None:
-    assert round_to(0.25 - 1e-8, "fp32") != 0.25
-    assert round_to(1 - 3e-4, "fp16") != 1
-    assert round_to(1 + 3e-4, "fp16") == 1
-
-
-def test_e4m3_does_not_overflow_to_infinity_nor_right_above_its_largest_number() -> None:
-    assert np.isnan(round_to(np.inf, "fp8_e4m3"))
-    assert np.isnan(round_to(1000.0, "fp8_e4m3"))
-    assert round_to(464.0, "fp8_e4m3") == 448
-
-
-def test_a_sum_of_ones_does_not_count_in_bf16() -> None:
-    ones, total = np.ones(4096, BF16), np.empty(1, BF16)
-    assert np.add.reduce(ones) == 256
-    kernels.NumpyKernels().column_sum(ones.reshape(-1, 1), total)
-    assert total == 4096
-
-
-def test_a_python_scalar_does_not_leave_bf16_in_bf16() -> None:
-    assert (np.ones(2, BF16) * 0.1).dtype == np.float32
-    assert (np.ones(2, np.float16) * 0.1).dtype == np.float16
-
-
-def test_rounding_twice_is_not_rounding_once_as_ml_dtypes_cast_of_float64_shows() -> None:
-    x = np.array([1 + 2.0**-8 + 2.0**-40])
-    assert round_to(round_to(x, "fp32"), "bf16") != round_to(x, "bf16")
-    assert packed(x, BF16) != x.astype(BF16)
-    assert packed(x, BF16).astype(np.float64) == round_to(x, "bf16") == 1 + 2.0**-7
-
-
-def test_addition_in_low_precision_is_not_associative() -> None:
-    add, out = kernels.NumpyKernels().add_rounded, np.empty(1, np.float16)
-    one, small = np.ones(1, np.float16), np.full(1, 2.0**-11, np.float16)
-    add(one, small, out)
-    add(out, small, out)
-    assert out == 1
-    add(small, small, out)
-    add(one, out, out)
-    assert out == 1 + 2.0**-10
-
-
-def test_one_minus_beta_is_not_what_float32_makes_of_it() -> None:
-    assert np.float32(1) - np.float32(0.999) == np.float32(0.00099998713)
-    assert np.float32(1 - 0.999) == np.float32(0.001)

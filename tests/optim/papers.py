@@ -54,14 +54,6 @@ def updated(optimizer, w, gradients, *, factors=None, first=1):
     return w, state
 
 
-def at_rest(state, optimizer, shape):
-    """Rounds the slots that rest in 16 bit, as their keeper does between steps."""
-    for name, slot in optimizer.slots(shape).items():
-        if slot.format == "bf16":
-            state[name][...] = (state[name].view(np.uint32) + 0x7FFF + (state[name].view(np.uint32) >> 16 & 1)
-                                & 0xFFFF0000).view(np.float32)
-
-
 # -- one element at a time --------------------------------------------------------------------------------------------
 
 

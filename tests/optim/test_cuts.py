@@ -119,20 +119,6 @@ def test_matrix_optimizers_say_which_tensors_they_need_whole():
 
 
 @pytest.mark.parametrize("optimizer", WHOLE, ids=named)
-def test_no_optimizer_updates_part_of_a_matrix(optimizer):
-    state = new_state(optimizer, (4, 3))
-    for name, slot in optimizer.slots((4, 3)).items():
-        if slot.shape == (4, 3):
-            state[name] = np.zeros(7, np.float32)  # the piece's part of the matrix's state
-    piece, before = np.ones(7, np.float32), {name: slot.copy() for name, slot in state.items()}
-    ctx = UpdateContext(KERNELS, factors=factors_of((4, 3)))
-    with pytest.raises(ValueError, match=r"flat piece .*\(7,\).* never updates part of .*layout='whole_matrices'"):
-        optimizer.update(ctx, piece, piece.copy(), state, 1)
-    assert (piece == 1).all()
-    assert all((slot == before[name]).all() for name, slot in state.items())
-
-
-@pytest.mark.parametrize("optimizer", WHOLE, ids=named)
 def test_matrix_optimizers_take_their_workspace_from_the_context(optimizer):
     asked = []
 

@@ -172,21 +172,15 @@ def test_a_users_optimizer_is_judged_by_what_it_does_and_not_by_what_it_claims(k
     assert found.claimed == kind.cut
 
 
-def test_the_counterexample_is_a_small_one_and_can_be_run():
-    """What it says of two elements of a Clipped is what happens when one runs it."""
-    found = check_shardable(Clipped())
-    assert found.counterexample.startswith("A tensor (2,) whole, and cut at [1]: ")
-    assert "elements of w differ after 5 steps; element 0 becomes " in found.counterexample
-    assert check_shardable(Clipped()) == found, "the same seed, the same trial"
-    assert check_shardable(Clipped(), seed=1).counterexample != found.counterexample
-
-
-def test_the_finding_is_a_sentence():
+def test_the_finding_is_a_sentence_with_a_small_counterexample_and_the_same_for_one_seed():
     assert str(check_shardable(zs.optim.Adam())) == (
         "Adam may be cut anywhere: an element's update reads that element's weight, gradient and state alone")
-    text = str(check_shardable(Clipped()))
-    assert text.startswith("Clipped may be cut on the borders of tensors only, and claims cut='anywhere', which is too "
-                           f"much: the update of an element {OTHERS}. A tensor (2,) whole, and cut at [1]: ")
+    found = check_shardable(Clipped())
+    assert str(found).startswith(
+        "Clipped may be cut on the borders of tensors only, and claims cut='anywhere', which is too much: the update "
+        f"of an element {OTHERS}. A tensor (2,) whole, and cut at [1]: 2 of 2 elements of w differ after 5 steps; ")
+    assert check_shardable(Clipped()) == found
+    assert check_shardable(Clipped(), seed=1).counterexample != found.counterexample
     assert str(check_shardable(Shared())).startswith("Shared may not be cut at all, and claims cut='anywhere', which")
 
 
@@ -198,21 +192,6 @@ def test_an_optimizer_that_takes_matrices_only_is_tried_on_matrices():
             return super().slots(shape)
 
     assert "A tensor (2, 2) whole" in check_shardable(Picky()).counterexample
-
-
-def test_an_unseen_optimizer_that_passes_trains_under_every_stage_to_one_devices_bits():
-    model = zs.models.MLP((3, 5, 2), seed=1)
-
-    def program(rank, stage, optimizer, gather):
-        data = np.random.default_rng(rank.index)
-        engine = zs.Engine(rank, model, optimizer, stage=stage, gather=gather)
-        for _ in range(2):
-            engine.step([(data.normal(size=(2, 3)), data.normal(size=(2, 2)))])
-        return b"".join(engine.state(name)["parameter"].tobytes() for name in model.shapes)
-
-    for kind, gather in ((Cubed, False), (Centered, True)):
-        found = {zs.Cluster(3).run(program, stage, kind(), gather)[0] for stage in zs.STAGES}
-        assert len(found) == 1, kind
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -227,6 +206,12 @@ def greedy(self, ctx, w, g, state, step):
     """Changes the gradient."""
     g *= 2
     w -= g
+
+
+def rebinding(self, ctx, w, g, state, step):
+    """Puts another array into the state."""
+    state["m"] = state["m"] + g
+    w -= state["m"]
 
 
 def functional(self, ctx, w, g, state, step):
@@ -257,6 +242,7 @@ SHAPELESS = "takes shapes of tensors that can be cut, found ...write tuples with
     (own("Slotless", cubed, slots=lambda self, shape: {"m": shape}), [(2,)],
      "Slotless.slots((2,)) returns {'m': (2,)}; return a dict of names and Slot(shape, format)"),
     (own("Greedy", cubed, update=greedy), [(2,)], "Greedy.update changes the gradient, which others still read; work"),
+    (own("Rebinding", cubed, update=rebinding), [(2,)], "Rebinding.update replaced the state 'm'"),
     (own("Functional", cubed, update=functional), [(2,)], "Functional.update changes nothing in 5 steps; update in "
      "place, with w -= ...; what it returns is not looked at"),
     (own("Broken", broken), [(2,), (3,)], "Broken updates no tensor of the shapes (2,), (3,); it says RuntimeError: "

@@ -1,10 +1,10 @@
-"""Cuts, model states and traffic: the worked example, and what holds for every job.
+"""Cuts, model states and traffic: what holds for every job, and states that no engine has.
 
-Published numbers are rows of `zerosim/course/published`, which `test_published` computes.
+That they are what engines hold and send, every run of `tests/zero` asserts that is compared to the twin; published
+numbers are rows of `zerosim/course/published`, which `test_published` computes.
 """
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -68,9 +68,6 @@ def test_units_and_regions_name_the_same_owners_who_own_as_much_as_each_other(un
 
 # -- bytes at rest ----------------------------------------------------------------------------------------------------
 
-WORKED = {stage: Job((2, 2), ranks=2, states=states, layout="contiguous") for stage, states in STAGES.items()}
-
-
 @st.composite
 def jobs(draw):
     """Any job of the four stages whose gradients travel in one format."""
@@ -88,28 +85,6 @@ def held(job):
     return one
 
 
-@pytest.mark.parametrize(("job", "expected"), [
-    (Job((10,), 1, STAGES[0], slots=0), {"parameter": 20, "gradient": 20, "master": 40}),
-    (Job((10,), 1, STAGES[0], slots=3), {"parameter": 20, "gradient": 20, "master": 40, "optimizer_state": 120}),
-    (Job((2, 2), 2, STAGES[3], slots=0, policy=Policy("fp32")), {"parameter": 8, "gradient": 8}),
-    # With compute in fp32 the parameter is the master, but a cut one is none for a whole optimizer.
-    *((Job((10,), 1, states, policy=Policy("fp32")), {"parameter": 40, "gradient": 40, "optimizer_state": 80})
-      for states in STAGES.values()),
-    (Job((10,), 2, ShardedStates(True, False, False), policy=Policy("fp32")),
-     {"parameter": 20, "gradient": 40, "master": 40, "optimizer_state": 80}),
-    # Gradients rest in the format that accumulates, whatever reduces.
-    *((Job((10,), 1, STAGES[0], policy=Policy("fp16", **formats), slots=0),
-       {"parameter": 20, "gradient": nbytes, "master": 40})
-      for formats, nbytes in (({"accumulate": "fp32"}, 40), ({"reduce": "fp32"}, 20))),
-    (WORKED[0], {"parameter": 8, "gradient": 8, "master": 16, "optimizer_state": 32}),
-    (WORKED[1], {"parameter": 8, "gradient": 8, "master": 8, "optimizer_state": 16}),
-    (WORKED[2], {"parameter": 8, "gradient": 4, "master": 8, "optimizer_state": 16}),
-    (WORKED[3], {"parameter": 4, "gradient": 4, "master": 8, "optimizer_state": 16}),
-])
-def test_a_rank_holds_between_two_steps(job, expected):
-    assert held(job) == expected
-
-
 @given(job=jobs())
 def test_what_is_cut_is_held_once_by_all_ranks_together_and_one_rank_holds_as_much_at_every_stage(job):
     alone = [held(replace(job, ranks=1, states=states)) for states in STAGES.values()]
@@ -118,31 +93,6 @@ def test_what_is_cut_is_held_once_by_all_ranks_together_and_one_rank_holds_as_mu
     for kind, is_cut in [("parameter", states.parameters_sharded), ("gradient", states.gradients_sharded),
                          ("master", states.optimizer_sharded), ("optimizer_state", states.optimizer_sharded)]:
         assert held(job).get(kind, 0) * job.ranks == whole.get(kind, 0) * (1 if is_cut else job.ranks)
-
-
-# -- gradients at their fullest ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("job", "nbytes"), [
-    *zip(WORKED.values(), (8, 12, 8, 8), strict=True),
-    (Job((3, 9, 2), 4, STAGES[2]), 2 * (4 + 12 + 4) // 4 + 2 * 12),  # the share and the largest padded unit
-    (Job((3, 9, 2), 4, STAGES[1]), 2 * 20 + 2 * 20 // 4),            # all and the reduced share
-    (Job((3, 9, 2), 4, STAGES[1], layout="contiguous", policy=Policy("fp16", reduce="fp32")), 2 * 16 + 4 * 16 // 4),
-    # A whole unit waits where it must be added or cast.
-    *((Job((3, 9, 2), 4, STAGES[stage], micro_batches=2), 2 * 20 + 2 * 12) for stage in (0, 1)),
-    *((Job((3, 9, 2), 4, STAGES[stage], policy=Policy("fp16", reduce="fp32", accumulate="fp32")),
-       4 * 20 + max(2 * 12, stage * 4 * 5)) for stage in (0, 1)),
-    (Job((8, 8), 2, ShardedStates(False, True, False), policy=Policy("fp16", accumulate="fp32"), micro_batches=3),
-     4 * 8 + 4 * 16),
-])
-def test_gradients_take_at_their_fullest(job, nbytes):
-    assert gradient_peak_nbytes(job) == [nbytes] * job.ranks
-
-
-@given(longest=st.integers(1, 30), units=st.integers(3, 8), ranks=st.sampled_from([2, 3, 4, 8]))
-def test_cutting_gradients_lowers_their_peak_for_equal_units(longest, units, ranks):
-    cut, whole = (gradient_peak_nbytes(Job((longest,) * units, ranks, STAGES[stage]))[0] for stage in (2, 1))
-    assert cut < whole
 
 
 # -- bytes sent -------------------------------------------------------------------------------------------------------
@@ -158,48 +108,26 @@ def test_the_ranks_together_send_n_minus_1_times_the_limit_and_per_unit_all_the_
     assert sent_nbytes(replace(job, ranks=1)) == {"gradients": [0], "parameters": [0], "control": [0]}
 
 
-@pytest.mark.parametrize(("stage", "recompute_units", "nbytes"), [
-    (0, None, [8, 8]), (1, None, [8, 8]), (2, None, [8, 8]),
-    (3, None, [12, 12]), (3, 1, [12, 12]), (3, 2, [16, 12])])
-def test_the_worked_example_sends(stage, recompute_units, nbytes):
-    sent = sent_nbytes(replace(WORKED[stage], recompute_units=recompute_units))
-    assert [sum(pair) for pair in zip(sent["gradients"], sent["parameters"], strict=True)] == nbytes
-    assert sent["control"] == ([0, 0] if stage == 0 else [9, 9])
-    normed = sent_nbytes(replace(WORKED[stage], normed_tensors=5))["control"]
-    assert normed == ([0, 0] if stage == 0 else [9 + 2 * 5 * 8] * 2)
+def test_partial_sums_travel_in_the_wires_format_and_sums_in_that_which_reduces():
+    jobs = [Job((8,), 2, STAGES[stage], policy=Policy("fp16", wire="fp32")) for stage in (0, 1)]
+    assert [sent_nbytes(job)["gradients"] for job in jobs] == [[24, 24], [16, 16]]
 
 
-def test_two_layouts_send_as_much_in_sum_and_not_by_rank_and_padding_is_held_and_sent():
-    assert [sent_nbytes(Job((2, 2), 2, STAGES[3], layout, recompute_units=2))["parameters"] for layout in LAYOUTS] == [
-        [10, 10], [12, 8]]
-    padded = [Job((1, 1, 1), 2, STAGES[3], layout) for layout in LAYOUTS]
-    assert [held(job)["parameter"] for job in padded] == [2 * 3, 2 * 2]
-    assert [sum(sent_nbytes(job)["gradients"]) for job in padded] == [2 * 6, 2 * 4]
-
-
-@pytest.mark.parametrize(("policy", "nbytes"), [
-    (Policy("fp16"), (16, 8)), (Policy("fp16", reduce="fp32"), (32, 16)), (Policy("fp16", wire="fp32"), (24, 16)),
-    (Policy("fp16", accumulate="fp32"), (16, 8)), (Policy("fp32", reduce="bf16"), (16, 8))])
-def test_gradients_travel_in_the_reduce_format_and_partial_sums_in_the_wires(policy, nbytes):
-    all_reduced, scattered = (sent_nbytes(Job((8,), 2, STAGES[stage], policy=policy)) for stage in (0, 1))
-    assert [of["gradients"] for of in (all_reduced, scattered)] == [[each] * 2 for each in nbytes]
-    assert scattered["parameters"] == [4 * policy.compute_dtype.itemsize] * 2
-
-
-def test_cut_gradients_are_gathered_for_a_whole_optimizer():
+def test_states_that_are_no_stages_are_held_and_sent_too():
+    """A cut parameter is no master for a whole optimizer, and for it cut gradients are gathered."""
+    cut_parameters = Job((10,), 2, ShardedStates(True, False, False), policy=Policy("fp32"))
+    assert held(cut_parameters) == {"parameter": 20, "gradient": 40, "master": 40, "optimizer_state": 80}
     job = Job((8, 8), 2, ShardedStates(False, True, False), policy=Policy("fp16", accumulate="fp32"), micro_batches=3)
+    assert gradient_peak_nbytes(job) == [4 * 8 + 4 * 16] * 2
     assert sent_nbytes(job) == {"gradients": [3 * 16 + 32] * 2, "parameters": [0, 0], "control": [0, 0]}
     assert vectors_sent(job) == {"gradients": 4, "parameters": 0}
 
 
 @pytest.mark.parametrize(("micro_batches", "vectors"), [
-    (1, (2, 2, 2, 3)), (2, (2, 2, 3, 6)), (8, (2, 2, 9, 24))])
-def test_many_ranks_send_the_published_limits_and_two_send_half(micro_batches, vectors):
-    for states, limit in zip(STAGES.values(), vectors, strict=True):
-        job = Job((50, 60, 70), 2, states, micro_batches=micro_batches)
-        assert sum(vectors_sent(replace(job, ranks=3)).values()) == limit
-        sent = sent_nbytes(job)
-        assert sent["gradients"][0] + sent["parameters"][0] == Fraction(limit, 2) * 2 * 180
+    (1, [2, 2, 2, 3]), (2, [2, 2, 3, 6]), (8, [2, 2, 9, 24])])
+def test_many_ranks_send_the_published_limits(micro_batches, vectors):
+    jobs = [Job((50, 60, 70), 3, states, micro_batches=micro_batches) for states in STAGES.values()]
+    assert [sum(vectors_sent(job).values()) for job in jobs] == vectors
 
 
 @given(units=st.integers(1, 30), segment=st.none() | st.integers(1, 8))

@@ -83,24 +83,6 @@ def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make
                 assert totals.steps == max((step for step, *_ in messages), default=-1) + 1, (key, cut, root)
 
 
-@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[0] in asking.ROOTED])
-def test_another_root_turns_the_ranks_round_and_every_other_rank_sends_or_is_sent_one_vector(key):
-    for ranks in (1, 2, 5, 8):
-        vector = ceil_cut(60 * ranks, ranks)
-        at_zero = sent(*key, vector, 2)
-        assert sum(at_zero.nbytes) == (ranks - 1) * 120 * (1 if key[0] == "gather" else ranks)
-        for root in range(ranks):
-            turned = sent(*key, vector, 2, root=root)
-            assert turned.nbytes == tuple(at_zero.nbytes[(rank - root) % ranks] for rank in range(ranks))
-            assert turned.steps == (ceil(log2(ranks)) if key[1] == "tree" else ranks - 1)
-
-
-def test_three_all_gathers_of_one_uneven_cut_differ():
-    for algorithm, nbytes in (("ring", (8 - 2, 8 - 1, 8 - 2, 8 - 3)), ("doubling", (3 + 5, 2 + 5, 1 + 3, 2 + 3)),
-                              ("bruck", (3 + 5, 2 + 3, 1 + 3, 2 + 5))):
-        assert sent("all_gather", algorithm, (0, 3, 5, 6, 8), 1).nbytes == nbytes
-
-
 def test_one_rank_sends_nothing_an_empty_vector_takes_messages_and_the_longest_are_counted_exactly():
     for key in ALGORITHMS:
         alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)

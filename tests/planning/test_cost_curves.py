@@ -3,7 +3,6 @@
 import math
 from fractions import Fraction
 from itertools import pairwise
-from math import log2
 
 import pytest
 from hypothesis import given
@@ -23,20 +22,6 @@ def between(one, other, ranks, network=ONE_KIND):
     return cost.break_even(*(cost.curve("all_reduce", name, ranks, network) for name in (one, other)))
 
 
-@pytest.mark.parametrize(("ranks", "doubling", "tree"), [(4, 8, 0.8), (8, 8.8, 1.88), (64, 29.8, 11.4),
-                                                         (512, 144.6, 62.7)])
-def test_the_ring_breaks_even_where_the_formulas_say(ranks, doubling, tree):
-    for other, wanted in (("doubling", doubling), ("tree", tree)):
-        point, = between("ring", other, ranks)
-        assert float(point.nbytes) == pytest.approx(wanted, abs=0.05)
-        assert (point.faster_below, point.faster_above) == (1, 0)
-    steps, vectors, swaps = 2 * (ranks - 1), Fraction(2 * (ranks - 1), ranks), int(log2(ranks))
-    nvlink = Network(Link("x", 450e9, 3.4e-6, "a test", "today"))  # sizes grow with latency and with rate
-    for network, scale in ((ONE_KIND, 1), (nvlink, 1_530_000)):
-        point, = between("ring", "doubling", ranks, network)
-        assert point.nbytes == scale * (steps - swaps) / (swaps - vectors)
-
-
 def test_rabenseifner_is_never_slower_than_the_ring_for_powers_of_two_and_beaten_above_some_size_where_ranks_fold():
     assert cost.curve("all_reduce", "ring", 2, ONE_KIND) == cost.curve("all_reduce", "rabenseifner", 2, ONE_KIND)
     for ranks in (2, 4, 8, 64, 512):
@@ -48,10 +33,7 @@ def test_rabenseifner_is_never_slower_than_the_ring_for_powers_of_two_and_beaten
     for ranks in (5, 6, 7, 12):
         point, = between("ring", "rabenseifner", ranks)
         assert (point.faster_below, point.faster_above) == (1, 0)
-    ring, folded = (cost.curve("all_reduce", name, 3, ONE_KIND).lines[0] for name in ("ring", "rabenseifner"))
     assert between("ring", "rabenseifner", 3) == ()  # on three ranks the ring is faster at every size
-    assert ring.latency_seconds == folded.latency_seconds
-    assert ring.seconds_per_byte < folded.seconds_per_byte
 
 
 @given(ranks=st.integers(1, 16), key=st.sampled_from(list(ALGORITHMS)), network=NETWORKS, times=st.integers(0, 10**7))

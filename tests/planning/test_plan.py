@@ -38,8 +38,10 @@ def test_a_number_of_parameters_alone_gives_the_papers_states_and_traffic(parame
     assert found.rows == zs.plan(parameters=parameters, ranks=ranks, overlap=False, prefetch=0).rows
 
 
-def test_the_plan_as_data_has_exact_integers_that_add_up():
-    data = json.loads(json.dumps(zs.plan("llama-2-7b", **LLAMA).as_dict()))
+def test_the_plan_as_data_has_exact_integers_that_add_up_and_the_cheapest_that_fits_sends_least():
+    found = zs.plan("llama-2-7b", **LLAMA)
+    assert found.cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in found.rows if row.fits)
+    data = json.loads(json.dumps(found.as_dict()))
     assert data["model"] == {"name": "llama-2-7b", "parameters": 6_738_415_616, "largest_unit_parameters": 202_383_360}
     assert len(data["rows"]) == 12
     for row in data["rows"]:
@@ -169,11 +171,6 @@ def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_a
             assert largest[0] <= largest[1]
     alone, among = (plan_config("gpt2", ranks=ranks).largest_model(stage) for ranks in (1, 64))
     assert (alone < among) == (stage > 0)
-
-
-def test_the_cheapest_that_fits_sends_least():
-    found = zs.plan("llama-2-7b", **LLAMA)
-    assert found.cheapest.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in found.rows if row.fits)
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------

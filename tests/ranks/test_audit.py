@@ -13,47 +13,11 @@ from tests.cases import chosen, covering
 from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, NARROW, normals, whole_numbers
 from zerosim.numerics import arrays, kernels
-from zerosim.ranks import call, collectives, fast_ring, hub, trace
+from zerosim.ranks import call, collectives, fast_ring, hub
 
 PYTHON_NBYTES = 150_000  # objects that are no arrays: greenlets and their stacks, trace rows, entries
 LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out
 BF16, F32 = NARROW["bf16"], FLOATS["fp32"]
-
-
-def at_rest() -> int:
-    """Bytes of NumPy's arrays that live now and were made since tracing began."""
-    snapshot = tracemalloc.take_snapshot()
-    traces = snapshot.filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]).traces
-    return sum(found.size for found in traces)
-
-
-AT_REST = covering(ROWS, [({}, False), ({}, True), ({"debug": True}, True), ({"seed": 2}, True)])
-
-
-@pytest.mark.parametrize(("row", "way"), AT_REST, ids=str)
-def test_at_rest_numpy_holds_what_is_counted(row: tuple[str, str], way: tuple[dict, bool]) -> None:
-    """Results, views of results, a work's result, an array that is held; and nothing for what was dropped."""
-    (kind, asynchronous), ranks = way, 4
-    vectors, cluster = whole_numbers(ranks, 4001), zs.Cluster(ranks, **kind)
-
-    def program(rank, keep):
-        answer = ask(rank, *row, vectors[rank.index], async_op=asynchronous)
-        kept = [answer.wait() if asynchronous else answer, rank.memory.alloc((30, 50), np.float32, "parameter"),
-                rank.memory.hold(np.zeros(100), "input")]
-        dropped = ask(rank, *row, vectors[rank.index])
-        del dropped
-        return kept if keep else None
-
-    cluster.run(program, False)  # fills the kernels' scratch, which is no rank's
-    assert cluster.memory.now_nbytes == [0] * ranks
-    tracemalloc.start()
-    try:
-        cluster.run(program, True)
-        assert at_rest() == sum(cluster.memory.now_nbytes) + sum(memory.slack_nbytes for memory in cluster.memory)
-        cluster.runs.clear()
-        assert at_rest() == sum(cluster.memory.now_nbytes) == 0
-    finally:
-        tracemalloc.stop()
 
 
 def peaks(cluster: zs.Cluster, program: Callable[[zs.Rank], object]) -> tuple[int, int]:
@@ -172,45 +136,3 @@ def test_every_declared_element_is_used(row: tuple[str, str], dtype: np.dtype, o
                     assert not any(unused), (asked, me.index, unused)
                     assert {buffer.dtype for buffer in me.buffers} <= {*options.values(), dtype} - (
                         {dtype} if "wire" in options else set())
-
-
-def test_an_output_of_the_caller_s_is_not_charged_again() -> None:
-    def program(rank):
-        x = rank.memory.alloc(8, np.float64, "gradient")
-        x.fill(rank.index)
-        rank.all_reduce(x, out=x)
-        rank.reduce_scatter(x, out=x[2 * rank.index:2 * rank.index + 2])
-
-    cluster = zs.Cluster(4)
-    cluster.run(program)
-    assert [memory.peak_nbytes_of(["workspace"]) for memory in cluster.memory] == [0] * 4
-    assert cluster.memory.peak_nbytes == [64 + 2 * 16] * 4
-
-
-def test_a_work_holds_its_buffers_until_its_wait_whatever_has_been_computed() -> None:
-    def program(rank):
-        held = []
-        work = rank.all_reduce(np.full(8, rank.index, np.float64), async_op=True)
-        held.append(rank.memory.now_nbytes_by_kind)
-        rank.barrier()
-        held.append(rank.memory.now_nbytes_by_kind)
-        result = work.wait()
-        held.append(rank.memory.now_nbytes_by_kind)
-        del work
-        held.append(rank.memory.now_nbytes_by_kind)
-        del result
-        return [*held, rank.memory.now_nbytes_by_kind]
-
-    for seed in range(8):
-        before, after = {"communication_buffer": 64 + 32}, {"workspace": 64}
-        assert list(zs.Cluster(4, seed=seed).run(program)) == [[before, before, after, after, {}]] * 4
-
-
-def test_buffers_enter_and_leave_the_trace_around_their_collective() -> None:
-    cluster = zs.Cluster(2)
-    cluster.run(lambda rank: rank.all_reduce(np.arange(4.0) + rank.index) is None)
-    rows = [(row.kind, row.nbytes) if isinstance(row, trace.Held) else row for row in cluster.trace[0].rows]
-    [place] = [i for i, row in enumerate(rows) if not isinstance(row, tuple)]
-    # Rank 0 receives one chunk, of two elements; the other of the ring's two buffers is not needed at N = 2.
-    assert rows[:place] == [("workspace", 32), ("communication_buffer", 0), ("communication_buffer", 16)]
-    assert sorted(rows[place + 1:]) == [("communication_buffer", -16), ("communication_buffer", 0), ("workspace", -32)]

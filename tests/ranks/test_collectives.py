@@ -20,7 +20,6 @@ from tests.cases import THOROUGH
 from tests.ranks import oracles
 from tests.ranks.asking import (
     KINDS,
-    POWERS_ONLY,
     ROOTED,
     ROWS,
     TABLE,
@@ -221,15 +220,6 @@ def test_every_call_gives_the_oracle_s_bits_and_sends_the_closed_form_s_bytes(ro
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" by ".join)
-def test_every_length_and_every_root_gives_the_right_result(row: tuple[str, str]) -> None:
-    for ranks in (3, 4):
-        if allowed(*row, ranks):
-            check("plain", calls(row, ranks, INTEGERS["int64"], list(range(3 * ranks + 2)), FORMS, [{}]))
-            vectors = whole_numbers(ranks, 7)
-            check("seeded", [Asked(*row, vectors, root=root) for root in range(ranks if row[0] in ROOTED else 1)])
-
-
-@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
 def test_64_ranks_give_the_right_result(row: tuple[str, str]) -> None:
     check("plain", [Asked(*row, whole_numbers(64, 65))])
 
@@ -333,15 +323,6 @@ def test_a_ring_all_reduce_uses_n_links_and_no_others() -> None:
         assert {(hop.source, hop.destination) for hop in hops} == {(r, (r + 1) % ranks) for r in range(ranks)}
 
 
-@pytest.mark.parametrize("row", sorted(POWERS_ONLY), ids=" by ".join)
-def test_an_algorithm_of_powers_of_two_refuses_other_worlds_and_names_others(row: tuple[str, str]) -> None:
-    for ranks in (3, 5, 6, 7):
-        text = (rf"{row[0]} by {row[1]} needs a power of two of ranks, because partners at distance 1, 2, 4, \.\.\. "
-                rf"must all exist; this group has {ranks}. Use ring, (pairwise|bruck)\.")
-        with pytest.raises(ValueError, match=text):
-            zs.Cluster(ranks).run(lambda rank: ask(rank, *row, np.arange(4) + rank.index))
-
-
 @pytest.mark.parametrize("op", ["max", "min"])
 def test_an_extremum_keeps_nan_and_tells_the_zeros_apart(op: str) -> None:
     columns = [[1, 2, 3, -4], [0.0, -0.0, -0.0, 0.0], [1, np.nan, 2, 3], [-2, -2, -2, -2]]
@@ -355,13 +336,6 @@ def test_an_extremum_keeps_nan_and_tells_the_zeros_apart(op: str) -> None:
                 assert found[[0, 3]].tolist() == [3 if op == "max" else -4, -2], (operation, algorithm, dtype)
                 assert np.isnan(found[2])
                 assert np.signbit(found[1]) == (op == "min")
-
-
-@pytest.mark.parametrize("operation", ["all_gather", "gather"])
-def test_without_a_length_all_chunks_are_as_long_as_the_own_one(operation: str) -> None:
-    for ranks in (1, 2, 3, 5):
-        results = zs.Cluster(ranks).run(lambda rank: getattr(rank, operation)(np.full(2, rank.index)))
-        assert results[0].tolist() == [index for index in range(ranks) for _ in range(2)]
 
 
 def test_splits_may_be_any_integers_that_rise() -> None:

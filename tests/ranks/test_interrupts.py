@@ -2,11 +2,8 @@
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +14,10 @@ from zerosim.ranks import inspect, process
 
 pytestmark = pytest.mark.usefixtures("pythons_own_handler")
 
-ROOT = Path(__file__).parents[2]
 # The ways to run a program to its end.
 RUNS: dict[str, Callable[[zs.Cluster, Callable[[zs.Rank], object]], object]] = {
     "run": lambda cluster, program: cluster.run(program),
+    "inside another run": lambda cluster, program: zs.Cluster(1).run(lambda rank: cluster.run(program)),
     "by hop": lambda cluster, program: list(zs.step_through(program, cluster=cluster)),
     "by collective": lambda cluster, program: list(zs.step_through(program, cluster=cluster, by="collective")),
 }
@@ -133,20 +130,6 @@ def test_ctrl_c_while_the_ranks_are_looked_at_ends_the_run(monkeypatch: pytest.M
     assert list(steps) == []
 
 
-@pytest.mark.parametrize("how", RUNS)
-@pytest.mark.parametrize("at", [0, 1])
-def test_ctrl_c_in_a_program_ends_the_run_and_leaves_nothing(how: str, at: int) -> None:
-    def program(rank):
-        mine = rank.memory.alloc(4, np.float32, "parameter")
-        mine[...] = 1
-        for turn in range(2):
-            if rank.index == 1 and turn == at:
-                signal.raise_signal(signal.SIGINT)
-            rank.all_reduce(mine)
-
-    interrupted(how, zs.Cluster(2), program)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_handler_is_pythons_own_again_after_every_run_and_between_two_steps(fails: bool) -> None:
     seen = []
@@ -186,39 +169,3 @@ def test_a_handler_of_the_callers_own_stays_where_it_is() -> None:
     result = zs.Cluster(2).run(lambda rank: signal.raise_signal(signal.SIGINT) or handler())
     assert list(result) == [own, own]
     assert struck == [signal.SIGINT] * 2
-
-
-ENDLESS = """
-import itertools, signal, numpy as np, zerosim as zs
-
-def endless(rank, stopped):
-    try:
-        for turn in itertools.count():
-            rank.all_reduce(np.full(1000, rank.index, np.float32), algorithm="naive")
-            if turn == 3 and rank.index == 0:
-                print("READY", flush=True)
-    finally:
-        stopped.append(rank.index)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell began it in the background
-cluster, stopped = zs.Cluster(4), []
-try:
-    cluster.run(endless, stopped)
-except KeyboardInterrupt:
-    print("STOPPED", sorted(stopped), cluster.memory.now_nbytes, flush=True)
-    print("AGAIN", cluster.run(lambda rank: rank.all_reduce(np.array([rank.index])))[3].tolist(), flush=True)
-"""
-
-
-def test_ctrl_c_ends_a_process_with_every_rank_stopped() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "READY\n"
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=600)
-    finally:
-        process.kill()
-        process.wait()
-    assert out.splitlines() == ["STOPPED [0, 1, 2, 3] [0, 0, 0, 0]", "AGAIN [6]"]
-    assert (err, process.returncode) == ("", 0)

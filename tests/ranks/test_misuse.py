@@ -1,9 +1,7 @@
 """A rank belongs to its own program, in its own run and thread, and its memory to it alone; a cluster runs one program
 at a time."""
 
-import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.ranks.asking import ROWS, allowed, ask, in_another_thread, works
+from tests.ranks.asking import in_another_thread, works
 
 USES: dict[str, Callable[[zs.Rank], Any]] = {
+    "a collective": lambda rank: rank.all_reduce(np.ones(4)),
     "an asynchronous one": lambda rank: rank.broadcast(np.ones(2), async_op=True),
     "a barrier": lambda rank: rank.barrier(),
     "a message": lambda rank: rank.send(np.ones(2), 0),
     "a split": lambda rank: rank.split(0),
-    **{f"{operation} by {algorithm}": lambda rank, o=operation, a=algorithm: ask(rank, o, a, np.ones(4))
-       for operation, algorithm in ROWS if allowed(operation, algorithm, 3)},
 }
 OUTSIDE = r"^rank \d is in no run; call it inside the program that Cluster\.run\(program\) runs$"
 OTHERS = (r"(?m)^rank 2 was used outside its own program \(a program must only use the rank that it was handed; "
@@ -106,38 +103,6 @@ def test_a_running_cluster_cannot_be_entered_again() -> None:
 
     cluster.run(threaded)
     assert works(cluster)
-
-
-def test_two_threads_may_run_two_clusters_at_once() -> None:
-    results, ready = {}, threading.Barrier(2)
-
-    def elsewhere(name):
-        def program(rank):
-            if rank.index == 0:
-                ready.wait(timeout=600)
-            return [rank.all_reduce(np.array([rank.index + name])).tolist() for _ in range(50)][-1]
-
-        results[name] = list(zs.Cluster(3, seed=name).run(program))
-
-    for wait in [in_another_thread(partial(elsewhere, name)) for name in (1, 2)]:
-        wait()
-    assert results == {1: [[6]] * 3, 2: [[9]] * 3}
-
-
-@pytest.mark.parametrize("options", [{}, {"debug": True}, {"seed": 5}], ids=str)
-def test_clusters_may_be_nested(options: dict) -> None:
-    def inner_program(inner, outer_index):
-        return inner.all_gather(np.array([10 * outer_index + inner.index])).tolist()
-
-    def program(rank):
-        before = rank.all_reduce(np.array([rank.index])).tolist()
-        inside = list(zs.Cluster(2 + rank.index, **options).run(inner_program, rank.index))
-        return before, inside, rank.all_reduce(np.array([1])).tolist()
-
-    results = zs.Cluster(3, **options).run(program)
-    for index, result in enumerate(results):
-        ranks = 2 + index
-        assert result == ([3], [[10 * index + inner for inner in range(ranks)]] * ranks, [3])
 
 
 def test_a_failure_in_a_nested_cluster_is_that_of_the_rank_that_ran_it() -> None:

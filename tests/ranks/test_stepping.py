@@ -120,13 +120,6 @@ def test_a_step_says_where_every_program_waits_and_what_it_has_held_and_done() -
     assert first.ranks[1].where == "not begun"
 
 
-def test_bytes_sent_are_counted_when_a_collective_has_ended() -> None:
-    by_hop, by_collective = (next(zs.step_through(program, ranks=4, by=by)) for by in STEPS)
-    assert [now.sent_nbytes for now in by_hop.ranks] == [0] * 4
-    assert [now.sent_nbytes for now in by_collective.ranks] == [48] * 4
-    assert [now.x.tolist() for now in by_collective.ranks] == [[i * 10 ** r for i in range(8)] for r in range(4)]
-
-
 @pytest.mark.parametrize("by", STEPS)
 def test_messages_that_a_program_sends_itself_are_steps_without_a_call(by: str) -> None:
     """A ring by hand, of three ranks: each step shows the value that arrived."""
@@ -216,13 +209,6 @@ def test_steps_belong_to_the_thread_that_took_the_first() -> None:
             in_another_thread(use)()
     assert len(list(steps)) == 3
     assert len(cluster.runs) == 1
-
-
-def test_two_clusters_may_be_stepped_through_by_turns() -> None:
-    a, b = (zs.step_through(lambda rank, c=c: rank.all_gather(np.array([c + rank.index])), ranks=3) for c in (0, 10))
-    seen = [(x.values.tolist(), y.values.tolist()) for x, y in zip(a, b, strict=True)]
-    assert len(seen) == 6
-    assert all(y == [x[0] + 10] for x, y in seen)
 
 
 def test_a_cluster_of_one_representative_cannot_be_stepped_into_a_wrong_picture() -> None:

@@ -3,14 +3,13 @@ from which row to which each array lived."""
 
 from collections import Counter
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
-from zerosim.ranks import hub, trace
+from zerosim.ranks import trace
 
 
 def rows_of(found: zs.Trace) -> list:
@@ -94,34 +93,6 @@ def test_spans_end_in_the_order_in_which_they_began_also_when_the_program_fails(
         assert found.path == ()
 
 
-def test_each_run_has_its_own_trace_and_keeps_it() -> None:
-    cluster = zs.Cluster(2)
-    cluster.run(lambda rank: rank.all_reduce(np.zeros(2)) is None)
-    cluster.run(lambda rank: rank.all_gather(np.zeros(2)) is None)
-    assert [[row.call.operation for row in run.trace[0].collectives()] for run in cluster.runs] == [
-        ["all_reduce"], ["all_gather"]]
-    assert cluster.trace[0] is cluster.runs[-1].trace[0] is cluster.ranks[0].trace
-    # Calls are numbered anew in each run, and groups alike on all their members.
-    assert cluster.trace[0].collectives()[0].call.number == 0
-
-
-def test_hops_of_a_loop_are_expanded_once_whatever_their_number_purpose_or_group() -> None:
-    def loop(rank):
-        group = rank.split(rank.index % 2)
-        for purpose in ("state", "control"):
-            for handle in (group, group):
-                handle.all_reduce(np.zeros(6), purpose=purpose)
-
-    cluster = zs.Cluster(6)
-    cluster.run(loop)
-    hub._expand.cache_clear()
-    expansions = [row.hops() for found in cluster.trace for row in found.collectives("all_reduce")]
-    assert all(hops == expansions[0] for hops in expansions)
-    assert hub._expand.cache_info().misses == 1
-    expansions[0].clear()  # what is handed out is the caller's
-    assert len(cluster.trace[0].collectives("all_reduce")[0].hops()) == 12
-
-
 def test_cluster_ranks_and_results_say_what_they_are() -> None:
     cluster = zs.Cluster(3)
     results = cluster.run(lambda rank, a, b: rank.index * a + b, 10, 1)
@@ -164,16 +135,8 @@ def test_what_lives_at_a_row_adds_up_to_what_memory_held_there(stage: int) -> No
         assert len(engines) == ranks
 
 
-def lives(rank_program: Any, kinds: Any = None) -> list[trace.Lifetime]:
-    """The lifetimes in the last of two runs of a cluster of one rank; what the program returns lives on."""
-    cluster = zs.Cluster(1)
-    kept = [cluster.run(rank_program, first) for first in (True, False)]
-    assert len(kept) == 2
-    return cluster.trace[0].lifetimes(kinds)
-
-
 def test_arrays_of_one_kind_name_and_length_are_distinguished_and_know_their_spans() -> None:
-    def nested(rank, first):
+    def nested(rank):
         with rank.trace.span("outer"):
             with rank.trace.span("inner"):
                 one, other = (rank.memory.alloc(4, np.float32, "activation", "h") for _ in range(2))
@@ -183,24 +146,21 @@ def test_arrays_of_one_kind_name_and_length_are_distinguished_and_know_their_spa
         rank.memory.free(one)
         return third
 
-    outer = ("outer",)
-    assert [(life.born, life.died, life.born_in, life.died_in) for life in lives(nested)] == [
+    cluster, outer = zs.Cluster(1), ("outer",)
+    cluster.run(nested)
+    assert [(life.born, life.died, life.born_in, life.died_in) for life in cluster.trace[0].lifetimes()] == [
         (2, 10, ("outer", "inner"), ()), (3, 5, ("outer", "inner"), outer), (6, None, outer, ())]
 
 
 def test_what_was_held_before_the_run_has_no_birth_and_what_stays_no_row() -> None:
-    kept = []
-
-    def over(rank, first):
-        if first:
-            kept.extend(rank.memory.alloc(n, np.float32, "master", "m") for n in (10, 0, 20))
-        else:
-            kept.pop(0)
-
-    life, = lives(over)
+    kept, cluster = [], zs.Cluster(1)
+    cluster.run(lambda rank: kept.extend(rank.memory.alloc(n, np.float32, "master", "m") for n in (10, 0, 20)))
+    cluster.run(lambda rank: kept.pop(0) is None)
+    life, = cluster.trace[0].lifetimes()
     assert (life.name, life.nbytes, life.born, life.died) == ("m", 40, None, 0)
     assert life.lives_at(-1)
     assert not life.lives_at(0)
+    assert cluster.memory[0].peak_nbytes_of("master") == 120, "what was held before is a part of the run's peak"
 
 
 def test_what_changes_its_kind_has_a_life_in_either_and_kinds_can_be_asked_for() -> None:

@@ -10,13 +10,11 @@ from tests.zero.training import (
     BF16,
     HUGE,
     MODELS,
-    alone,
     assert_runs_equal_the_twin,
     batches,
     bits,
     flat_state,
     outcome,
-    run,
 )
 from zerosim.models import MLP
 from zerosim.numerics import loss_scale
@@ -131,27 +129,3 @@ def test_a_power_of_two_changes_no_bit_where_nothing_under_or_overflows(stage, c
     assert plain == scaled
     assert compute == "bf16" or plain == beyond
     assert plain != other, "3·g is rounded"
-
-
-def test_small_gradients_are_lost_without_scaling_and_kept_with_it():
-    small = [[[(x * np.float32(1e-6), t * np.float32(1e-6)) for x, t in mine] for mine in step]
-             for step in batches(ODD, 2, 1, 1)]
-    lost, kept = (run(ODD, small, policy=zs.Policy("fp16", loss_scale=scale))[0]["m"] for scale in (1.0, 2.0**16))
-    assert np.count_nonzero(lost) < np.count_nonzero(kept)
-
-
-def test_a_scaler_restored_in_another_engine_goes_on_with_the_trace():
-    rule, data = loss_scale.Dynamic("deepspeed", initial=256, window=2, hysteresis=2), patterned(1, 1)
-
-    def program(rank, split):
-        engines = [zs.Engine(rank, ODD, ADAM, policy=zs.Policy("fp16", loss_scale=rule)) for _ in range(2)]
-        scales = []
-        for index, step in enumerate(data):
-            if index == split:
-                engines[1].loss_scale.restore(engines[0].loss_scale.state())
-            engines[index >= split].step(step[0])
-            scales.append(engines[index >= split].loss_scale.scale)
-        return scales
-
-    whole = alone(program, len(data))
-    assert all(alone(program, split) == whole for split in range(0, len(data), 4))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, outcome
-from zerosim.models import MLP, CrossEntropy, LinearUnit, Model
+from zerosim.models import MLP, CrossEntropy, LinearUnit, Model, first_weights
 
 MODEL = MLP((5, 7, 3), activation="gelu", seed=2)
 WIDE = MODELS["wide"]()
@@ -94,37 +95,25 @@ def test_kfac_sees_the_same_factors_at_any_loss_scale(scale):
     assert other["skipped"] == "[False, False]"
 
 
-@pytest.mark.parametrize("normalization", ["own", "global"])
-@pytest.mark.parametrize("valid", [8, 5, 1])
-def test_kfacs_output_factor_is_the_mean_over_rows_also_where_targets_are_ignored(normalization, valid):
-    model = Model((LinearUnit("only", 3, 4),), loss=CrossEntropy(normalization))
-    x, target = batches(MLP((3, 4)), 1, 1, 1, rows=8)[0][0][0][0], np.arange(8) % 4
-    target[valid:] = -1
-
-    def program(rank):
-        engine = zs.Engine(rank, model, policy=zs.Policy(loss_scale=8.0), **KFAC)
-        w, b = (engine.state(name)["parameter"].copy() for name in model.shapes)
-        engine.step([(x, target)])
-        return w, b, engine.param_group.own_slots
-
-    w, b, slots = zs.Cluster(1).run(program)[0]
-    logits = np.exp(x.astype(np.float64) @ w + b)
-    of_rows = (logits / logits.sum(axis=1, keepdims=True) - np.eye(4)[target]) * (target >= 0)[:, None]
-    np.testing.assert_allclose(slots["only.weight", "outputs"], of_rows.T @ of_rows / 8, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(slots["only.weight", "inputs"], x.T @ x / 8, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_factors_are_means_over_ranks_and_micro_batches_and_paid_for(stage):
-    """KFAC's slots after its first step are the factors themselves."""
-    model = MLP((3, 2), bias=False, seed=1)
-    data, cluster = batches(model, 3, 2, 1, rows=4), zs.Cluster(3)
-    engines = cluster.run(lambda rank: stepped(rank, model, data, optimizer=zs.optim.KFAC(), stage=stage,
-                                               layout="whole_matrices", policy=zs.Policy(loss_scale=8.0)))
+@pytest.mark.parametrize(("stage", "normalization"), covering(zs.STAGES, ["own", "global"]))
+def test_factors_are_means_over_ranks_micro_batches_and_rows_also_where_targets_are_ignored_and_paid_for(
+        stage, normalization):
+    """KFAC's slots after its first step are the factors themselves, of the gradients of each row's own loss."""
+    model, cluster = Model((LinearUnit("only", 3, 4),), loss=CrossEntropy(normalization)), zs.Cluster(3)
+    inputs = [[x for x, _ in of_rank] for of_rank in batches(MLP((3, 4)), 3, 2, 1, rows=8)[0]]
+    targets = [[np.where(np.arange(8) < valid, np.arange(8) % 4, -1) for valid in of_rank]
+               for of_rank in ((8, 5), (1, 8), (3, 2))]
+    data = [[list(zip(*of_rank, strict=True)) for of_rank in zip(inputs, targets, strict=True)]]
+    engines = cluster.run(lambda rank: stepped(
+        rank, model, data, stage=stage, policy=zs.Policy(loss_scale=8.0), **KFAC))
     slots = next(engine.param_group.own_slots for engine in engines if engine.param_group.own_slots)
-    pairs = [pair for of_rank in data[0] for pair in of_rank]
-    w = model.units[0].initial("layer0.weight", 0, 6).reshape(3, 2)
-    errors = [x @ w - t for x, t in pairs]  # the gradient of a row's own loss
-    for found, of in (("inputs", [x for x, _ in pairs]), ("outputs", errors)):
-        np.testing.assert_allclose(slots["layer0.weight", found], np.mean([x.T @ x / 4 for x in of], 0), rtol=1e-5)
-    assert sum(cluster.trace.sent_nbytes("state")) == 2 * (3 - 1) * 4 * (3 * 3 + 2 * 2)
+    w, b = first_weights(model).values()
+    expected = {"inputs": [], "outputs": []}
+    for x, target in (pair for of_rank in data[0] for pair in of_rank):
+        logits = np.exp(x.astype(np.float64) @ w + b)
+        of_rows = (logits / logits.sum(axis=1, keepdims=True) - np.eye(4)[target]) * (target >= 0)[:, None]
+        expected["inputs"].append(x.T @ x / 8)
+        expected["outputs"].append(of_rows.T @ of_rows / 8)
+    for name, found in expected.items():
+        np.testing.assert_allclose(slots["only.weight", name], np.mean(found, 0), rtol=1e-5, atol=1e-7)
+    assert sum(cluster.trace.sent_nbytes("state")) == 2 * (3 - 1) * 4 * (3 * 3 + 4 * 4)

@@ -33,7 +33,7 @@ MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, lion, muon, ...")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
-                                                   "megatron-bf16, ..., or zerosim, the engine's own.")]
+                                                    "megatron-bf16, ..., or zerosim, the engine's own.")]
 FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True, callback=_former_name)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "

@@ -51,7 +51,8 @@ def train(
     from zerosim.course.training import train as run
     from zerosim.course.training_view import progress_bar, require_learned, training_view
     from zerosim.course.training_view import training_as_json as plain
-    from zerosim.display.saving import require_place, save_traces
+    from zerosim.display.saving import require_place
+    from zerosim.planning import recording
 
     options = Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -63,7 +64,7 @@ def train(
     with progress_bar(console(stderr=True), steps) as bar:
         found = run(options, corpus, bar.heard, keep_last_step=save is not None)
     if save is not None and found.last_step is not None:
-        save_traces(found.last_step, save)
+        recording.save(recording.record(found.last_step), save)
     require_learned(found)
     answer(as_json, lambda: plain(found), lambda: training_view(found, corpus.name))
 

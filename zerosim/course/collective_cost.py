@@ -6,7 +6,7 @@ Legend: N ranks, n bytes of the whole vector, α seconds of latency for each mes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts, plain
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.units import bytes_text, counted, rate_text, seconds_text
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (
@@ -174,19 +174,19 @@ def _checked_ranks(ranks: int) -> int:
 def _checked_algorithm(collective: str, algorithm: str | None) -> str:
     collectives = dict.fromkeys(of for of, _ in ALGORITHMS)
     if collective not in collectives:
-        raise ValueError(f"no collective is called {collective!r}; there are {', '.join(collectives)}"
-                         f"{_nearest(collective, collectives)}")
+        raise unknown_name(f"no collective is called {collective!r}", _as_written_here(collective), collectives,
+                           "there are")
     names = _algorithms(collective)
     if algorithm is None:
         return names[0]
     if algorithm not in names:
-        raise ValueError(f"{collective} has no algorithm {algorithm!r}; there are {', '.join(names)}"
-                         f"{_nearest(algorithm, names)}")
+        raise unknown_name(f"{collective} has no algorithm {algorithm!r}", _as_written_here(algorithm), names,
+                           "there are")
     return algorithm
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return did_you_mean(name.lower().replace("-", "_"), known)
+def _as_written_here(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def _elements(question: CostQuestion) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zerosim.display.style import shortest
 from zerosim.display.views import View, plain
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
@@ -123,11 +124,6 @@ def add_once(fmt: Format | str, weight: float, update: float) -> Addition:
     # A neighbor beyond the largest number has no value of its own, but the gap to it counts all the same.
     return Addition(fmt.name, shortest(before), shortest(moved_by), shortest(neighbor), gap / 2, even, shortest(after),
                     after - before, after == before, _why(moved_by, gap / 2, even, after))
-
-
-def shortest(value: float | np.generic) -> float:
-    """The float with the shortest decimals that give back the same fp32: 1.1001358, not 1.1001358032226562."""
-    return float(str(np.float32(value)))
 
 
 def stored(values: Sequence[float], fmt: Format | str) -> Array:

@@ -101,7 +101,7 @@ class MeasuredStep:
 
 
 def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int, policy: Policy, rows: int = 1,
-                  layout: str = "per_unit", with_data: bool = True) -> MeasuredStep:
+                  with_data: bool = True) -> MeasuredStep:
     """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads what they held.
 
     Without data it is one rank that stands for all, and the model may have any size. What rests and what was sent is
@@ -113,12 +113,11 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     model, states, itemsize = MLP(widths), closed_forms.STAGES[stage], policy.state_dtype.itemsize
     formula = convention_of(policy).per_parameter(states, per_parameter_nbytes(optimizer, itemsize))
     cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
-    held = run(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy,
-               layout=layout)
+    held = run(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy)
     resting = tuple(of_rank.at_rest for of_rank in held)
     tensors = sum(len(unit.shapes) for unit in model.units)
-    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, states, layout=layout,
-                           policy=policy, slots=0, normed_tensors=normed_tensors(optimizer, tensors))
+    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, states, policy=policy, slots=0,
+                           normed_tensors=normed_tensors(optimizer, tensors))
     state = state_nbytes(optimizer, (job.held(states.optimizer_sharded),), itemsize)
     own = {"optimizer_state": state} if state else {}  # whatever its formats are
     predicted = [found | own for found in closed_forms.resting_nbytes(job)[:len(resting)]]

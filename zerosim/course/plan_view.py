@@ -43,7 +43,7 @@ def _remarks(found: Plan) -> Iterator[str]:
     config = found.config
     yield (f"{UNITS} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
            f"bytes and seconds are those of the engine with {options_text(config)}.")
-    if not config.has_activations:
+    if config.decoder is None:
         yield "Activations are not in the total: their sizes are not known of this model."
     if not config.has_units:
         yield "What is gathered or on its way is not in the total: name the largest layer, and it will be."
@@ -53,7 +53,7 @@ def _remarks(found: Plan) -> Iterator[str]:
     if config.offload and config.host_link:
         yield (f"Masters and the optimizer's state are on the host, over {escape(config.host_link.name)}, a link for "
                "each device. That is an estimate alone: the engine has no offload yet, so --measure runs without it.")
-    if config.has_activations:
+    if config.decoder is not None:
         batch = config.largest_batch()
         yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
                else "Not even one sequence fits.")

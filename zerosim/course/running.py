@@ -6,7 +6,6 @@ The same file runs in one process and under mpiexec; equal fingerprints say that
 import ast
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 
 from rich.markup import escape
 
+from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.saving import is_one_of_many
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.numerics.arrays import sha256
@@ -120,6 +120,11 @@ def _literal(text: str) -> Any:
         return text
 
 
+def _as_said(value: Any) -> str:
+    """The text of a setting that is read back as this value: quoted where a text would be read as a number, say."""
+    return repr(value) if isinstance(value, str) and _literal(value) != value else str(value)
+
+
 def run(cluster: Any, program: Callable[..., Any]) -> list[RanPart]:
     """Runs the program on the cluster; the parts of all ranks, wherever they ran, in rank order.
 
@@ -150,7 +155,6 @@ def _part(cluster: Cluster, place: int, rank: int, shown: tuple[str, str | None]
 
 # -- The same on processes of their own, started from a notebook or a script as one would from a shell ----------------
 
-LAUNCHERS = ("mpiexec", "mpirun")
 OPEN_MPI = ("Open MPI", "OpenRTE")  # wants a flag for more processes than cores, and of root, as in a container
 ASKED_FOR = ("--oversubscribe", "--allow-run-as-root")
 SECONDS = 300.0  # a job takes a few; on a busy machine, where its processes share a core, ten times as many
@@ -169,7 +173,7 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
         raise ValueError(f"{ranks} processes were asked for; take one at least")
     words = [*_launcher(), "-n", str(ranks), sys.executable, "-m", "zerosim", "run", place, "--json"]
     for name, value in (settings or {}).items():
-        words += ["--with", f"{name}={value}"]
+        words += ["--with", f"{name}={_as_said(value)}"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -183,9 +187,7 @@ def launched(place: str, ranks: int, settings: Mapping[str, Any] | None = None, 
 
 def _launcher() -> list[str]:
     """The launcher beside this interpreter or on the PATH, and its flags; BackendError where one or mpi4py is not."""
-    beside = str(Path(sys.executable).parent)
-    found = next((path for name in LAUNCHERS for path in (shutil.which(name, path=beside), shutil.which(name)) if path),
-                 None)
+    found = installed_program(*LAUNCHERS)
     if found is None or find_spec("mpi4py") is None:
         missing = "mpi4py is not installed" if found else f"there is no {' or '.join(LAUNCHERS)} here"
         raise BackendError("mpi", f"processes over MPI cannot be had: {missing}; pip install 'zerosim[mpi]'")

@@ -21,7 +21,7 @@ from zerosim import optim
 from zerosim.models.gpt import GPT, GPTConfig, config_of, generate, logits_of
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
-from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
+from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
@@ -179,8 +179,7 @@ def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
     them."""
     found = OPTIMIZERS.get(str(name).lower())
     if found is None:
-        raise ValueError(f"no optimizer is called {name!r}; choose one of {', '.join(sorted(OPTIMIZERS))}"
-                         f"{did_you_mean(str(name).lower(), OPTIMIZERS)}")
+        raise unknown_name(f"no optimizer is called {name!r}", str(name).lower(), sorted(OPTIMIZERS))
     return found if lr is None else found.with_lr(lr)
 
 
@@ -444,8 +443,7 @@ def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None =
     cannot be.
     """
     if over not in OVER:
-        raise ValueError(f"asked to compare over {over!r}; choose one of {', '.join(OVER)}"
-                         f"{did_you_mean(over, OVER)}")
+        raise unknown_name(f"asked to compare over {over!r}", over, OVER)
     chosen = OVER[over] if values is None else tuple(values)
     if len(chosen) < 2 or len(set(chosen)) < len(chosen):
         raise ValueError(f"asked to compare over {over} the values {', '.join(map(str, chosen)) or 'none'}; name two "

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.style import shortest
 from zerosim.display.views import View, plain
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
@@ -353,12 +354,12 @@ class Replay:
         }
 
 
-def replay(example: Example, stage: int | Stage, *, cluster: Cluster | None = None) -> Replay:
+def replay(example: Example, stage: int | Stage) -> Replay:
     """Runs the example's training step on N ranks, hop by hop, and returns all that happened.
 
     Raises ValueError for settings that the engine refuses.
     """
-    cluster = cluster or Cluster(example.ranks)
+    cluster = Cluster(example.ranks)
     hops: defaultdict[int, list[HopValues]] = defaultdict(list)
     for event in cluster.events(one_step, example, stage, hop_by_hop=True):
         assert event.call is not None, "the example sends no messages beside its collectives"
@@ -407,7 +408,7 @@ def replays(example: Example, stages: Iterable[int]) -> Replays:
 
 def exact(values: Sequence[float] | np.ndarray) -> list[float]:
     """Python floats whose shortest decimals are those of the fp32 values: 0.03, not 0.029999999329447746."""
-    return [float(str(np.float32(value))) for value in values]
+    return list(map(shortest, values))
 
 
 def decimal(value: Any) -> str:

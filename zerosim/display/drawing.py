@@ -181,8 +181,12 @@ def around(rank: float, ranks: int, radius: float, middle: Point) -> tuple[float
 
 def look(kind: str, style: Style, linewidth: float = 0.0) -> dict[str, Any]:
     """The color of a kind of memory, and hatching where it lives only during a step."""
-    hatch = "" if kind in RESTING_KINDS else "////"
-    return {"facecolor": KIND_COLORS[kind], "edgecolor": style.background, "linewidth": linewidth, "hatch": hatch}
+    return filled(KIND_COLORS[kind], style, hatched=kind not in RESTING_KINDS, linewidth=linewidth)
+
+
+def filled(color: str, style: Style, *, hatched: bool, linewidth: float = 0.0) -> dict[str, Any]:
+    """The look of an area or a bar: its color, with a line of the page's color around it, and in it where hatched."""
+    return {"facecolor": color, "edgecolor": style.background, "linewidth": linewidth, "hatch": "////" * hatched}
 
 
 def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]],

@@ -134,14 +134,11 @@ def memories_bars(memories: Sequence[Memory], style: Style = LIGHT) -> Drawing:
 @contextmanager
 def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iterator[tuple[Any, Axes]]:
     """A figure with its heading and a legend of kinds, and axes between them."""
-    from matplotlib.patches import Patch
-
     width, legend = 9.6, 0.27 * -(-len(kinds) // 4)
     height = 5.3 + legend
     with style.figure(width, height, title, subtitle, below=0.76) as figure:
         axes = figure.add_axes((0.95 / width, (0.85 + legend) / height, 1 - 1.25 / width, 1 - (2.05 + legend) / height))
-        figure.legend([Patch(**look(kind, style)) for kind in kinds], [words(kind) for kind in kinds],
-                      loc="lower center", ncols=4, columnspacing=1.6)
+        figure.key({words(kind): look(kind, style) for kind in kinds}, ncols=4)
         yield figure, axes
 
 

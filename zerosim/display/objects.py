@@ -164,8 +164,8 @@ def engine_view(engine: Engine) -> View:
         ("optimizer", type(engine.optimizer).__name__), ("computes in", engine.policy.compute),
         ("reduces in", str(engine.policy.reduce_dtype)), ("recomputes", str(engine.recompute)),
         ("loss scale", f"{engine.loss_scale.scale:g}"), ("steps taken", f"{engine.steps_taken:,}")))
-    held = memory_bars(f"What rank {rank.index} holds", {"now": memory.now_nbytes_by_kind,
-                                                        "peak": memory.peak_nbytes_by_kind}, memory.capacity_nbytes)
+    kinds = {"now": memory.now_nbytes_by_kind, "peak": memory.peak_nbytes_by_kind}
+    held = memory_bars(f"What rank {rank.index} holds", kinds, memory.capacity_nbytes)
     strips = (cut_strip(group.layout) for group in engine.param_groups)
     return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
 

@@ -5,10 +5,12 @@ Only what draws imports this module, when it draws, since it imports Matplotlib.
 
 import html
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 
 class Picture(Figure):
@@ -27,6 +29,11 @@ class Picture(Figure):
         width, height = self.get_size_inches()
         margins = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height, "bottom": bottom / height}
         return self.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False, gridspec_kw=margins | grid)
+
+    def key(self, looks: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+        """A legend at the lower edge: patches of these looks, by their words."""
+        self.legend([Patch(**look) for look in looks.values()], list(looks), loc="lower center", columnspacing=1.6,
+                    **options)
 
     def in_inches(self) -> Axes:
         """Axes over the whole page, in inches from its lower left corner, without a frame."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, stack_bar
+from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, filled, stack_bar
 from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
 from zerosim.display.objects import PARTS, parts_of, row_name
 from zerosim.display.step_plots import step_sheet, step_sheet_data
@@ -65,8 +65,6 @@ HATCHED = ("transient",)
 
 def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
     """One stacked bar for each row of a plan, and a line where the device is full."""
-    from matplotlib.patches import Patch
-
     config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [parts_of(row) for row in plan.rows]
     title = f"What one rank would hold: {config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     parts = [part for part in PARTS if any(held[part] for held in rows)]
@@ -87,13 +85,11 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel("held by one rank (GB)")
-        figure.legend([Patch(**_look(part, style)) for part in parts], [NAMES.get(part, part) for part in parts],
-                      loc="lower center", ncols=4, columnspacing=1.6)
+        figure.key({NAMES.get(part, part): _look(part, style) for part in parts}, ncols=4)
     said = "; ".join(f"{row_name(row)} {row.total_nbytes / 1e9:,.2f} GB" for row in plan.rows)
     words = f"{plan.verdict} Stacked bars: {said}. The device has {capacity / 1e9:,.2f} GB."
     return Drawing("plan", title, words, style, figure)
 
 
 def _look(part: str, style: Style) -> dict[str, Any]:
-    hatch = "////" if part in HATCHED else ""
-    return {"facecolor": PARTS[part], "edgecolor": style.background, "linewidth": 0.0, "hatch": hatch}
+    return filled(PARTS[part], style, hatched=part in HATCHED)

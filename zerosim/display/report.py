@@ -13,13 +13,13 @@ from operator import add
 from pathlib import Path
 
 from zerosim.display.render_html import page_html, table_html
-from zerosim.display.replayed import ARITHMETIC, RankBar, ReplayedRank, machine_of, replayed_rank
-from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
+from zerosim.display.replayed import RankBar, ReplayedRank, machine_of, replayed_rank
+from zerosim.display.style import EVENT_COLORS, KIND_COLORS, PURPOSE_COLORS, event_words
 from zerosim.display.views import Table, words
-from zerosim.numerics.files import write_whole
+from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
-from zerosim.planning.recording import ISSUE, MESSAGE, RecordedCall, Recording, load
+from zerosim.planning.recording import ISSUE, RecordedCall, Recording, load, own_messages, traffic
 from zerosim.planning.timeline import Machine, Timeline, replay
 
 
@@ -40,15 +40,7 @@ def save_report(recorded: str | Path, out: str | Path | None = None, *, device: 
     machine = machine_of(recording.ranks, device, link, compute=compute, efficiency=efficiency, nodes=nodes,
                          between=between, hardware=hardware)
     title = recorded.stem + (f", {span}" if span else "")
-    return _written(page(report_data(recording, machine, title)), out)
-
-
-def _written(text: str, path: Path) -> Path:
-    try:
-        return write_whole(path, text.encode())
-    except OSError as error:
-        raise ValueError(f"asked to write the page {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    return write_or_refuse(out, page(report_data(recording, machine, title)).encode(), "write the page")
 
 
 # -- the report as data ------------------------------------------------------------------------------------------------
@@ -116,17 +108,9 @@ def report_data(recording: Recording, machine: Machine, title: str) -> ReportDat
                          "stretch of the program with --span NAME: "
                          f"{', '.join(names) or 'it has none, so record a shorter run'}")
     timeline = replay(recording, machine)
-    traffic, messages = Counter[tuple[int, int, str]](), 0
-    calls = tuple(_call(timeline, number, traffic) for number in sorted(timeline.parts_of_call))
-    for rank in range(recording.ranks):
-        program = recording.program(rank)
-        for index in program.first[program.where(MESSAGE)].tolist():
-            message = recording.messages[index]
-            if message.destination is not None:
-                traffic[rank, message.destination, message.purpose] += message.nbytes
-                messages += 1
+    calls = tuple(_call(timeline, number) for number in sorted(timeline.parts_of_call))
     ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
-    return ReportData(title, _words(machine), ranks, calls, traffic, messages)
+    return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]))
 
 
 def _words(machine: Machine) -> str:
@@ -137,14 +121,9 @@ def _words(machine: Machine) -> str:
             f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
 
 
-def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]]) -> CallReport:
-    """One call, whose messages are added to the traffic."""
-    call, parts, sent = timeline.recording.calls[number], timeline.parts_of_call[number], 0
-    for level in levels(call.shape):
-        for source, destination, nbytes in zip(level.sources.tolist(), level.destinations.tolist(),
-                                               (level.nbytes * level.times).tolist(), strict=True):
-            traffic[call.group[source], call.group[destination], call.purpose] += nbytes
-            sent += nbytes
+def _call(timeline: Timeline, number: int) -> CallReport:
+    call, parts = timeline.recording.calls[number], timeline.parts_of_call[number]
+    sent = sum(level.times * int(level.nbytes.sum()) for level in levels(call.shape))
     event, point = timeline.part_event(parts[0]), timeline.lanes[parts[0].rank].points[parts[0].point]
     return CallReport(number, call, sent, "/".join(event.path), float(min(part.begun for part in parts)) * 1e6,
                       float(max(part.ended for part in parts)) * 1e6, point[1] == ISSUE)
@@ -152,7 +131,6 @@ def _call(timeline: Timeline, number: int, traffic: Counter[tuple[int, int, str]
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-COLORS = {**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS}
 TICKS = 10
 WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
 
@@ -200,8 +178,7 @@ def _timeline(data: ReportData) -> str:
     lanes = "".join(map(_lanes, data.ranks))
     whats = Counter(bar.what for rank in data.ranks for bar in (*rank.computed, *rank.communicated))
     keys = "".join(f'<li><span class="key {"tall" if what in PURPOSE_COLORS else "low"}" style="background:{color}">'
-                   f"</span>{'sends: ' if what in PURPOSE_COLORS else 'computes: '}{escape(what)}</li>"
-                   for what, color in COLORS.items() if whats[what])
+                   f"</span>{escape(event_words(what))}</li>" for what, color in EVENT_COLORS.items() if whats[what])
     keys += '<li><span class="key wait"></span>waits</li>' if any(rank.waits for rank in data.ranks) else ""
     return (
         '<section aria-labelledby="h-time"><h2 id="h-time">Timeline</h2>'
@@ -236,7 +213,7 @@ def _bar(bar: RankBar, total: float) -> str:
         f"{bar.flops:,} FLOPs" if bar.flops else "", f"collective {bar.call}" if bar.call is not None else ""]))
     call = "" if bar.call is None else f' data-call="{bar.call}"'
     kind = "wait" if bar.what == "waiting" else "bar"
-    color = "" if kind == "wait" else f";background:{COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
+    color = "" if kind == "wait" else f";background:{EVENT_COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
     return (f'<div class="{kind}" role="listitem" tabindex="-1"{call} data-start="{bar.start:.3f}" '
             f'data-end="{bar.end:.3f}" style="left:{left:.4f}%;width:{width:.4f}%{color}" aria-label="{escape(words)}">'
             "</div>")

@@ -4,13 +4,11 @@ Recordings belong to planning, which lies above clusters, and a cluster may ask 
 what saves a cluster's run stands here.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.recording import save as save_recording
-from zerosim.ranks.trace import Trace
 
 
 def recording_of(cluster: Any) -> Recording:
@@ -41,12 +39,7 @@ def save(cluster: Any, path: str | Path) -> Path:
     recording, path = recording_of(cluster), Path(path)
     if is_one_of_many(cluster) and cluster.ranks[0].index:
         return path
-    return write(recording, path)
-
-
-def save_traces(traces: Iterable[Trace], path: str | Path) -> Path:
-    """Writes what these ranks did, in rank order; ValueError for a path that cannot be written."""
-    return write(record(traces), path)
+    return save_recording(recording, path)
 
 
 def require_place(path: str | Path) -> None:
@@ -54,9 +47,3 @@ def require_place(path: str | Path) -> None:
     if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
         raise ValueError(f"asked to save a recording as {str(path)!r}, but its folder is not there, or it is one; "
                          "name a file in a folder that is there")
-
-
-def write(recording: Recording, path: str | Path) -> Path:
-    """Writes a recording; ValueError for a path that cannot be written."""
-    require_place(path)
-    return save_recording(recording, path)

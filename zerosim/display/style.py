@@ -5,8 +5,10 @@ the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are named 
 five more that kinds of memory need are chosen to stay apart from them for every kind of color vision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+
+import numpy as np
 
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#505050"
@@ -33,12 +35,24 @@ PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
     "parameters": BLUE, "gradients": VERMILLION, "state": SKY_BLUE, "control": GRAY, "unspecified": YELLOW})
 PHASE_COLORS: Mapping[str, str] = MappingProxyType({
     "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
+ARITHMETIC = "other arithmetic"  # outside the spans that are phases
+EVENT_COLORS: Mapping[str, str] = MappingProxyType({**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS})
 
 # ZeRO's stages 0 to 3, each with a mark of its own.
 STAGE_COLORS, STAGE_MARKS = (ORANGE, BLUE, GREEN, VERMILLION), ("o", "s", "^", "D")
 
 FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
     "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+
+
+def phase_of(path: Iterable[str]) -> str:
+    """The phase of arithmetic in spans of these names, outermost first."""
+    return next((name for name in path if name in PHASE_COLORS), ARITHMETIC)
+
+
+def event_words(what: str) -> str:
+    """A phase, or a purpose, in a legend."""
+    return f"sends: {what}" if what in PURPOSE_COLORS else f"computes: {what}"
 
 
 def rank_color(rank: int) -> str:
@@ -64,6 +78,11 @@ def ink_on(color: str) -> str:
 def short(value: float) -> str:
     """The shortest decimal of a number, without a useless ``.0``."""
     return str(value).removesuffix(".0")
+
+
+def shortest(value: float | np.generic) -> float:
+    """The float with the shortest decimals that give back the same fp32: 1.1001358, not 1.1001358032226562."""
+    return float(str(np.float32(value)))
 
 
 def rough(value: float, digits: int = 3) -> str:

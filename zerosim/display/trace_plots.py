@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
-from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
+from zerosim.display.style import EVENT_COLORS, PURPOSE_COLORS, event_words, ink_on, phase_of, rank_color
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.ranks.hub import expand
+from zerosim.planning.recording import own_messages, record, traffic
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
 
 TITLE = "What the ranks did, in their order"
 MOST_LANES = 16
-ARITHMETIC = "other arithmetic"  # outside the spans that have a color
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +59,12 @@ def _events(trace: Trace) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for row in trace.rows:
         if isinstance(row, Compute):
-            what = next((name for name in row.span if name in PHASE_COLORS), ARITHMETIC)
+            what = phase_of(row.span)
             if not found or found[-1] != (what, 0):
                 found.append((what, 0))
         elif isinstance(row, Collective | Message):
             found.append((row.purpose, row.sent_nbytes))
     return found
-
-
-def color_of(what: str) -> str:
-    """Of a phase, or a purpose."""
-    return PHASE_COLORS.get(what) or PURPOSE_COLORS.get(what) or GREEN
 
 
 def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
@@ -85,7 +78,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             for sends, half in ((True, 0.4), (False, 0.2)):
                 here = [at for at, what in enumerate(whats) if (what in PURPOSE_COLORS) is sends]
                 order.broken_barh([(at, 1) for at in here], (place - half, 2 * half),
-                                  facecolors=[color_of(whats[at]) for at in here], edgecolor=style.background,
+                                  facecolors=[EVENT_COLORS[whats[at]] for at in here], edgecolor=style.background,
                                   linewidth=0.4 if len(whats) < 300 else 0)
         order.set_yticks(range(lanes), data.names)
         order.set_ylim(lanes - 0.5, -0.5)
@@ -96,7 +89,9 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             axes.set_xlim(0, max(1, *map(len, data.whats)))
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
-        figure.legend(*_legend(data), loc="lower center", ncols=5, columnspacing=1.6)
+        seen = {what for whats in data.whats for what in whats}
+        figure.key({event_words(what): {"facecolor": color}
+                    for what, color in EVENT_COLORS.items() if what in seen}, ncols=5)
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 
 
@@ -110,15 +105,6 @@ def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
     axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
     axes.set_xlabel("what a rank did, in its order (events)")
     axes.grid(axis="y")
-
-
-def _legend(data: TraceOrder) -> tuple[list[Any], list[str]]:
-    from matplotlib.patches import Patch
-
-    seen = {what for whats in data.whats for what in whats}
-    names = [what for what in (*PHASE_COLORS, ARITHMETIC, *PURPOSE_COLORS) if what in seen]
-    return ([Patch(facecolor=color_of(name)) for name in names],
-            [f"sends: {name}" if name in PURPOSE_COLORS else f"computes: {name}" for name in names])
 
 
 def _order_description(data: TraceOrder) -> str:
@@ -160,7 +146,7 @@ class RingTraffic:
 
 
 def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
-    """Reads the traces; every collective is expanded to its messages, those of the same shape once.
+    """Reads the traces; every collective is expanded to its messages.
 
     Raises ValueError for more ranks than a page holds, and for traces of fewer ranks than N unless one stands for all.
     """
@@ -169,25 +155,12 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
                          "has the bytes of all of them")
     if len(traces) not in (1, ranks):
         raise ValueError(f"a ring of {ranks} ranks is drawn from all their traces, found {len(traces)}")
-    links, times = Counter[Link](), Counter[tuple[object, tuple[int, ...]]]()
-    shapes, seen, messages = {}, set(), 0
-    for rank, trace in enumerate(traces):
-        for row in trace.messages():
-            if isinstance(row, Message):
-                if row.destination is not None:
-                    links[rank, row.destination] += row.sent_nbytes
-                    messages += 1
-            elif (key := (row.call.key, row.call.number)) not in seen:
-                seen.add(key)
-                shape = row.call.normalized(), row.call.group
-                times[shape] += 1
-                shapes[shape] = row
-    for shape, row in shapes.items():
-        group = row.call.group
-        for hop in expand(row.call):
-            links[group[hop.source], group[hop.destination]] += times[shape] * hop.nbytes
-    others = {link: nbytes for link, nbytes in links.items() if link[0] != link[1]}
-    return RingTraffic(ranks, others, len(seen), messages)
+    recording = record(traces) if len(traces) == ranks else record(traces).on_ranks(ranks)
+    links = Counter[Link]()
+    for (source, destination, _), nbytes in traffic(recording).items():
+        if source != destination:
+            links[source, destination] += nbytes
+    return RingTraffic(ranks, links, len(recording.calls), len([*own_messages(recording)]))
 
 
 def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:

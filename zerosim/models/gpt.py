@@ -41,7 +41,7 @@ from zerosim.models.units import (
     require_inside,
 )
 from zerosim.numerics import random
-from zerosim.numerics.checks import did_you_mean, is_count, is_number
+from zerosim.numerics.checks import is_count, is_number, unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ def config_of(config: Any) -> GPTConfig:
     if isinstance(config, GPTConfig):
         return config
     if not isinstance(config, str) or config not in PRESETS:
-        raise ValueError(f"GPT was asked for {config!r}, which is no GPTConfig and no preset; the presets are "
-                         f"{', '.join(PRESETS)}"
-                         f"{did_you_mean(config, PRESETS)}")
+        raise unknown_name(f"GPT was asked for {config!r}, which is no GPTConfig and no preset", config, PRESETS,
+                           "the presets are")
     return PRESETS[config]
 
 
@@ -241,7 +240,7 @@ class Attention(BlockPart):
                        keep: str) -> tuple[np.ndarray, Any]:
         """h (M, 3C) -> (M, C)."""
         o, saved = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
-                                           keep=PROBABILITIES[keep])
+                                            keep=PROBABILITIES[keep])
         return rows_of(o), saved
 
     def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -410,8 +409,7 @@ class Head(Unit):
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """logits (B, T, V); saves x and its statistics."""
-        h, saved = layers.layernorm_forward(ctx, rows_of(x), w["ln_f.weight"], w["ln_f.bias"],
-                                           self.config.epsilon)
+        h, saved = layers.layernorm_forward(ctx, rows_of(x), w["ln_f.weight"], w["ln_f.bias"], self.config.epsilon)
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
         return logits, saved
@@ -468,9 +466,9 @@ class GPT(Model):
 
 
 def _units(config: GPTConfig, seed: int, units: Any) -> list[BlockUnit]:
-    blocks: list[list[BlockPart]] = [[Attention(f"block{index}", config, seed),
-                                      FeedForward(f"block{index}", config, seed)]
-                                for index in range(config.layers)]
+    blocks: list[list[BlockPart]] = [
+        [Attention(f"block{index}", config, seed), FeedForward(f"block{index}", config, seed)]
+        for index in range(config.layers)]
     if units == "sub_block":
         return [BlockUnit(part.name, [part]) for block in blocks for part in block]
     per_unit = 1 if units == "block" else units

@@ -178,7 +178,7 @@ OWN_OUTPUT = "hand it the gradient of this layer's own output"
 
 
 def out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], name: str,
-                saved: np.ndarray | None = None) -> np.ndarray:
+               saved: np.ndarray | None = None) -> np.ndarray:
     """A new activation, or the caller's ``out`` where that fits and does not overwrite what is saved."""
     if out is None:
         return ctx.empty(shape, name=name)

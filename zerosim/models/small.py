@@ -1,13 +1,12 @@
 """Two small models: a multilayer perceptron of any depth, and the four weights of the worked example."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from zerosim.models.layers import require_integer, require_list
 from zerosim.models.losses import HalfSquaredError
-from zerosim.models.units import Constants, Initializer, LinearUnit, Model, Normal, require_activation
-from zerosim.numerics.checks import is_count, is_number
+from zerosim.models.units import Constants, LinearUnit, Model, require_activation
+from zerosim.numerics.checks import is_number
 
 
 class MLP(Model):
@@ -30,13 +29,8 @@ class MLP(Model):
         last = len(widths) - 2
         super().__init__([
             LinearUnit(f"layer{index}", inputs, outputs, activation if index < last else None, bias,
-                       initializers=_initializers(seed, inputs), first=index == 0)
+                       first=index == 0, seed=seed)
             for index, (inputs, outputs) in enumerate(pairwise(widths))], HalfSquaredError())
-
-
-def _initializers(seed: int, inputs: int) -> dict[str, Initializer]:
-    # LinearUnit refuses a width that is none, in words that name the layer; it must not spoil the root first.
-    return {"weight": Normal(seed, 1 / math.sqrt(inputs))} if is_count(inputs) and inputs > 0 else {}
 
 
 # -- The worked example ------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ class LinearUnit(Unit):
     The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Saves x, and for ReLU one bit per
     output, for GELU its input. The ``first`` unit of a model computes no gradient of its input, which nobody
     would read. ``initializers`` replaces, under "weight" and "bias", what makes the first values: by default
-    Normal(seed 0, deviation 1/sqrt(I)) and Zeros.
+    Normal(seed, deviation 1/sqrt(I)) and Zeros.
     """
 
     name: str
@@ -247,6 +247,7 @@ class LinearUnit(Unit):
     bias: bool = True
     initializers: Mapping[str, Initializer] = field(default_factory=dict)
     first: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for a width below 1, an unknown activation, or an initializer of no parameter."""
@@ -274,7 +275,8 @@ class LinearUnit(Unit):
 
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
-        defaults: dict[str, Initializer] = {"weight": Normal(0, 1 / math.sqrt(self.inputs)), "bias": Zeros()}
+        weight = Normal(self.seed, 1 / math.sqrt(self.inputs))
+        defaults: dict[str, Initializer] = {"weight": weight, "bias": Zeros()}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:

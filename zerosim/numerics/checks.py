@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,6 +24,15 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
     """
     near = get_close_matches(str(name), list(known), most, likeness)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def unknown_name(asked: str, name: object, known: Collection[str], offer: str = "choose one of") -> ValueError:
+    """The refusal of a name that is none of those known: what was asked, what there is, and the nearest.
+
+    >>> unknown_name("no shape is called 'rings'", "rings", ["ring", "tree"])
+    ValueError("no shape is called 'rings'; choose one of ring, tree; did you mean 'ring'?")
+    """
+    return ValueError(f"{asked}; {offer} {', '.join(known)}{did_you_mean(name, known)}")
 
 
 # -- Checks of arrays and numbers --------------------------------------------------------------------------------------

@@ -25,3 +25,12 @@ def write_whole(path: Path, content: bytes) -> Path:
         if place.parent.is_dir():
             unfinished.unlink(missing_ok=True)
     return path
+
+
+def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
+    """Writes a file as `write_whole` does; ValueError, which says what was ``asked``, where that cannot be."""
+    try:
+        return write_whole(path, content)
+    except OSError as error:
+        raise ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written"
+                         ) from None

@@ -365,16 +365,7 @@ class NumpyKernels(BlockKernels):
         A divisor beyond float32's range is none that overflows: see `split_divisor`.
         """
         check_operands("divide_rounded", x=x, out=out)
-        work = work_type(x, out)
-        factor, divisor = split_divisor(divisor, work)
-        first, second = np.array(factor, work), np.array(divisor, work)
-
-        def divided(block: Array, result: Array) -> None:
-            if factor != 1:
-                np.multiply(block, first, out=result)
-            np.divide(block if factor == 1 else result, second, out=result)
-
-        self.run_blocks(divided, (x,), out, in_place=True)
+        self.run_blocks(_division_by(divisor, work_type(x, out)), (x,), out, in_place=True)
 
     @quiet
     def accumulate(self, total: Array, x: Array) -> None:
@@ -476,16 +467,12 @@ class NumpyKernels(BlockKernels):
         """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64: one
         np.add.reduce per block of BLOCK elements, the blocks' sums added left to right."""
         check_floating("sum_of_squares", x=x)
-        work = work_type(x)
-        factor, divisor = split_divisor(divisor, work)
-        first, second = np.array(factor, work), np.array(divisor, work)
-        row, total = x.reshape(-1), 0.0
+        work, row, total = work_type(x), x.reshape(-1), 0.0
+        divide = _division_by(divisor, work)
         for span in spans(row.size):
             block = self.wide("input 0", row[span], work)
             quotient, square = self.room("quotient", block.size, work), self.room("square", block.size, FP64)
-            if factor != 1:
-                block = np.multiply(block, first, out=quotient)
-            np.divide(block, second, out=quotient)
+            divide(block, quotient)
             np.copyto(square, quotient)
             np.multiply(square, square, out=square)
             total += float(np.add.reduce(square))
@@ -520,6 +507,19 @@ class NumpyKernels(BlockKernels):
         self.divide_rounded(x, divisor, out)
         if factor != 1:
             self.multiply_rounded(out, factor, out)
+
+
+def _division_by(divisor: float, work: np.dtype[Any]) -> Operation:
+    """result = block/divisor in a type, also where the divisor lies beyond its range."""
+    factor, divisor = split_divisor(divisor, work)
+    first, second = np.array(factor, work), np.array(divisor, work)
+
+    def divided(block: Array, result: Array) -> None:
+        if factor != 1:
+            np.multiply(block, first, out=result)
+        np.divide(block if factor == 1 else result, second, out=result)
+
+    return divided
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:

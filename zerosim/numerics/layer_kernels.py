@@ -22,6 +22,7 @@ from zerosim.numerics.arrays import BLOCK, Array, Scratch, in_blocks, spans, to_
 from zerosim.numerics.blockwise import BlockKernels, PerColumn, PerRow, cast_block, quiet
 from zerosim.numerics.checks import FP32, check_operands, check_same_type, check_shapes, work_type
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.rounding import values_of
 
 # -- The complementary error function, which NumPy has not -------------------------------------------------------------
 # erfc(z) = t·exp(-z² + P(t)) with t = 2/(2 + z), for z >= 0: P is smooth on (0, 1], so that a Chebyshev series of few
@@ -34,7 +35,7 @@ _SMALLEST = 2 / (2 + SATURATED)  # t there
 
 # The Chebyshev coefficients of P(t) = log(erfc(z)·exp(z²)) - log(t), z = 2/t - 2, on t from _SMALLEST to 1, up to the
 # last that float64 notices: those of its interpolation in 41 Chebyshev points, computed on 2026-11-22 with 60 digits
-# and rounded once. A test computes them again in float64.
+# and rounded once. A test holds the exact GELU that is made of them to `math.erfc`, to some roundings of float64.
 SERIES = (
     -0.6234339344287685, 0.6168926782133124, 0.015549576220624277, -0.008673861197536449,
     -0.0006548713320332943, 0.00031321414827867284, 2.252373240408973e-05, -1.5758183468720783e-05,
@@ -199,9 +200,7 @@ def _codes_in(k: BlockKernels, x: Array) -> Array:
 @quiet
 def _values(function: _Function, dtype: np.dtype[Any]) -> npt.NDArray[np.float32]:
     """A function's float32 results for all values of a narrow format, in the order of its codes."""
-    codes = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
-    values = np.empty(codes.size, FP32)
-    cast_block(codes.view(dtype), values, Scratch())
+    values = values_of(format_of(dtype))
     results = np.empty_like(values)
     function(Scratch(), values, results)
     return results

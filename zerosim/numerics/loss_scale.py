@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from zerosim.numerics.checks import did_you_mean, is_count, is_number
+from zerosim.numerics.checks import is_count, is_number, unknown_name
 from zerosim.numerics.formats import FORMATS
 
 SCALERS = ("torch", "deepspeed", "deepspeed-legacy")
@@ -129,8 +129,7 @@ class Dynamic:
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown kind and for settings that it does not have or that cannot be."""
         if self.kind not in SCALERS:
-            raise ValueError(f"no dynamic loss scaler is called {self.kind!r}; choose one of {', '.join(SCALERS)}"
-                             f"{did_you_mean(self.kind, SCALERS)}")
+            raise unknown_name(f"no dynamic loss scaler is called {self.kind!r}", self.kind, SCALERS)
         require_scale("initial", self.initial)
         require_scale("smallest", self.smallest)
         for name in ("window", "hysteresis"):

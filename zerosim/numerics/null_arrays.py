@@ -7,6 +7,7 @@ step of a trillion parameters runs in no memory.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -14,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 _Index = int | slice | EllipsisType | None
+
+
+def _numpys(name: str) -> Any:
+    """A property of the array: what NumPy says of the view that stands for it."""
+    return property(attrgetter(f"_ghost.{name}"))
 
 
 class NullArray:
@@ -30,39 +36,14 @@ class NullArray:
         self._ghost = ghost.view()  # with flags of its own
         self.base: NullArray | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._ghost.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, along each dimension."""
-        return self._ghost.strides
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._ghost.dtype
-
-    @property
-    def flags(self) -> Any:
-        """NumPy's own flags: contiguous, writable."""
-        return self._ghost.flags
-
-    @property
-    def ndim(self) -> int:
-        return self._ghost.ndim
-
-    @property
-    def size(self) -> int:
-        return self._ghost.size
-
-    @property
-    def itemsize(self) -> int:
-        return self._ghost.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self._ghost.nbytes
+    shape: tuple[int, ...] = _numpys("shape")
+    strides: tuple[int, ...] = _numpys("strides")  # bytes from one element to the next, along each dimension
+    dtype: np.dtype[Any] = _numpys("dtype")
+    flags: Any = _numpys("flags")  # contiguous, writable
+    ndim: int = _numpys("ndim")
+    size: int = _numpys("size")
+    itemsize: int = _numpys("itemsize")
+    nbytes: int = _numpys("nbytes")
 
     @property
     def offset_nbytes(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
@@ -47,8 +47,7 @@ class Policy:
         for name in (self.compute, self.master, self.state, *optional):
             format_of(name)
         if self.average not in AVERAGES:
-            raise ValueError(f"no averaging rule {self.average!r}; choose one of {', '.join(AVERAGES)}"
-                             f"{did_you_mean(self.average, AVERAGES)}")
+            raise unknown_name(f"no averaging rule {self.average!r}", self.average, AVERAGES)
         if self.matmul not in MATMULS:
             raise ValueError(f"matmul={self.matmul!r} is no way to multiply; choose one of None, 'fp8'")
         rule = scaling_of(self.loss_scale)

@@ -293,12 +293,12 @@ def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> No
         # NumPy would make these indices itself, in memory that nobody counts.
         index = scratch.array("unpack index", x.size, np.intp)
         np.copyto(index, x.view(f"u{fmt.nbytes}"))
-        _values(fmt).take(index, out=out, mode="clip")  # every code is an index of the table: nothing to check
+        values_of(fmt).take(index, out=out, mode="clip")  # every code is an index of the table: nothing to check
 
 
 @cache
 @np.errstate(all="ignore")
-def _values(fmt: Format) -> npt.NDArray[np.float32]:
+def values_of(fmt: Format) -> npt.NDArray[np.float32]:
     """The values of a format in the order of its codes (2^bits,)."""
     return np.arange(2**fmt.bits).astype(f"u{fmt.nbytes}").view(fmt.dtype).astype(np.float32)
 

@@ -27,6 +27,15 @@ def bytes_text(nbytes: float) -> str:
     return _text(nbytes, BYTES)
 
 
+def gigabytes(nbytes: float) -> str:
+    """Bytes in GB, for a column of a table or a sentence beside it.
+
+    >>> gigabytes(107_814_649_856), gigabytes(16_129e9)
+    ('107.81', '16,129')
+    """
+    return f"{nbytes / 1e9:,.2f}" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f}"  # decimals of so many are noise
+
+
 def rate_text(bytes_per_second: float) -> str:
     """``450 GB/s``.
 

@@ -117,9 +117,6 @@ INSIDE: Mapping[str, Inside] = {
 }
 
 
-INSIDE_NAMES = tuple(name for name in INSIDE if name != "all")
-
-
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Elements in the compute format and numbers in fp32; `nbytes` of both together."""

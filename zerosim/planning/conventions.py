@@ -8,27 +8,19 @@ say (`closed_forms.ShardedStates`): parameters, gradients, and all that the opti
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 from zerosim.numerics.checks import did_you_mean
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam, Optimizer, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
-from zerosim.planning.cuts import Cut, checked_count, padded_unit_lengths
+from zerosim.planning.cuts import checked_count, padded_unit_lengths
 from zerosim.planning.shapes import ModelShape
+from zerosim.ranks.call import tensor_cut
 
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
-
-
-def checked_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer; raises ValueError for what is none, as a name."""
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as zs.optim.AdamW() "
-                     "is")
 
 
 def normed_tensors(optimizer: Optimizer, tensors: int) -> int:
@@ -55,31 +47,12 @@ def is_cut_anywhere(optimizer: Optimizer) -> bool:
     return optimizer.cut == "anywhere"
 
 
-def whole_tensor_cut(lengths: Sequence[int], ranks: int) -> Cut:
-    """Boundaries in the flat vector, each on the border of a tensor nearest to an equal share; nothing is padded.
-
-    >>> whole_tensor_cut((6, 1, 1, 4), 3)
-    (0, 6, 8, 12)
-
-    Of two borders as near as each other it is the first. Raises ValueError for fewer than one rank.
-    """
-    count, borders = checked_count("ranks", ranks, 1), [*accumulate(lengths, initial=0)]
-    total = borders[-1]
-
-    def nearest(rank: int) -> int:
-        after = bisect_left(borders, rank * total / count) if total else 0
-        around = borders[max(0, after - 2):after + 2]  # one more on each side: the share is rounded to a double
-        return min(around, key=lambda border: (abs(border * count - rank * total), border))
-
-    return (*(nearest(rank) for rank in range(count)), total)
-
-
 def shares_nbytes(optimizer: Optimizer, shapes: Iterable[tuple[int, ...]], ranks: int,
                   fp32_itemsize: int = 4) -> list[tuple[int, int]]:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
     lengths = [math.prod(shape) for shape in tensors]
-    cut = whole_tensor_cut(lengths, ranks)
+    cut = tensor_cut(lengths, ranks)
     starts = [*accumulate(lengths, initial=0)]
     state = [*accumulate((state_nbytes(optimizer, shape, fp32_itemsize) for shape in tensors), initial=0)]
     places = [bisect_left(starts, border) for border in cut]

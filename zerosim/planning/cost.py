@@ -203,7 +203,7 @@ def curve(collective: str, algorithm: str, ranks: int, network: Network) -> Curv
     for start, within in _intervals(turns):
         slowest = [(times, max(choices, key=lambda line: line.seconds(within))) for times, choices in steps]
         lines.append(CostLine(start, sum((times * line.latency_seconds for times, line in slowest), Fraction(0)),
-                          sum((times * line.seconds_per_byte for times, line in slowest), Fraction(0))))
+                              sum((times * line.seconds_per_byte for times, line in slowest), Fraction(0))))
     return Curve(tuple(lines))
 
 

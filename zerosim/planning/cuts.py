@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.ranks import call
 
 Cut = call.Cut
@@ -106,5 +106,4 @@ def checked_layout(layout: str) -> str:
     """The layout's name; raises ValueError for an unknown one, and names those that exist."""
     if layout in LAYOUTS:
         return layout
-    raise ValueError(f"no layout is called {layout!r}; the layouts are {', '.join(LAYOUTS)}"
-                     f"{did_you_mean(layout, LAYOUTS)}")
+    raise unknown_name(f"no layout is called {layout!r}", layout, LAYOUTS, "the layouts are")

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import did_you_mean, is_number
 from zerosim.planning.cuts import checked_count
 
 # The formats for which a device may have a rate, each peak and dense.
@@ -24,8 +24,7 @@ LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of 
 
 def positive(where: str, key: str, value: Any, *, or_zero: bool = False) -> float:
     """The value as a float; raises ValueError unless it is a number from 1e-30 (zero, if that may be) to 1e30."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf or (value == 0 and not or_zero):
+    if not is_number(value) or not 0 <= value < math.inf or (value == 0 and not or_zero):
         least = "that is not negative" if or_zero else "above 0"
         raise ValueError(f"{where}: {key} must be a finite number {least}, got {value!r}")
     if value > MOST or (value < LEAST and not or_zero):

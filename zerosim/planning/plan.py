@@ -36,13 +36,13 @@ from typing import Any
 from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
-    checked_optimizer,
     convention_of,
     estimate_nbytes,
     is_cut_anywhere,
@@ -176,15 +176,15 @@ class Plan(Plotted):
         """The row that fits and by how much, and by how much the next lower stage misses, in one sentence."""
         if not self.fitting:
             least = min(self.rows, key=lambda row: row.total_nbytes)
-            return f"Nothing fits: {least.title} holds least and misses by {_gigabytes(-least.spare_nbytes)}."
+            return f"Nothing fits: {least.title} holds least and misses by {gigabytes(-least.spare_nbytes)} GB."
         best = self.fitting[0]
         order = {stage: place for place, stage in enumerate(sorted(self.config.stages))}
         missing = [row for row in self.rows if not row.fits and order[row.stage] < order[best.stage]]
-        text = f"{best.title} fits with {_gigabytes(best.spare_nbytes)} to spare"
+        text = f"{best.title} fits with {gigabytes(best.spare_nbytes)} GB to spare"
         if not missing:
             return text + "."
         near = max(missing, key=lambda row: (order[row.stage], row.spare_nbytes))
-        return f"{text}; {near.title} misses by {_gigabytes(-near.spare_nbytes)}."
+        return f"{text}; {near.title} misses by {gigabytes(-near.spare_nbytes)} GB."
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data: exact integers in bytes."""
@@ -195,11 +195,6 @@ class Plan(Plotted):
                 "compute": self.config.policy.compute, "overlap": self.config.overlap,
                 "prefetch": self.config.prefetch,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
-
-
-def _gigabytes(nbytes: int) -> str:
-    """``11 GB``: 10⁹ bytes, three digits."""
-    return f"{nbytes / 1e9:.3g} GB" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f} GB"
 
 
 # -- the configuration, which computes them ---------------------------------------------------------------------------
@@ -268,7 +263,10 @@ class PlanConfig:
         for policy in self.recompute:
             Recompute.parse(policy)
         convention_of(self.convention)
-        optimizer = checked_optimizer(self.optimizer)
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
+                             "zs.optim.AdamW() is")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
@@ -285,7 +283,7 @@ class PlanConfig:
     @property
     def policies(self) -> tuple[str, ...]:
         """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
-        return self.recompute if self.has_activations else ("none",)
+        return self.recompute if self.decoder is not None else ("none",)
 
     @property
     def has_units(self) -> bool:
@@ -298,11 +296,6 @@ class PlanConfig:
         """
         transformer = self.model.transformer
         return None if transformer is None or transformer.encoder_blocks else transformer
-
-    @property
-    def has_activations(self) -> bool:
-        """False where only a number of parameters is known, and for encoder-decoders."""
-        return self.decoder is not None
 
     # -- a row --------------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from zerosim.numerics.units import counted, seconds_text
+from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
 from zerosim.planning.closed_forms import STAGES, vectors_sent
@@ -13,21 +14,14 @@ from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
 
-
-def _gb(nbytes: int) -> str:
-    """10⁹ bytes: ``107.81``, and ``16,129`` where decimals are noise."""
-    return f"{nbytes / 1e9:,.2f}" if abs(nbytes) < 1e12 else f"{nbytes / 1e9:,.0f}"
-
-
-COLUMNS: Mapping[str, Callable[[PlanRow], str]] = {
-    "parameters": lambda row: _gb(row.parameters_nbytes), "gradients": lambda row: _gb(row.gradients_nbytes),
-    "optimizer": lambda row: _gb(row.optimizer_nbytes), "states": lambda row: _gb(row.states_nbytes),
-    "activations": lambda row: _gb(row.activations_nbytes), "gathered": lambda row: _gb(row.gathered_nbytes),
-    "buckets": lambda row: _gb(row.buckets_nbytes), "overhead": lambda row: _gb(row.overhead_nbytes),
-    "total": lambda row: _gb(row.total_nbytes), "spare": lambda row: _gb(row.spare_nbytes),
-    "sent": lambda row: _gb(row.sent_nbytes_per_step), "compute": lambda row: seconds_text(row.compute_seconds),
-    "exposed": lambda row: seconds_text(row.exposed_communication_seconds),
-    "step": lambda row: seconds_text(row.step_seconds), "MFU": lambda row: f"{row.model_flops_utilization:.2f}"}
+# Of each column the field of a row, and the text of its value.
+COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    **{kind: (f"{kind}_nbytes", gigabytes) for kind in (
+        "parameters", "gradients", "optimizer", "states", "activations", "gathered", "buckets", "overhead", "total",
+        "spare")},
+    "sent": ("sent_nbytes_per_step", gigabytes), "compute": ("compute_seconds", seconds_text),
+    "exposed": ("exposed_communication_seconds", seconds_text), "step": ("step_seconds", seconds_text),
+    "MFU": ("model_flops_utilization", "{:.2f}".format)}
 KINDS = ("parameters", "gradients", "optimizer")  # of states, which are their sum
 FEWER = tuple(name for name in COLUMNS if name not in KINDS)
 FEWEST = ("states", "activations", "total", "spare", "sent", "step")
@@ -37,8 +31,9 @@ UNITS = ("GB are 10⁹ bytes of one rank; activations, gathered and buckets (gra
 
 def cells(found: Plan, names: Iterable[str] = COLUMNS) -> list[list[str]]:
     """For each row its stage and policy, and the named columns."""
-    names = list(names)
-    return [[f"{row.stage} {row.recompute}", *(COLUMNS[name](row) for name in names)] for row in found.rows]
+    columns = [COLUMNS[name] for name in names]
+    return [[f"{row.stage} {row.recompute}", *(text(getattr(row, field)) for field, text in columns)]
+            for row in found.rows]
 
 
 def subject(config: PlanConfig, convention: str) -> tuple[str, str]:

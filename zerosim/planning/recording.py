@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.numerics.files import write_whole
-from zerosim.planning.collectives import CollectiveShape
+from zerosim.numerics.files import write_or_refuse
+from zerosim.planning.collectives import CollectiveShape, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
 
@@ -220,6 +220,31 @@ def shown(group: tuple[int, ...]) -> str:
     return ", ".join(map(str, group)) if len(group) < 9 else f"{group[0]}, {group[1]}, … {group[-1]} ({len(group)})"
 
 
+def own_messages(recording: Recording) -> Iterator[tuple[int, RecordedMessage]]:
+    """The messages that programs send themselves, each with its sender."""
+    for rank in range(recording.ranks):
+        program = recording.program(rank)
+        sent = (recording.messages[index] for index in program.first[program.where(MESSAGE)].tolist())
+        yield from ((rank, message) for message in sent if message.destination is not None)
+
+
+def traffic(recording: Recording) -> Counter[tuple[int, int, str]]:
+    """Bytes by sender, receiver and purpose: of every message of every collective, and of the programs' own."""
+    rows = [program.first[program.where(COLLECTIVE, ISSUE)] for program in recording.programs]
+    made = [recording.calls[index] for index in np.unique(np.concatenate(rows)).tolist()]
+    calls = Counter((call.shape, call.group, call.purpose) for call in made)
+    found = Counter[tuple[int, int, str]]()
+    for (shape, group, purpose), times in calls.items():
+        for level in levels(shape):
+            messages = zip(level.sources.tolist(), level.destinations.tolist(), level.nbytes.tolist(), strict=True)
+            for source, destination, nbytes in messages:
+                found[group[source], group[destination], purpose] += times * level.times * nbytes
+    for rank, message in own_messages(recording):
+        assert message.destination is not None, "it is one that is sent"
+        found[rank, message.destination, message.purpose] += message.nbytes
+    return found
+
+
 # -- what must hold of a recording before anything is made of it, whoever wrote its file ------------------------------
 
 
@@ -361,7 +386,7 @@ class Recorder:
 
     def _number(self, call: Any) -> int:
         shape = CollectiveShape(call.operation, call.algorithm, tuple(map(int, call.cut)), int(call.dtype.itemsize),
-                      int(call.wire_dtype.itemsize), int(call.root))
+                                int(call.wire_dtype.itemsize), int(call.root))
         shape = self._shapes.setdefault(shape, shape)
         found = RecordedCall(shape, tuple(call.group), tuple(call.communicator), call.number, call.purpose)
         number = self._call_numbers.setdefault((found.group, found.communicator, found.number), len(self.calls))
@@ -473,17 +498,13 @@ def _program(plain: Any) -> RecordedProgram:
         raise ValueError(f"this recording has rows {', '.join(sorted(unknown))}, and the letters of rows are {LETTERS}")
     first, second, third = (np.array(plain[name], np.int64) for name in COLUMNS)
     return RecordedProgram(np.array([codes[letter] for letter in plain["rows"]], np.int64), first, second, third,
-                   dict(plain["held_at_start"]))
+                           dict(plain["held_at_start"]))
 
 
 def save(recording: Recording, path: str | Path) -> Path:
     """Writes the recording to a JSON file: all of it, or nothing. ValueError for a path that cannot be written."""
-    path, text = Path(path), json.dumps(to_plain(recording), separators=(",", ":"))
-    try:
-        return write_whole(path, text.encode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
+    text = json.dumps(to_plain(recording), separators=(",", ":"))
+    return write_or_refuse(Path(path), text.encode("utf-8"), "save a recording as")
 
 
 def load(path: str | Path) -> Recording:

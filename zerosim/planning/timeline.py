@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.files import write_or_refuse
 from zerosim.planning.machine import Array, Machine, Prices, Seconds, SlowLink, SlowRank
 from zerosim.planning.recording import BEGIN, COMPUTE, END, HELD, ISSUES_OF_WAITS, OFFLOAD, Recording
 from zerosim.planning.streams import (
@@ -415,14 +416,10 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
-    """Writes the timeline to a JSON file for the viewer; ValueError for a path that cannot be written."""
-    path = Path(path)
-    try:
-        path.write_text(json.dumps(chrome_trace(timeline), separators=(",", ":")), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"asked to save a timeline as {str(path)!r}, but: {error.strerror}; name a file that can be "
-                         "written") from None
-    return path
+    """Writes the timeline to a JSON file for the viewer: all of it, or nothing. ValueError for a path that cannot be
+    written."""
+    text = json.dumps(chrome_trace(timeline), separators=(",", ":"))
+    return write_or_refuse(Path(path), text.encode("utf-8"), "save a timeline as")
 
 
 def nanoseconds(seconds: Seconds) -> int:

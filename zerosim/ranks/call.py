@@ -9,19 +9,20 @@ Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundar
 """
 
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
+from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
 from zerosim.numerics.rounding import round_to
 
 Cut = tuple[int, ...]
@@ -36,6 +37,24 @@ def ceil_cut(length: int, ranks: int) -> Cut:
     """
     chunk = -(-length // ranks)
     return tuple(min(length, i * chunk) for i in range(ranks + 1))
+
+
+def tensor_cut(lengths: Iterable[int], ranks: int) -> Cut:
+    """Boundaries in a vector of tensors, each on the border of a tensor nearest to an equal share; nothing is padded.
+
+    >>> tensor_cut((6, 1, 1, 4), 3)
+    (0, 6, 8, 12)
+
+    Of two borders as near as each other it is the first. Where there are more ranks than tensors, some own nothing.
+    """
+    borders = list(dict.fromkeys(accumulate(lengths, initial=0)))
+    total = borders[-1]
+
+    def nearest(rank: int) -> int:
+        after = bisect_left(borders, -(-rank * total // ranks))
+        return min(borders[max(0, after - 1):after + 1], key=lambda border: abs(border * ranks - rank * total))
+
+    return (*map(nearest, range(ranks)), total)
 
 
 def checked_cut(splits: Iterable[int] | None, length: int, ranks: int, *, any_length: bool = False) -> Cut:
@@ -203,8 +222,7 @@ def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
             return MeanRule(multiply_before=inverse)
-    raise ValueError(f"no averaging rule {name!r}; choose one of {', '.join(AVERAGES)}"
-                     f"{did_you_mean(name, AVERAGES)}")
+    raise unknown_name(f"no averaging rule {name!r}", name, AVERAGES)
 
 
 def split_factors(ranks: int) -> tuple[int, float]:
@@ -226,17 +244,13 @@ def split_factors(ranks: int) -> tuple[int, float]:
 Array = Any  # numpy's, cupy's, or an array without data when a call is only expanded
 
 
-def count_nothing(nbytes: int) -> None:
-    """The counter of a call that is only expanded."""
-
-
 @dataclass(slots=True, eq=False)
 class PendingCall:
     """One rank's part in a call, from its issue until its result is there; algorithms know it as ``me``.
 
     ``index`` is the rank's place in the group; ``x`` and ``out`` are flat, ``buffers`` those that the algorithm
     declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` gets the bytes that
-    the rank has sent.
+    the rank has sent; where a call is only expanded nobody counts.
     """
 
     call: Call
@@ -246,7 +260,7 @@ class PendingCall:
     out: Array
     buffers: list[Array] = field(default_factory=list)
     in_place: bool = False
-    count: Callable[[int], None] = count_nothing
+    count: Callable[[int], None] = do_nothing
     done: bool = False
     size: int = field(init=False)
     root: int = field(init=False)
@@ -327,7 +341,7 @@ class PendingExchange:
     out: Array | None
     source: int | None
     key: GroupKey
-    count: Callable[[int], None] = count_nothing
+    count: Callable[[int], None] = do_nothing
     to_send: bool = field(init=False)
     to_receive: bool = field(init=False)
 
@@ -400,8 +414,9 @@ Same = tuple[slice | EllipsisType, slice | EllipsisType]  # the elements of x an
 WHOLE: Same = (..., ...)
 
 
-def checked_vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
-    """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too."""
+def checked_vector(x: Any, what: str, *, flat: bool = False, writable: bool = False) -> np.ndarray:
+    """The array, if it is one whose bytes lie in a row; ``flat`` asks for one dimension too, ``writable`` that values
+    can arrive in it."""
     if not is_array(x):
         raise ValueError(f"{what} must be a NumPy array, found {type(x).__name__}; "
                          "wrap numbers as np.array([...], np.float32)")
@@ -416,24 +431,18 @@ def checked_vector(x: Any, what: str, *, flat: bool = False) -> np.ndarray:
     if flat and x.ndim != 1:
         raise ValueError(f"{what} is cut among ranks and must have one dimension, found shape {x.shape}; "
                          "pass x.reshape(-1)")
+    if writable and not is_writable(x):
+        raise ValueError(f"{what} is read-only; pass a writable array")
     found: np.ndarray = x
     return found
 
 
 def checked_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """``out=`` as given, if the result fits in it."""
-    out = checked_vector(out, "out=")
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"out= has shape {out.shape} and dtype {out.dtype}, but the result has {shape} and {dtype}; "
-                         "pass an array of that shape and dtype, or none")
-    return checked_writable(out, "out=")
-
-
-def checked_writable(out: Any, what: str) -> np.ndarray:
-    """The array, if values can arrive in it."""
-    if not is_writable(checked_vector(out, what)):
-        raise ValueError(f"{what} is read-only; pass a writable array")
-    found: np.ndarray = out
+    found = checked_vector(out, "out=", writable=True)
+    if found.shape != shape or found.dtype != dtype:
+        raise ValueError(f"out= has shape {found.shape} and dtype {found.dtype}, but the result has {shape} and "
+                         f"{dtype}; pass an array of that shape and dtype, or none")
     return found
 
 

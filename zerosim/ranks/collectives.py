@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import FLOATING, did_you_mean
+from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import AVERAGES, OPS, Array, Call, PendingCall, ceil_cut, chunk_lengths
 
@@ -516,8 +516,7 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
         return Algorithm(_unknown_steps)
     rows = ALGORITHMS[operation]
     if str(name) not in rows:
-        raise ValueError(f"{operation} has no algorithm {name!r}; choose one of {', '.join(rows)}"
-                         f"{did_you_mean(name, rows)}")
+        raise unknown_name(f"{operation} has no algorithm {name!r}", name, rows)
     row = rows[name]
     if row.power_of_two and ranks & (ranks - 1):
         others = ", ".join(other for other, r in rows.items() if not r.power_of_two)

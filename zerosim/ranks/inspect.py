@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-FINISHED, NOT_BEGUN = "finished", "not begun"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankNow:
     """One rank of the cluster at one moment.
@@ -71,11 +68,12 @@ def look(hub: Hub, states: Sequence[RankState], before: Sequence[RankNow] = ()) 
 
 def _now(hub: Hub, state: RankState, me: PendingCall | None, before: RankNow | None) -> RankNow:
     hub.transport.resume(state.index)
-    trace, memory = state.trace, state.memory
+    trace, memory, greenlet = state.trace, state.memory, hub.greenlets[state.index]
+    where = "finished" if greenlet.dead else hub.place(state.index) if greenlet else "not begun"
     arrays: dict[str, Any] = {} if me is None else {
         "place": me.index, "x": _copy(me.x, before.x if before else None),
         "out": _copy(me.out, before.out if before else None)}
-    return RankNow(state.index, _where(hub, state.index), memory.now_nbytes_by_kind, trace.sent_nbytes(), **arrays,
+    return RankNow(state.index, where, memory.now_nbytes_by_kind, trace.sent_nbytes(), **arrays,
                    _trace=trace, _row_count=len(trace.rows))
 
 
@@ -86,13 +84,6 @@ def _copy(array: np.ndarray, before: np.ndarray | None) -> np.ndarray:
             and same_bytes(before, array)):
         return before
     return array.copy()
-
-
-def _where(hub: Hub, rank: int) -> str:
-    greenlet = hub.greenlets[rank]
-    if greenlet.dead:
-        return FINISHED
-    return hub.place(rank) if greenlet else NOT_BEGUN
 
 
 # -- Stepping: a run that stops after every hop, or every collective, so that one can look at all ranks in between ---

@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
@@ -186,58 +187,17 @@ def controller() -> Any:
 
 
 @guarded
-class _BlasLimits:
-    """All that are inside ``blas_limited_to``, in any thread: BLAS has one number of threads for the whole process."""
+@dataclass(eq=False)
+class _BlasLimit:
+    """One ``blas_limited_to`` that has been entered, in any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: list[tuple[int, int]] = []  # the thread that entered, and its limit
-        self._before: list[list[int]] = []  # what each found, by library
-
-    def enter(self, blas_threads: int) -> None:
-        """Raises RankUseError where another thread is inside with another limit."""
-        with self._lock:
-            here = threading.get_ident()
-            others = {limit for thread, limit in self._inside if thread != here} - {blas_threads}
-            if others:
-                raise RankUseError(
-                    f"a cluster with blas_threads={blas_threads} was asked to run while one with "
-                    f"blas_threads={min(others)} runs in another thread, and BLAS has one limit for all threads, which "
-                    "bits depend on; give both the same, or run one after the other")
-            libraries = _blas_libraries()
-            self._before.append([library.get_num_threads() for library in libraries])
-            self._inside.append((here, blas_threads))
-            _set_threads(libraries, [blas_threads] * len(libraries))
-
-    def leave(self) -> None:
-        """Sets what the caller found; or who came after it and is still inside does that later."""
-        with self._lock:
-            here = threading.get_ident()
-            place = max(i for i, (thread, _) in enumerate(self._inside) if thread == here)
-            del self._inside[place]
-            before = self._before.pop(place)
-            if place < len(self._before):
-                self._before[place] = before
-            else:
-                _set_threads(_blas_libraries(), before)
+    thread: int
+    blas_threads: int
+    before: list[int]  # what it found, by library
 
 
-@guarded
-def _blas_libraries() -> list[Any]:
-    return [library for library in controller().lib_controllers if library.user_api == "blas"]
-
-
-@guarded
-def _set_threads(libraries: list[Any], counts: list[int]) -> None:
-    for library, count in zip(libraries, counts, strict=True):
-        # From threadpoolctl 3.8 on, the thread that set OpenBLAS first is the only one that may, until it is released.
-        release = getattr(library, "clear_controlling_thread", lambda force: None)
-        release(force=True)
-        library.set_num_threads(count)
-        release(force=True)
-
-
-_blas_limits = _BlasLimits()
+INSIDE: list[_BlasLimit] = []  # in the order of their entries: BLAS has one number of threads for the whole process
+INSIDE_LOCK = threading.Lock()
 
 
 @guarded
@@ -249,8 +209,35 @@ def blas_limited_to(blas_threads: int) -> Iterator[None]:
     """
     if not is_count(blas_threads) or blas_threads < 1:
         raise ValueError(f"blas_threads={blas_threads!r}, but arithmetic needs a whole number of threads, at least one")
-    _blas_limits.enter(blas_threads)
+    libraries = [library for library in controller().lib_controllers if library.user_api == "blas"]
+    with INSIDE_LOCK:
+        here = threading.get_ident()
+        others = {other.blas_threads for other in INSIDE if other.thread != here} - {blas_threads}
+        if others:
+            raise RankUseError(
+                f"a cluster with blas_threads={blas_threads} was asked to run while one with "
+                f"blas_threads={min(others)} runs in another thread, and BLAS has one limit for all threads, which "
+                "bits depend on; give both the same, or run one after the other")
+        limit = _BlasLimit(here, blas_threads, [library.get_num_threads() for library in libraries])
+        INSIDE.append(limit)
+        _set_threads(libraries, [blas_threads] * len(libraries))
     try:
         yield
     finally:
-        _blas_limits.leave()
+        with INSIDE_LOCK:
+            place = INSIDE.index(limit)
+            del INSIDE[place]
+            if place < len(INSIDE):  # who came after it and is still inside sets what the caller found, later
+                INSIDE[place].before = limit.before
+            else:
+                _set_threads(libraries, limit.before)
+
+
+@guarded
+def _set_threads(libraries: list[Any], counts: list[int]) -> None:
+    for library, count in zip(libraries, counts, strict=True):
+        # From threadpoolctl 3.8 on, the thread that set OpenBLAS first is the only one that may, until it is released.
+        release = getattr(library, "clear_controlling_thread", lambda force: None)
+        release(force=True)
+        library.set_num_threads(count)
+        release(force=True)

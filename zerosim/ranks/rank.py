@@ -18,7 +18,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import checksum, copy_elements, may_share_memory, on_device, poison, same_bytes
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
     WHOLE,
     Backend,
@@ -34,7 +34,6 @@ from zerosim.ranks.call import (
     checked_member,
     checked_output,
     checked_vector,
-    checked_writable,
     is_in_place,
     mean_rule,
 )
@@ -42,7 +41,7 @@ from zerosim.ranks.collectives import algorithm_of, check_cuts, checked_options
 from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, place_of_call
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.process import guarded
-from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose, nothing_follows
+from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose
 
 Array = np.ndarray
 Splits = Iterable[int] | None
@@ -74,7 +73,7 @@ class RankState:
 
     def end(self) -> None:
         """The run is over."""
-        self.backend, self.trace.after_compute = None, nothing_follows
+        self.backend, self.trace.after_compute = None, do_nothing
         self.pending.clear()
         self.deferred_checks.clear()
 
@@ -239,7 +238,7 @@ class Rank:
         if send is not None:
             checked_vector(send, "send")
         if out is not None:
-            checked_writable(out, "out=")
+            checked_vector(out, "out=", writable=True)
         if send is not None and out is not None and may_share_memory(send, out):
             raise ValueError("out= overlaps send, which may not have left when the first elements arrive; "
                              "pass memory of its own")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
 from zerosim.shown import Plotted
 
@@ -23,8 +24,7 @@ KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_paramet
 def checked_purpose(name: str) -> str:
     """The purpose that a message is counted under. Raises ValueError where there is no such one."""
     if name not in PURPOSES:
-        raise ValueError(f"no purpose {name!r}; choose one of {', '.join(PURPOSES)}"
-                         f"{did_you_mean(name, PURPOSES)}")
+        raise unknown_name(f"no purpose {name!r}", name, PURPOSES)
     return name
 
 
@@ -160,10 +160,6 @@ class Lifetime:
         return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
 
 
-def nothing_follows() -> None:
-    """The step after arithmetic where no messages are under way."""
-
-
 @dataclass(slots=True, repr=False)
 class Trace(Plotted):
     """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began.
@@ -174,7 +170,7 @@ class Trace(Plotted):
     rows: list[Row] = field(default_factory=list)
     path: tuple[str, ...] = ()
     held_at_start: dict[str, int] = field(default_factory=dict)
-    after_compute: Callable[[], object] = nothing_follows
+    after_compute: Callable[[], object] = do_nothing
     _sent: Counter[str] = field(default_factory=Counter)
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:

@@ -16,8 +16,8 @@ from itertools import accumulate
 import numpy as np
 
 from zerosim.models.units import Model
-from zerosim.numerics.checks import did_you_mean, is_count
-from zerosim.ranks.call import Cut
+from zerosim.numerics.checks import is_count, unknown_name
+from zerosim.ranks.call import Cut, tensor_cut
 from zerosim.shown import Shown
 
 UnitShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # unit -> parameter -> shape
@@ -301,10 +301,8 @@ def whole_matrices(shapes: UnitShapes, ranks: int) -> Layout:
     an equal share. Where there are more ranks than parameters, some own nothing.
     """
     flat = per_unit(shapes, 1)
-    borders = sorted({0, *(entry.high for entry in flat.entries)})
-    bounds = [min(borders, key=lambda border: (abs(border * ranks - rank * flat.length), border))
-              for rank in range(ranks)]
-    whole = Region("all", 0, flat.length, flat.length, (*bounds, flat.length))
+    cut = tensor_cut((entry.high - entry.low for entry in flat.entries), ranks)
+    whole = Region("all", 0, flat.length, flat.length, cut)
     return Layout("whole_matrices", ranks, flat.entries, flat.units, (whole,))
 
 
@@ -317,8 +315,7 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
     Raises ValueError for an unknown name, for no units, and for fewer than one rank.
     """
     if str(name) not in LAYOUTS:
-        raise ValueError(f"no layout is called {name!r}; choose one of {', '.join(LAYOUTS)}"
-                         f"{did_you_mean(name, LAYOUTS)}")
+        raise unknown_name(f"no layout is called {name!r}", name, LAYOUTS)
     if not is_count(ranks) or ranks < 1 or not shapes:
         raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} "
                          "ranks")

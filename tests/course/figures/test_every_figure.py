@@ -1,7 +1,6 @@
 """Every figure keeps one contract: it is drawn from what the package does now, the same bytes each time, with words."""
 
 import io
-import itertools
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -130,49 +129,6 @@ def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time
         text = drawn.svg()
         assert text == OTHERS[case](style)._repr_svg_()
         assert text != committed(drawn.name, style)
-
-
-# The curves and the bars of those figures that draw their numbers as they are.
-CURVES = {
-    "spacing": lambda data: data.half_gaps,
-    "lost-updates": lambda data: [path for run in data.runs for path in (run.master, *run.copies, *run.alone)],
-    "traffic": lambda data: data.sent,
-    "memory-scaling": lambda data: [np.array(column) / 1e9 for panel in data.panels[:2]
-                                    for column in panel.resting_nbytes],
-    "loss-scale": lambda data: [curve for place, run in enumerate(data.runs) for curve in (
-        run.scales, *([run.scales[step - 1] for step in steps] for steps in data.skips(place).values()))],
-    "format-losses": lambda data: [data.curve(name) for name in data.runs],
-    "latency-wall": lambda data: [curve for panel in (data.by_nbytes, data.by_ranks) for curve in (
-        *itertools.chain.from_iterable(zip(panel.lines.values(), panel.marks.values(), strict=True)), panel.latency,
-        panel.transfer)],
-}
-BARS = {
-    "memory": lambda data: [nbytes for step in data.steps for held in (data.resting(step), data.peak(step))
-                            for nbytes in held.values() if nbytes],
-    "activations": lambda data: [*(np.array([*data.tensors.values()]) / 1e6), *(
-        nbytes / 1e9 for one in data.policies for nbytes in (one.kept_nbytes, one.peak_nbytes - one.kept_nbytes))],
-    "timeline": lambda data: [bar.end - bar.start for way in data.replays.values()
-                              for bar in (*way.computed, *way.communicated, *way.waits)],
-}
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_the_curves_of_a_figure_are_its_numbers_in_their_order(name):
-    def same(one, other):
-        return np.array_equal(one, other, equal_nan=True)
-
-    drawn = [line.get_ydata() for axes in drawing(name).figure.axes for line in axes.get_lines()]
-    expected = [np.array(curve, float) for curve in CURVES[name](seen.data_of(name))]
-    found = [curve for curve in drawn if any(same(curve, one) for one in expected)]
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
-
-
-@pytest.mark.parametrize("name", BARS)
-def test_the_bars_of_a_figure_are_as_long_as_its_numbers(name):
-    bars = [bar for axes in drawing(name).figure.axes for bar in axes.patches]
-    drawn = sorted(bar.get_height() if name == "memory" else bar.get_width() for bar in bars)
-    assert drawn == pytest.approx(sorted(BARS[name](seen.data_of(name))))
 
 
 # -- the instruments ----------------------------------------------------------------------------------------------

@@ -100,8 +100,6 @@ THE_OTHER_WAY = [("partial = x[chunk(rank.index - 1)]", "partial = x[chunk(rank.
                  ("(rank.index + 1) % N, landing, (rank.index - 1) % N",
                   "(rank.index - 1) % N, landing, (rank.index + 1) % N")]
 ONE_FURTHER = [("x[chunk(rank.index - 1)]", "x[chunk(rank.index)]"), ("rank.index - 2 - step", "rank.index - 1 - step")]
-SEND_FIRST = ("rank.exchange(partial, (rank.index + 1) % N, landing, (rank.index - 1) % N)",
-              "rank.send(partial, (rank.index + 1) % N); rank.recv(landing, (rank.index - 1) % N)")
 EACH_MICRO_BATCH = [("        total += gradient\n    rank.all_reduce(total, out=total)",
                      "        total += rank.all_reduce(gradient)"),
                     ("total[...] = gradients[0]", "total[...] = rank.all_reduce(gradients[0])")]
@@ -119,8 +117,6 @@ EARLY_BIAS = [LATE_BIAS, ("squares(weights[:valid])", "squares(weights[:valid]) 
               ("squares(direction[:valid])", "squares(direction[:valid]) + squares(bias_direction)")]
 PADDED = [("partial[0] = squares(weights[:valid])", "partial[0] = squares(weights)"),
           ("partial[1] = squares(direction[:valid])", "partial[1] = squares(direction)")]
-ONLY_IF_BAD = ("    flags = rank.all_gather(flag)\n    if flags.any():",
-               "    if flag.any():\n        rank.all_gather(flag)")
 NOT_LEAKING = ("    weights = [rank.all_gather(shard, length=n) for shard in shards]\n    for w in weights:\n",
                "    for shard in shards:\n        w = rank.all_gather(shard, length=n)\n")
 AVERAGED = ("    return x, partial", "    mean = rank.memory.alloc(len(partial), np.float32, 'gradient')\n"
@@ -156,25 +152,19 @@ WRONG = {
         ("N=2 (n=1) no rank can go on: rank 0: finished; rank 1: in all_reduce(call 0, (1,), float32) at answer.py:3",
          ("rank.all_reduce(x)", "rank.all_reduce(x) if rank.index else x.copy()")),
         ("^On N=1 (n=1) rank 0 raised ValueError: the program made a generator and ran", "def f(*_):\n    yield"),
-        ("^On N=1 (n=1) rank 0 raised IndexError in line 2 of mean: index 3 is", "def mean(rank, x):\n    return x[3]"),
         ("^On N=1 (n=1) rank 0 raised KeyError in line 2 of mean.$", "def mean(rank, x):\n    raise KeyError"),
         ("^On N=1 (n=1) rank 0 raised IndexError in line 3 of inner: index ",
          "def mean(rank, x):\n    def inner():\n        return x[3]\n    return inner()"),
-        ("rank 0 raised NameError in line 2 of mean: name 'unknown' is not", "def mean(rank, x):\n    return unknown"),
         ("rank 0 raised SystemExit in line 2 of mean: 0.$", "def mean(rank, x):\n    raise SystemExit(0)"),
-        ("rank 0 raised GeneratorExit in line 2 of mean.$", "def mean(rank, x):\n    raise GeneratorExit"),
         ("^On N=1 (n=1) rank 0 raised TypeError: ", lambda rank: 0),
         ("^On N=1 (n=1) rank 0 raised Mute in line ", mute),
         ("^On N=2 (n=1) the ranks of a group must make the same collective calls in the same order, but rank 0 is in",
          ("all_reduce(x)", "all_reduce(x[rank.index:])")),
-        ("is a float64 where an array of shape (1,) is expected", lambda rank, x: np.float64(x.mean())),
         ("^On N=1 (n=1) rank 0 returned a list that contains itself.$", endless_list),
     ],
     "broadcast": [
         ("^On N=4 (n=3) there are 3 steps in sequence where 2 are enough: ranks that have x", naive_broadcast),
-        ("^On N=3 (n=2) rank 1 raised ValueError in line ", ("if rank.index + distance < rank.size:", "if True:")),
         ("^On N=2 (n=1) rank 1 kept its own x: element 0 is ", ("rank.recv(x,", "rank.recv(x.copy(),")),
-        ("^On N=2 (n=1) no rank can go on: rank 0: in send((1,), ", ("rank.recv(x, rank", "rank.send(x, rank")),
         ("rank 2 returned what is wrong: element 0 is ", ("distance *= 2", "break")),
     ],
     "ring": [
@@ -182,9 +172,6 @@ WRONG = {
         ("^On N=4 (n=3) rank 1 let the chunks go round the ring the other way: element 0 is ", *THE_OTHER_WAY),
         ("^On N=3 (n=2) rank 0 added in the order of the ranks, and not in that of the ring: ", ring_in_rank_order),
         ("^On N=2 (n=1) rank 0 returned the chunk that the next rank owns: the result has shape (0,) wh", *ONE_FURTHER),
-        ("^On N=2 (n=1) rank 0 returned the mean, and not the sum", ("return partial", "return partial / N")),
-        ("^On N=2 (n=1) no rank can go on: rank 0: in send(", SEND_FIRST),
-        ("^On N=2 (n=1) rank 0 returned what is wrong: the result has shape (0,)", ("k = -(-n // N)", "k = n // N")),
         ("^On N=2 (n=1) a rank sends 8 bytes where 4 are enough: each chunk leaves a rank once", sends_too_much),
         ("^On N=3 (n=7) its results are right even when every message arrives as NaN, so it sees other ranks' data "
          "where no message brought them; a rank knows its arguments, and what others send it.$", peeks),
@@ -193,8 +180,6 @@ WRONG = {
          ("    return partial", "    rest = np.ones(4 * n)\n    del rest\n    return partial")),
         (f"^On N=4 (n=262144) rank 2 holds about 1,0... {UNKNOWN}",
          ("    return partial", "    rank.kept = np.ones(n, 'f4') if rank.index == 2 else 0\n    return partial")),
-        (f"^On N=4 (n=262144) rank ... holds about 2... {UNKNOWN}",
-         ("        landing += own", "        landing += own.copy()\n        rank.kept = own.copy()")),
     ] + [(f"^It uses {name}, with which one sees what is not one's own; a rank knows its arguments, and what",
           f"def ring(rank, x):\n    return {looks}") for name, looks in (
               ("_state", "rank._state"), ("_state", "(lambda: rank._state)()"),
@@ -211,10 +196,6 @@ WRONG = {
     "all_reduce": [
         ("^On N=2 (n=1) rank 1 returned its own chunk alone; the all-gather is missing: the result has shape (0,)",
          ("return whole", "return shard")),
-        ("^On N=2 (n=1) rank 0 returned the mean, and not the sum", ("return whole", "return whole / rank.size")),
-        ("^On N=3 (n=2) rank 0 added in the order of the ranks, and not in that of the ring: ",
-         lambda rank, x: solutions.gather(rank, ring_in_rank_order(rank, x), len(x))),
-        ("^On N=2 (n=1) the ranks of a group must make the same collective calls", (", length=len(x)", "")),
         ("was read before wait()", ("reduce_scatter(x)", "reduce_scatter(x, async_op=True).result")),
         ("^On N=2 (n=1) rank 0 returned its own vector, to which nothing", lambda rank, x: x),
         ("^In another order of the ranks, which is as good, it fails, as if they shared something that is no message: "
@@ -226,7 +207,6 @@ WRONG = {
         ("^On N=2 (n=1, m=1) rank 0 did not divide by N, the number of ranks", ("scale * rank.size * m", "scale * m")),
         ("did not divide by m, the number of micro-batches: ", ("scale * rank.size * m", "scale * rank.size")),
         ("^On N=1 (n=5, m=1) rank 0 did not divide by S, the loss scale: ", ("scale * rank.size * m", "rank.size * m")),
-        ("^On N=1 (n=5, m=1) rank 0 did not divide by S, the loss scale: ", ("total /= scale * rank.size * m", "pass")),
         ("divided by N twice: ", ("scale * rank.size * m", "scale * rank.size * rank.size * m")),
         ("divided before the sum over ranks, and so rounded every addend: ",
          ("    rank.all_reduce(total, out=total)\n    total /= scale * rank.size * m",
@@ -244,7 +224,6 @@ WRONG = {
         ("divided before the sum, and so rounded", ("rank.all_reduce(bucket, out=bucket)\n    bucket /= rank.size",
                                                     "bucket /= rank.size\n    rank.all_reduce(bucket, out=bucket)")),
         ("divided its own gradients; nothing was added: ", ("rank.all_reduce(bucket, out=bucket)", "pass")),
-        ("^On N=2 (n=1, T=6) rank 0 returned its own gradients: ", lambda rank, gradients: gradients),
         ("^On N=1 (n=5, T=18) rank 0 returned what is wrong: item 1 has shape (10,) where",
          (".reshape(g.shape) for", " for")),
         ("the result is an array of shape (18,) where 3 things", ("return [bucket", "return bucket; [bucket")),
@@ -257,10 +236,8 @@ WRONG = {
          ("mean = rank.reduce_scatter(gradient)", "mean = rank.all_reduce(gradient)[own]")),
         ("updated each shard with its owner's gradient alone; nothing was added: ",
          ("rank.reduce_scatter(gradient)", "gradient[own].copy()"), ("mean /= rank.size", "pass")),
-        ("no rank can go on", ("rank.all_gather(weights", "if len(momentum): rank.all_gather(weights")),
         ("^On N=1 (n=5) rank 0 returned what is wrong: element 0 of weights is ", ("= 0.9", "= 0.99")),
         ("the result is an array of shape (5,) where 2 things are expected", (" weights, momentum\n", " weights\n")),
-        ("returned what it was given: ", lambda rank, weights, gradient, momentum, lr: (weights, momentum)),
     ],
     "zero2": [
         ("are enough: full gradients are kept; reduce each layer's as soon as it is there, and let it go.",
@@ -277,8 +254,6 @@ WRONG = {
     "zero3": [
         ("are enough: gathered weights stay; free each layer's as soon as it is used, and gather it again in", *LEAK),
         ("^On N=1 (n=5, L=4) a rank holds 300 bytes at its fullest where 280 are enough: gathered weights", *NOT_AGAIN),
-        ("returned shards of the sums, and not of the means: ", ("grads[number] /= rank.size", "pass")),
-        ("returned the layers in the order of backward", ("return grads", "return grads[::-1]")),
     ],
     "overlap": [
         ("^On N=1 (n=5, 7, 5, 6) reduction 0 of 4 is waited for before anything is computed: issue it, ",
@@ -291,7 +266,6 @@ WRONG = {
         ("was read before wait()", ("shards[layer + 1] = work.wait()", "shards[layer + 1] = work.result")),
         ("was changed before wait()", ("        del gradient", "        gradient *= 2")),
         ("^On N=2 (n=1, 3, 1, 2) rank 0 returned what is wrong: element 0", ("shards[layer + 1] /= rank.size", "pass")),
-        ("returned shards of the sums", ("shards[layer + 1] /= rank.size", "pass"), ("shards[0] /= rank.size", "pass")),
     ],
     "lamb": [
         ("^On N=2 (n=1, b=3) rank 0 counted the bias, which every rank has, once for each rank: ", *EARLY_BIAS),
@@ -305,20 +279,16 @@ WRONG = {
          "travel", ("    ratio = ", "    rank.all_gather(weights), rank.all_gather(direction)\n    ratio = ")),
         ("^On N=2 (n=1, b=3) rank 1 returned what is wrong: element 0 of weights is ",
          ("weights[:valid] -= lr * ratio * direction[:valid]", "weights -= lr * ratio * direction")),
-        ("weights has shape (3,) where (5,) is expected", ("return weights, bias", "return bias, weights")),
-        ("what it was given", lambda rank, weights, direction, valid, bias, *rest: (weights, bias)),
     ],
     "overflow": [
         ("^On N=2 (n=1, inf on one rank) rank 1 decided by its own shard, and so not like the other ranks: ",
          ("rank.all_gather(flag)", "flag")),
         ("^On N=3 (n=7, NaN on one rank) rank 0 did not skip, although one rank has inf or NaN: element ",
          ("not np.isfinite(gradient).all()", "np.isinf(gradient).any()")),
-        ("^On N=2 (n=1, inf on one rank) no rank can go on: rank 0: in all_gather(", ONLY_IF_BAD),
         ("^On N=1 (n=5, inf on one rank) rank 0 did not skip, although one rank has", ("if flags.any():", "if False:")),
         ("^On N=1 (n=6, all finite) rank 0 skipped, although nothing overflowed: ", ("if flags.any():", "if True:")),
         ("skipped, but left the scale as it was: ", ("return weights, scale / 2, True", "return weights, scale, True")),
         ("^On N=1 (n=6, all finite) rank 0 returned what is wrong: element 0 of weights", (" / scale", "")),
-        ("where 3 things are expected", ("return weights, scale, False", "return weights, scale")),
     ],
     "repair": [
         ("are enough: gathered weights stay; gather",
@@ -326,7 +296,6 @@ WRONG = {
         ("^On N=2 (n=1, L=4) rank 0 returned the sum of the gradients, and not their mean: ",
          ("mean /= rank.size", "pass")),
         ("^On N=1 (n=5, L=4) rank 0 returned what is wrong: element 0 of y is ", ("return x, mean", "return mean, x")),
-        ("element 0 of mean is ", ("return x, mean", "return x, mean[::-1]")),
     ],
     "get_ddp": [
         ("^On N=2 in step 0 rank 0 has the sum over ranks, and not the mean: element [0, 0] of layer",
@@ -346,8 +315,6 @@ WRONG = {
          ("return loss, gradients\n", "return loss, list(gradients.values())\n")),
         ("must be by the names layer0.weight, ", ("return loss, gradients\n", "return loss, {'w': 1}\n")),
         ("^On N=1 get_ddp returned NoneType, which has no method forward_backward.", lambda rank, module: None),
-        ("^On N=2 no rank can go on: ", ("self.rank.all_reduce(gradient, out=gradient)",
-                                        "self.rank.index or self.rank.all_reduce(gradient, out=gradient)")),
         ("^On N=1 forward_backward changed module.parameters; return the mean gradients, with which the grader makes "
          "the update.$",
          ("            gradient /= self.rank.size", "            self.module.parameters[min(gradients)] += 1")),
@@ -363,8 +330,6 @@ WRONG = {
          ('rank.memory.alloc(slot.shape, np.float32, "optimizer_state", name)', "np.empty(slot.shape, np.float32)")),
         ("parameters as they were before; what other ranks updated did not arrive: element [",
          ("            self.rank.all_gather(w[own], out=w, length=len(w))\n", "")),
-        ("^On N=1 after step 1 rank 0 has other parameters: ",
-         ('        """One step, with mean gradients."""\n        self.steps += 1', "        self.steps = 1")),
         ("get_sharded_optimizer returned Adam, which has no method step.$", lambda rank, parameters, adam: adam),
         ("^On N=1 after step 0 rank 0 has all parameters as they were before; nothing was updated: element [0, 0] of ",
          ("for name, w in self.parameters.items():\n            own, g", "for name, w in ():\n            own, g")),
@@ -381,8 +346,6 @@ WRONG = {
          ("self.rank.reduce_scatter(gradient.reshape(-1))",
           "gradient.reshape(-1)[own_part(self.rank, gradient.size)].copy()")),
         ("in step 0 rank 0 has another loss: None where ", ("        return loss\n", "")),
-        ("^On N=1 in step 0 rank 0 has another loss", ("[name][...] = whole[own]", "[name][...] = 0")),
-        ("^On N=1 rank 0 raised ValueError in line ", ("shape[0] * shape[1])", "shape[0] * shape[1] + 1)")),
         (f"^On N=2 the ranks sent 0 bytes in all where {4 * 5 * P:,} {MUST_COME}", by_hearsay(solutions.get_fsdp)),
     ],
 }

@@ -28,7 +28,7 @@ from zerosim.course.figures.timeline import TimelineData, timeline, timeline_dat
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
 from zerosim.display.animation import ANIMATION_FORMATS, Animation
 from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import unknown_name
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
            "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
@@ -52,10 +52,6 @@ class Figure:
     data: Callable[[], Any]
     draw: Callable[[Any, Style], Drawing]
     animate: Callable[[Any, Style], Animation] | None = None
-
-    def __call__(self, style: Style) -> Drawing:
-        """The figure as it is committed."""
-        return self.draw(self.data(), style)
 
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({
@@ -102,12 +98,12 @@ def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "
 
 def _check(name: str, format: str) -> None:
     if name not in FIGURES:
-        raise ValueError(f"no figure is called {name!r}; the figures are {', '.join(FIGURES)}"
-                         f"{did_you_mean(name, FIGURES)}")
+        raise unknown_name(f"no figure is called {name!r}", name, FIGURES, "the figures are")
     if format in ANIMATION_FORMATS and FIGURES[name].animate is None:
         moving = ", ".join(other for other, figure in FIGURES.items() if figure.animate)
         raise ValueError(f"the figure {name!r} does not move, so there is no {format} of it; those that do: {moving}")
 
 
 def _drawn(figure: Figure, style: Style, moves: bool) -> Drawing | Animation:
-    return figure.animate(figure.data(), style) if moves and figure.animate else figure(style)
+    draw = figure.animate if moves and figure.animate else figure.draw
+    return draw(figure.data(), style)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
-from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, log_log, scale_of, within_limits
+from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, filled, log_log, scale_of, within_limits
 from zerosim.display.style import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
 
@@ -100,8 +100,7 @@ def _policies(axes: Axes, data: Activations, style: Style) -> None:
     for place, (one, more, color) in enumerate(zip(data.policies, data.arithmetic, _colors(style), strict=False)):
         kept, peak = one.kept_nbytes / unit, one.peak_nbytes / unit
         axes.barh(place, kept, 0.7, color=color)
-        axes.barh(place, peak - kept, 0.7, left=kept, facecolor=color, edgecolor=style.background, hatch="////",
-                  linewidth=0.0)
+        axes.barh(place, peak - kept, 0.7, left=kept, **filled(color, style, hatched=True))
         words = f"{more:+.0%} operations" if more else "nothing again"
         axes.annotate(f"{peak:.3g} {name_of_unit}\n{words}", (peak, place), (5, 0), textcoords="offset points",
                       va="center", linespacing=1.1, fontsize=11)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.course.training import Comparison
-from zerosim.display.drawing import DARK, FORMATS, LIGHT, Axes, Drawing, Style, stack_bar, within_limits
+from zerosim.display.drawing import DARK, FORMATS, LIGHT, Axes, Drawing, Style, filled, stack_bar, within_limits
 from zerosim.display.style import KIND_COLORS, rank_color
 from zerosim.display.views import words
 from zerosim.numerics.units import counted
@@ -125,8 +125,7 @@ def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], .
     present = [kind for kind in colors if any(stack.get(kind) for stack in stacks)]
 
     def looks(kind: str) -> dict[str, Any]:
-        hatch = "" if kind in (*RESTING_KINDS, *PURPOSES) else "////"
-        return {"facecolor": colors[kind], "hatch": hatch, "edgecolor": style.background, "linewidth": 0.6}
+        return filled(colors[kind], style, hatched=kind not in (*RESTING_KINDS, *PURPOSES), linewidth=0.6)
 
     for place, stack in enumerate(stacks):
         total = stack_bar(axes.bar, place, 0.62, {kind: stack.get(kind, 0) / MEGA for kind in present}, looks)

@@ -88,8 +88,8 @@ def _panel(values: tuple[int, ...], points: Sequence[tuple[int, int]], run: Sequ
     rings = [(curve("all_reduce", "ring", ranks, network).at(nbytes), nbytes) for ranks, nbytes in points]
     marked = tuple(values[list(points).index(point)] for point in run)
     return WallPanel(values, marked, MappingProxyType(lines), MappingProxyType(marks),
-                 tuple(1e3 * float(line.latency_seconds) for line, _ in rings),
-                 tuple(1e3 * float(line.seconds_per_byte * nbytes) for line, nbytes in rings), wall)
+                     tuple(1e3 * float(line.latency_seconds) for line, _ in rings),
+                     tuple(1e3 * float(line.seconds_per_byte * nbytes) for line, nbytes in rings), wall)
 
 
 def all_reduce_traces(ranks: int, nbytes: int, algorithm: str) -> Traces:

@@ -50,8 +50,6 @@ def liveness_data(stages: Sequence[int] = (1, 2), widths: Sequence[int] = (256,)
 
 def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
     """Stacked areas over time, a panel for each stage, the phases as bars above them."""
-    from matplotlib.patches import Patch
-
     rows, words = len(data.lives), f"Rank 0 of {data.what}; its memory, replayed. Hatched: lives only inside a step."
     with style.figure(12.0, 2.7 + 2.6 * rows, TITLE, words) as figure:
         panels = figure.panels(rows, 1, left=1.1, right=0.3, top=1.5, bottom=1.45, hspace=0.28, sharex=True)[:, 0]
@@ -59,8 +57,7 @@ def liveness(data: Liveness, style: Style = LIGHT) -> Drawing:
         for axes, stage in zip(panels, data.lives, strict=True):
             _panel(axes, data, stage, top, style)
         panels[-1].set_xlabel("time since the step began (µs)")
-        figure.legend([Patch(**look(kind, style)) for kind in GRADIENT_KINDS],
-                      list(NAMES.values()), loc="lower center", ncols=3, columnspacing=1.6)
+        figure.key({name: look(kind, style) for kind, name in NAMES.items()}, ncols=3)
     return Drawing("liveness", TITLE, _description(data), style, figure)
 
 

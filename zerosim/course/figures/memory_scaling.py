@@ -62,11 +62,11 @@ def memory_scaling_data(parameters: float = 7.5e9, ranks: int = 64, worlds: Sequ
     billions = f"{parameters / 1e9:g}·10⁹ parameters"
     return MemoryScaling(model, (
         ScalingPanel("N (ranks)", f"{billions}, Adam", tuple(worlds), tuple(map(str, worlds)),
-              by_stage([at_rest(parameters, n, Adam) for n in worlds])),
+                     by_stage([at_rest(parameters, n, Adam) for n in worlds])),
         ScalingPanel("P (parameters)", f"N = {ranks}, Adam", tuple(sizes), tuple(_power(size) for size in sizes),
-              by_stage([at_rest(size, ranks, Adam) for size in sizes])),
+                     by_stage([at_rest(size, ranks, Adam) for size in sizes])),
         ScalingPanel("optimizer (name)", f"{billions}, N = {ranks}", tuple(range(len(OPTIMIZERS))), tuple(OPTIMIZERS),
-              by_stage([at_rest(parameters, ranks, make) for make in OPTIMIZERS.values()]))))
+                     by_stage([at_rest(parameters, ranks, make) for make in OPTIMIZERS.values()]))))
 
 
 def _power(size: float) -> str:

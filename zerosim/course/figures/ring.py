@@ -189,10 +189,10 @@ def _sheet_words(sheet: Sheet, layout: RingLayout, data: RingData) -> None:
     muted, n = sheet.style.muted, data.ranks
     sheet.text(0.2, layout.height - 0.34, _sheet_title(data), ha="left", fontsize=17, fontweight="bold")
     sheet.text(0.2, layout.height - 0.95,
-             f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
-             "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
-             "An arrow is a message, with its chunk and bytes.",
-             ha="left", fontsize=12.5, linespacing=1.45, color=muted)
+               f"A cell is one chunk (c0 to c{n - 1}) on one rank: {_lengths(data)}. Faint: no longer needed.\n"
+               "Its digits are the ranks that are added in it, in order; a bold frame has them all.\n"
+               "An arrow is a message, with its chunk and bytes.",
+               ha="left", fontsize=12.5, linespacing=1.45, color=muted)
     for rank in range(n):
         left, _ = layout.cell(rank, 0, 0)
         center = left + n * layout.cell_width / 2

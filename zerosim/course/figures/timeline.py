@@ -129,7 +129,7 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
                 axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
                 axes.tick_params(axis="x", labelbottom=axes is held and number == len(data.replays) - 1)
         held.set_xlabel("time since the step began (µs)")
-        figure.legend(*_legend(data, style), loc="lower center", ncols=5, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
+        figure.key(_looks(data, style), ncols=5, bbox_to_anchor=(0.5, 0.0))
     return Drawing("timeline", TITLE, _description(data), style, figure)
 
 
@@ -165,15 +165,11 @@ def _waiting(style: Style) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": style.muted, "linewidth": 0.5, "hatch": "\\\\\\\\"}
 
 
-def _legend(data: TimelineData, style: Style) -> tuple[list[Any], list[str]]:
-    from matplotlib.patches import Patch
-
+def _looks(data: TimelineData, style: Style) -> dict[str, dict[str, Any]]:
+    """The look of everything that is drawn, by its words."""
     seen = {bar.what for way in data.replays.values() for bar in (*way.computed, *_timed(way))}
-    whats = [what for what in COLORS if what in seen]
-    patches = [Patch(facecolor=COLORS[what]) for what in whats] + [Patch(**_waiting(style))]
-    return (patches + [Patch(**look(kind, style)) for kind in data.kinds],
-            [WORDS.get(what, what) for what in whats] + ["waiting"]
-            + [f"held: {words(kind)}" for kind in data.kinds])
+    return {**{WORDS.get(what, what): {"facecolor": color} for what, color in COLORS.items() if what in seen},
+            "waiting": _waiting(style), **{f"held: {words(kind)}": look(kind, style) for kind in data.kinds}}
 
 
 def _description(data: TimelineData) -> str:

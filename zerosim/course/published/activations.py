@@ -8,8 +8,8 @@ Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205
 
 from collections.abc import Mapping
 
-from zerosim.models.units import Recompute
-from zerosim.planning.activations import FP32_NBYTES, INSIDE_NAMES, Block, refuse_unless_plain
+from zerosim.models.units import INSIDE, Recompute
+from zerosim.planning.activations import FP32_NBYTES, Block, refuse_unless_plain
 from zerosim.planning.cuts import checked_count
 
 # Bytes of each tensor, as multiples of sbh and of as²b: section 4.1.
@@ -81,38 +81,12 @@ def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: b
                          "tensor_parallel=2 or more")
     if recompute not in RECOMPUTED:
         raise ValueError(f"recompute={recompute!r} is not in the published table; it has {', '.join(RECOMPUTED)}; for "
-                         f"block, segment(k), {', '.join(INSIDE_NAMES)} take peak_nbytes")
+                         f"block, segment(k), {', '.join(INSIDE[1:])} take peak_nbytes")
     if recompute == "full":
         return 2 * sbh
     cut = 34 * sbh if sequence_parallel else 24 * sbh
     whole = 0 if sequence_parallel else 10 * sbh
     return whole + (cut + (square if recompute == "none" else 0)) // t
-
-
-def ends_nbytes(block: Block, vocabulary: int, *, tensor_parallel: int = 1) -> int:
-    """Bytes that embedding, last LayerNorm, head and loss keep on each of t ranks: sbh/t + 4sbh/t(1 + v/h).
-
-    The embedding's mask, the inputs of LayerNorm and head in 16 bit, the logits in fp32; without pipelines.
-    Source: Korthikanti et al. 2022, section 4.3. Raises ValueError as `layer_nbytes` does.
-    """
-    _check(block)
-    t = checked_count("tensor_parallel", tensor_parallel, 1)
-    logits = 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
-    return (5 * block.stream + logits) // t
-
-
-def megatron_nbytes(block: Block, blocks: int, vocabulary: int, *, tensor_parallel: int = 1) -> int:
-    """Bytes that Megatron-LM's estimator reports as activations, without pipelines: selective, sequence parallel.
-
-    sbh(18 + 4F/h) a block, 8 sb of token numbers, and the ends, all divided by t; of any block, since the estimator
-    takes F for what it is and does not ask for gates.
-    Source: Megatron-LM, theoretical_memory_usage.py, compute_activation_memory (2023). Raises ValueError for counts
-    below one.
-    """
-    per_block = 18 * block.stream + 4 * block.positions * block.feed_forward
-    ends = 5 * block.stream + 4 * block.positions * checked_count("vocabulary", vocabulary, 1)
-    total = checked_count("blocks", blocks, 1) * per_block + 8 * block.positions + ends
-    return total // checked_count("tensor_parallel", tensor_parallel, 1)
 
 
 def zero_nbytes(block: Block) -> int:

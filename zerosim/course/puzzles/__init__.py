@@ -14,7 +14,7 @@ from zerosim.course.puzzles import checker, grading
 from zerosim.course.puzzles.puzzle import Answer, Puzzle, hole
 from zerosim.course.puzzles.score import Page, Score, filled
 from zerosim.course.puzzles.tasks import PUZZLES
-from zerosim.numerics.checks import did_you_mean, is_count
+from zerosim.numerics.checks import is_count, unknown_name
 
 __all__ = ["Page", "Score", "check", "grading", "hint", "hole", "list", "names", "show", "solution",
            "statement", "stub"]
@@ -77,8 +77,7 @@ def puzzle_named(name: str) -> Puzzle:
     """The puzzle of this name; ValueError for a name that there is not."""
     if name in PUZZLES:
         return PUZZLES[name]
-    raise ValueError(f"no puzzle is called {name!r}; there are {', '.join(PUZZLES)}"
-                     f"{did_you_mean(name, PUZZLES)}")
+    raise unknown_name(f"no puzzle is called {name!r}", name, PUZZLES, "there are")
 
 
 def __getattr__(name: str) -> Any:

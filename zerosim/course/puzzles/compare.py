@@ -21,7 +21,7 @@ def complaint(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple
             return rank, "returned a list that contains itself"
         text = _difference(value, case.expected[rank], _bounds(case, rank), names)
         if text:
-            known = next((mistake.what for mistake in case.mistakes if _is(found, mistake.results, case)), None)
+            known = next((what for what, results in case.mistakes.items() if _is(found, results, case)), None)
             return rank, f"{known or 'returned what is wrong'}: {text}"
     return None
 

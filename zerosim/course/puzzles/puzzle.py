@@ -39,15 +39,9 @@ class Limit:
     most: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A known wrong answer: what each rank returns that makes it, and the words for it.
-
-    ``what`` follows "rank r", as in "returned the sum, and not the mean".
-    """
-
-    what: str
-    results: Sequence[Any]
+# Known wrong answers: the words for each, which follow "rank r", as in "returned the sum, and not the mean", and what
+# each rank returns that makes the mistake.
+Mistakes = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Case:
     expected: Sequence[Any]
     peak_nbytes: int
     collectives: Sequence[Sent]
-    mistakes: Sequence[Mistake] = ()
+    mistakes: Mistakes = field(default_factory=dict)
     limits: Sequence[Limit] = ()
     bounds: Sequence[Any] | None = None
     look: Callable[[Traces], str | None] = lambda traces: None
@@ -138,6 +132,6 @@ def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Arra
     return copy
 
 
-def vector_of(vectors: Sequence[Array], kind: str = "input") -> Callable[[Rank], tuple[Array]]:
+def vector_of(vectors: Sequence[Array]) -> Callable[[Rank], tuple[Array]]:
     """The arguments of a puzzle that hands each rank one vector of its own."""
-    return lambda rank: (held_copy(rank, vectors[rank.index], kind),)
+    return lambda rank: (held_copy(rank, vectors[rank.index]),)

@@ -6,7 +6,7 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 
 SCALE = 1024.0
 
@@ -71,8 +71,8 @@ def case(ranks: int, length: int) -> Case:
         ranks, f"n={length}, m={m}", lambda rank: (held_copy(rank, gradients[rank.index], "gradient"), SCALE),
         [expected] * ranks, 4 * ((m + 1) * length + 2 * chunk),
         [traffic("all_reduce", length, ranks)],
-        mistakes=(*(Mistake(what, [result] * ranks) for what, result in wrong.items()),
-                  Mistake("averaged its own gradients alone", [one / np.float32(SCALE * m) for one in local])),
+        mistakes={**{what: [result] * ranks for what, result in wrong.items()},
+                  "averaged its own gradients alone": [one / np.float32(SCALE * m) for one in local]},
         limits=(Limit("sent_nbytes", "add up the micro-batches first, and reduce once"),),
         shard_nbytes=4 * chunk)
 

@@ -6,7 +6,7 @@ Legend: N ranks, n elements.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, vector_of
 
 STATEMENT = """
 Rank 0 has the weights that training starts from; the others are to have the same. Rank 0 could send them to
@@ -50,11 +50,11 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}", vector_of(xs), [xs[0]] * ranks, 4 * length,
         [traffic("broadcast", length, ranks)],
-        mistakes=(Mistake("kept its own x", xs),
-                  Mistake("returned what the rank before it had", [xs[max(0, rank - 1)] for rank in range(ranks)]),
-                  Mistake("returned the sum", [ring_sum(xs)] * ranks),
-                  Mistake("has x only where rank 0 sent it; the others were not reached",
-                          [xs[0] if rank & (rank - 1) == 0 else xs[rank] for rank in range(ranks)])),
+        mistakes={"kept its own x": xs,
+                  "returned what the rank before it had": [xs[max(0, rank - 1)] for rank in range(ranks)],
+                  "returned the sum": [ring_sum(xs)] * ranks,
+                  "has x only where rank 0 sent it; the others were not reached":
+                      [xs[0] if rank & (rank - 1) == 0 else xs[rank] for rank in range(ranks)]},
         limits=(Limit("steps", "ranks that have x already could send it on meanwhile"),
                 Limit("peak_nbytes", "a second vector is not needed; receive into x", 8 * length - 1)),
         shard_nbytes=np.dtype(np.float32).itemsize * length // ranks)

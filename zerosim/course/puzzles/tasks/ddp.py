@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -66,13 +66,13 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}, T={every}", arguments, [tensors(total / ranks, length)] * ranks,
         4 * (2 * every + 2 * chunk), [traffic("all_reduce", every, ranks)],
-        mistakes=(Mistake("returned the sums, and not the means", [tensors(total, length)] * ranks),
-                  Mistake("returned its own gradients", lists),
-                  Mistake("divided its own gradients; nothing was added", [tensors(f / ranks, length) for f in flats]),
-                  Mistake("reduced every tensor by a ring of its own, which adds in another order",
-                          [[one / ranks for one in apart]] * ranks),
-                  Mistake("divided before the sum, and so rounded every addend",
-                          [tensors(ring_sum([f / ranks for f in flats]), length)] * ranks)),
+        mistakes={"returned the sums, and not the means": [tensors(total, length)] * ranks,
+                  "returned its own gradients": lists,
+                  "divided its own gradients; nothing was added": [tensors(f / ranks, length) for f in flats],
+                  "reduced every tensor by a ring of its own, which adds in another order":
+                      [[one / ranks for one in apart]] * ranks,
+                  "divided before the sum, and so rounded every addend":
+                      [tensors(ring_sum([f / ranks for f in flats]), length)] * ranks},
         limits=(Limit("sent_nbytes", "one ring sends 2(N-1)/N of the bucket"),
                 Limit("steps", "one bucket takes 2(N-1) hops, however many tensors are in it")),
         shard_nbytes=4 * chunk)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
@@ -105,17 +105,16 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}, b={BIAS}", arguments, right,
         4 * 2 * (chunk + BIAS) + 16 + 16 * ranks, [gather], least_sent_nbytes=2 * (ranks - 1) * 16,
-        mistakes=(
-            Mistake("counted the bias, which every rank has, once for each rank",
-                    moved([over(biases=ranks)] * ranks)),
-            Mistake("left the bias out of the norms", moved([over(biases=0)] * ranks)),
-            Mistake("counted the padding", moved([over(biases=1, padding=missing)] * ranks)),
-            Mistake("counted the padding, and the bias once for each rank",
-                    moved([over(biases=ranks, padding=missing)] * ranks)),
-            Mistake("took the norms of its own shard, and not of the layer", moved(alone)),
-            Mistake("forgot the square root", moved([ratio**2] * ranks)),
-            Mistake("took the ratio upside down", moved([1 / ratio] * ranks)),
-            Mistake("returned what it was given", moved([0.0] * ranks))),
+        mistakes={
+            "counted the bias, which every rank has, once for each rank": moved([over(biases=ranks)] * ranks),
+            "left the bias out of the norms": moved([over(biases=0)] * ranks),
+            "counted the padding": moved([over(biases=1, padding=missing)] * ranks),
+            "counted the padding, and the bias once for each rank":
+                moved([over(biases=ranks, padding=missing)] * ranks),
+            "took the norms of its own shard, and not of the layer": moved(alone),
+            "forgot the square root": moved([ratio**2] * ranks),
+            "took the ratio upside down": moved([1 / ratio] * ranks),
+            "returned what it was given": moved([0.0] * ranks)},
         limits=(Limit("sent_nbytes", "two numbers from each rank are all that has to travel",
                       max(*gather.nbytes, 2 * 2 * 8)),),
         bounds=bounds, shard_nbytes=4 * chunk, scratch_shards=7)

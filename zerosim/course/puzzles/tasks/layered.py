@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, chunks, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Mistakes, held_copy
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Traces
 
@@ -67,7 +67,7 @@ def held_shards(rank: Rank, weights: Sequence[Array]) -> list[Array]:
             for layer, w in enumerate(weights)]
 
 
-def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]], tuple[Mistake, ...]]:
+def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]], Mistakes]:
     """The shards of the mean of ``gradients[rank][layer]`` over ranks, by rank and layer, and known wrong results."""
     ranks = len(gradients)
     sums = [ring_sum(of_layer) for of_layer in zip(*gradients, strict=True)]
@@ -78,12 +78,12 @@ def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]]
         return [[shards[rank] for shards in cut] for rank in range(ranks)]
 
     right, local = sharded(means), [sharded(mine)[rank] for rank, mine in enumerate(gradients)]
-    return right, (
-        Mistake("returned shards of the sums, and not of the means", sharded(sums)),
-        Mistake("returned shards of its own gradients; nothing was added", local),
-        Mistake("divided its own gradients; nothing was added", [[one / ranks for one in mine] for mine in local]),
-        Mistake("returned the layers in the order of backward, the last one first", [mine[::-1] for mine in right]),
-        Mistake("returned whole gradients, and not its shards", [means] * ranks))
+    return right, {
+        "returned shards of the sums, and not of the means": sharded(sums),
+        "returned shards of its own gradients; nothing was added": local,
+        "divided its own gradients; nothing was added": [[one / ranks for one in mine] for mine in local],
+        "returned the layers in the order of backward, the last one first": [mine[::-1] for mine in right],
+        "returned whole gradients, and not its shards": [means] * ranks}
 
 
 def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,

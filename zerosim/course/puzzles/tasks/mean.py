@@ -6,7 +6,7 @@ Legend: N ranks; n = 1 here.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, traffic
-from zerosim.course.puzzles.puzzle import Case, Mistake, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has one number, and every rank wants the mean of all of them: a loss over the global batch, say.
@@ -46,10 +46,10 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}", vector_of(xs), [(exact / ranks).astype(np.float32)] * ranks,
         4 * 4 * length, [traffic("all_reduce", length, ranks)],
-        mistakes=(Mistake("returned the sum, and not the mean", [total] * ranks),
-                  Mistake("returned its own number", xs),
-                  Mistake("divided its own number, and knows nothing of the others'", [x / ranks for x in xs]),
-                  Mistake("divided twice", [total / ranks**2] * ranks)),
+        mistakes={"returned the sum, and not the mean": [total] * ranks,
+                  "returned its own number": xs,
+                  "divided its own number, and knows nothing of the others'": [x / ranks for x in xs],
+                  "divided twice": [total / ranks**2] * ranks},
         bounds=[(ranks + 1) * 2.0**-24 * weight / ranks + 2.0**-24 * weight / ranks] * ranks)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, SCALE = 0.1, 1024.0
@@ -78,10 +78,10 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),
         8 * chunk + 1 + ranks, [gather], least_sent_nbytes=2 * (ranks - 1),
-        mistakes=(Mistake("decided by its own shard, and so not like the other ranks", outcome(bad)),
-                  Mistake("did not skip, although one rank has inf or NaN", outcome([False] * ranks)),
-                  Mistake("skipped, although nothing overflowed", outcome([True] * ranks)),
-                  Mistake("skipped, but left the scale as it was", outcome([skipped] * ranks, halve=False))),
+        mistakes={"decided by its own shard, and so not like the other ranks": outcome(bad),
+                  "did not skip, although one rank has inf or NaN": outcome([False] * ranks),
+                  "skipped, although nothing overflowed": outcome([True] * ranks),
+                  "skipped, but left the scale as it was": outcome([skipped] * ranks, halve=False)},
         limits=(Limit("sent_nbytes", "one flag from each rank is all that must travel", 8 * max(gather.nbytes) + 8),),
         shard_nbytes=4 * chunk)
 

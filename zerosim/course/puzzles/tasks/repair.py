@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunks, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 from zerosim.course.puzzles.tasks.layered import LAYERS, ScalingLayer, held_shards, layer_weights
 from zerosim.ranks.rank import Rank
 
@@ -87,12 +87,12 @@ def case(ranks: int, length: int) -> Case:
         ranks, f"n={length}, L={LAYERS}", arguments,
         [(y, mean) for y, mean in zip(ys, chunks(total / ranks, ranks), strict=True)],
         4 * peak, [*[traffic("all_gather", length, ranks)] * LAYERS, traffic("reduce_scatter", length, ranks)],
-        mistakes=(Mistake("returned the sum of the gradients, and not their mean",
-                          list(zip(ys, chunks(total, ranks), strict=True))),
-                  Mistake("let the gradients go round the ring the other way",
-                          [(y, one / ranks) for y, one in zip(ys, left, strict=True)]),
-                  Mistake("let the gradients go round the ring the other way, and returned their sum, not their mean",
-                          list(zip(ys, left, strict=True)))),
+        mistakes={"returned the sum of the gradients, and not their mean":
+                      list(zip(ys, chunks(total, ranks), strict=True)),
+                  "let the gradients go round the ring the other way":
+                      [(y, one / ranks) for y, one in zip(ys, left, strict=True)],
+                  "let the gradients go round the ring the other way, and returned their sum, not their mean":
+                      list(zip(ys, left, strict=True))},
         limits=(Limit("peak_nbytes", "gathered weights stay; gather one, use it, let it go", 4 * (peak + 2 * length)),),
         shard_nbytes=4 * chunk, scratch_shards=5)
 

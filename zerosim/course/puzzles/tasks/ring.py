@@ -4,7 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 """
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has a vector; rank r wants chunk r of the sum of all. The ranks stand in a ring, and each speaks
@@ -66,19 +66,17 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
         4 * (length + 2 * chunk), [traffic("reduce_scatter", length, ranks)],
-        mistakes=(
-            Mistake("returned the chunk that the next rank owns",
-                    [total[cut[(rank + 1) % ranks]] for rank in range(ranks)]),
-            Mistake("returned the chunk that the rank before it owns",
-                    [total[cut[(rank - 1) % ranks]] for rank in range(ranks)]),
-            Mistake("added in the order of the ranks, and not in that of the ring",
-                    [ordered_sum([x[own] for x in xs]) for own in cut]),
-            Mistake("let the chunks go round the ring the other way", chunks(ring_sum(xs, -1), ranks)),
-            Mistake("left out its own copy", without),
-            Mistake("returned the mean, and not the sum", [one / ranks for one in chunks(total, ranks)]),
-            Mistake("returned its own chunk, to which nothing was added",
-                    [x[own] for x, own in zip(xs, cut, strict=True)]),
-            Mistake("returned the whole vector, and not its chunk", [total] * ranks)),
+        mistakes={
+            "returned the chunk that the next rank owns": [total[cut[(rank + 1) % ranks]] for rank in range(ranks)],
+            "returned the chunk that the rank before it owns":
+                [total[cut[(rank - 1) % ranks]] for rank in range(ranks)],
+            "added in the order of the ranks, and not in that of the ring":
+                [ordered_sum([x[own] for x in xs]) for own in cut],
+            "let the chunks go round the ring the other way": chunks(ring_sum(xs, -1), ranks),
+            "left out its own copy": without,
+            "returned the mean, and not the sum": [one / ranks for one in chunks(total, ranks)],
+            "returned its own chunk, to which nothing was added": [x[own] for x, own in zip(xs, cut, strict=True)],
+            "returned the whole vector, and not its chunk": [total] * ranks},
         limits=(Limit("sent_nbytes", "each chunk leaves a rank once, and its own never"),
                 Limit("steps", "all chunks travel at once, one hop a step"),
                 Limit("peak_nbytes", "two chunks are on the way at a rank, never a second vector",

@@ -7,7 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistake, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
@@ -88,12 +88,12 @@ def case(ranks: int, length: int) -> Case:
     return Case(
         ranks, f"n={length}", arguments, right, 4 * (2 * length + 4 * chunk),
         [traffic("reduce_scatter", length, ranks), traffic("all_gather", length, ranks)],
-        mistakes=(Mistake("updated with the sum, and not with the mean", results(total)),
-                  Mistake("updated its own shard, and does not have the others'", own_only),
-                  Mistake("updated with its own gradient, and not with the mean over ranks", alone),
-                  Mistake("updated each shard with its owner's gradient alone; nothing was added",
-                          [(mixed, alone[rank][1]) for rank in range(ranks)]),
-                  Mistake("returned what it was given", [(weights, momentum[own]) for own in cut])),
+        mistakes={"updated with the sum, and not with the mean": results(total),
+                  "updated its own shard, and does not have the others'": own_only,
+                  "updated with its own gradient, and not with the mean over ranks": alone,
+                  "updated each shard with its owner's gradient alone; nothing was added":
+                      [(mixed, alone[rank][1]) for rank in range(ranks)],
+                  "returned what it was given": [(weights, momentum[own]) for own in cut]},
         limits=(Limit("sent_nbytes", "a rank needs the sum of its own shard only, and an all-reduce brings it all"),),
         shard_nbytes=4 * chunk)
 
