@@ -8,12 +8,15 @@ then all that they receive is taken: inside this process at once, or over socket
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
+import socket
 import tempfile
 import threading
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import ModuleType
@@ -139,11 +142,13 @@ class LinkedClique(Clique):
             raise NcclError(f"NCCL_ERROR_SYSTEM_ERROR: remote process exited: {error!r}") from error
 
     def close(self, *, at_once: bool) -> None:
+        """Wakes whoever waits for a message, too: closing alone would leave a thread waiting."""
         self.leaving.put(None)
         if not at_once:
             self.sender.join()
         for line in self.lines.values():
-            line.close()
+            with socket.socket(fileno=os.dup(line.fileno())) as wire, suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
 
 
 def unique_id() -> bytes:

@@ -133,13 +133,6 @@ def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
     assert differing(arrays.to_host(found), expected) == 0
 
 
-def test_a_number_that_changes_changes_the_step(stand_in: Any) -> None:
-    w, g = (stand_in.uploaded(np.ones(5, np.float32)) for _ in range(2))
-    for lr in (0.5, 0.25, 0.5):
-        stand_in.step_blocks(SGD(lr).block(1), w, g)
-    assert arrays.to_host(w).tolist() == [-0.25] * 5
-
-
 @dataclass(frozen=True)
 class Rates:
     lr: float

@@ -11,7 +11,7 @@ import pytest
 from tests.optim.papers import CTX, ELEMENTWISE, EVERY, KERNELS, NORMED, WHOLE, factors_of, named, new_state
 from tests.support import assert_refused, literally
 from zerosim import optim
-from zerosim.optim import Slot, UpdateContext, Warmup, WarmupCosine, with_norms
+from zerosim.optim import Slot, UpdateContext, Warmup, WarmupCosine
 
 DECAY_RATES = {"beta1", "beta2", "beta3", "alpha", "momentum"}
 POSITIVE = {("Adafactor", "threshold"), ("Shampoo", "epsilon"), ("KFAC", "damping")}
@@ -159,16 +159,6 @@ def test_what_cannot_be_is_refused_in_words_that_help():
     for call, text in REFUSED:
         assert_refused(call, literally(text))
     assert all((array == 1).all() for array in (MATRIX, VECTOR, BLOCK, SQUARE))
-
-
-def test_norms_are_measured_of_what_direction_says_and_for_those_who_need_them():
-    w, g = np.array([3, 4], np.float32), np.array([6, 8], np.float32)
-    lars = optim.LARS()
-    assert with_norms(lars, CTX, w, g, new_state(lars, (2,)), 1).norms == (5.0, 10.0)
-    lamb, state = optim.LAMB(weight_decay=0.0, epsilon=0.0), new_state(optim.LAMB(), (2,))
-    assert with_norms(lamb, CTX, w, g, state, 1).norms == (5.0, pytest.approx(2**0.5))
-    assert state["m"].all(), "the moments have moved"
-    assert with_norms(optim.Adam(), CTX, w, g, {}, 1) is CTX
 
 
 def test_a_signature_says_in_words_what_a_hyperparameter_may_be():

@@ -83,6 +83,7 @@ def check(traces, machine, seed=0):
     assert ends(fast) == pytest.approx([float(end) for end in ends(exact)], rel=1e-12, abs=1e-18)
     assert all(isinstance(end, float | int) for end in ends(fast))
     for found in (exact, fast):
+        check_clocks(found)
         check_critical_path(found, exact=found is exact)
     check_streams(exact, traces)
     assert exact.flops() == sum(row.flops for trace in traces for row in trace.rows if type(row).__name__ == "Compute")
@@ -91,6 +92,17 @@ def check(traces, machine, seed=0):
     assert again == recording
     assert hash(again) == hash(recording)
     return exact
+
+
+def check_clocks(found):
+    """A program's clock moves where it computes or waits, and nowhere else."""
+    for rank, lane in enumerate(found.lanes):
+        clocks, rows = found.clocks(rank), [row for row, _, _ in lane.points]
+        assert [clocks[row] for row in rows] == lane.reached
+        assert [clocks[row + 1] for row in rows] == lane.resumed
+        assert (clocks[0], clocks[-1]) == (0, lane.end)
+        idle = set(range(len(clocks) - 1)) - {*rows} - set(found.recording.program(rank).where(0).tolist())
+        assert all(clocks[row] == clocks[row + 1] for row in idle)
 
 
 def check_streams(found, traces):

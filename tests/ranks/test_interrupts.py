@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("pythons_own_handler")
 # The ways to run a program to its end.
 RUNS: dict[str, Callable[[zs.Cluster, Callable[[zs.Rank], object]], object]] = {
     "run": lambda cluster, program: cluster.run(program),
+    "inside another run": lambda cluster, program: zs.Cluster(1).run(lambda rank: cluster.run(program)),
     "by hop": lambda cluster, program: list(zs.step_through(program, cluster=cluster)),
     "by collective": lambda cluster, program: list(zs.step_through(program, cluster=cluster, by="collective")),
 }

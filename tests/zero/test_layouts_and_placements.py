@@ -43,9 +43,7 @@ def test_every_element_has_exactly_one_owner_and_equal_shards_or_whole_parameter
     for rank in range(ranks):
         for piece in laid.valid(rank):
             owners[piece.vector] += 1
-            assert piece.vector.stop - piece.vector.start == piece.shard.stop - piece.shard.start
-        if name != "whole_matrices":
-            assert laid.shard_length(rank) == laid.length // ranks
+        assert name == "whole_matrices" or laid.shard_length(rank) == laid.length // ranks
     for entry in laid.entries:
         valid[entry.low:entry.high] += 1
     assert (owners == valid).all()
@@ -66,13 +64,9 @@ def test_every_element_has_exactly_one_owner_and_equal_shards_or_whole_parameter
 def test_values_laid_out_by_hand_come_back_as_views_and_shards_are_what_an_engine_holds(ranks, name):
     laid, first = layout_of(MODEL, ranks, name), first_weights(MODEL)
     vector = laid.flattened(first)
-    assert vector.shape == (laid.length,)
-    assert np.count_nonzero(vector) == sum(np.count_nonzero(values) for values in first.values())
     masters = zs.Cluster(ranks).run(lambda rank: zs.Engine(
         rank, MODEL, zs.optim.SGD(lr=0.1), stage=1, layout=name, policy=zs.Policy("bf16")).param_group.master)
-    for index, master in enumerate(masters):
-        assert len(master) == laid.shard_length(index)
-        assert laid.shard(index, vector).tobytes() == master.tobytes()
+    assert [laid.shard(rank, vector).tobytes() for rank in range(ranks)] == [master.tobytes() for master in masters]
     views = laid.views(vector)
     assert {key: view.tobytes() for key, view in views.items()} == {key: w.tobytes() for key, w in first.items()}
     views["b.weight"][...] = 7

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerosim.cli.shell import WRONG_INPUT, AsJson, answer, busy, command, console
+from zerosim.connect import MPIEXEC_COUNTS
 
 if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
 
 
 # What a launcher of MPI says to each process that it starts: Open MPI, those like MPICH, and those that speak PMIx.
-MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+MPI_VARIABLES = (*MPIEXEC_COUNTS, "PMIX_RANK")
 FAILED = 1  # exit code
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from zerosim.display.style import PHASE_COLORS
+from zerosim.display.style import ARITHMETIC, phase_of
 from zerosim.planning.hardware import Device, Link, Network, presets, read
 from zerosim.planning.timeline import Lane, Machine, Timeline, TimelineEvent, memory
 
@@ -34,9 +34,6 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
         raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
                          "--device h100-80 --link nvlink4")
     return Machine(known.device(device), known.network(ranks, link, nodes, between), compute, efficiency)
-
-
-ARITHMETIC = "arithmetic"  # outside the spans that have a color
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +120,7 @@ def _stretches(events: Sequence[TimelineEvent]) -> list[RankBar]:
     """Arithmetic; rows of one span that follow each other at once are one bar."""
     bars: list[RankBar] = []
     for event in events:
-        what = next((name for name in event.path if name in PHASE_COLORS), ARITHMETIC)
-        bar = RankBar(what, event.path[-1] if event.path else ARITHMETIC, "/".join(event.path),
+        bar = RankBar(phase_of(event.path), event.path[-1] if event.path else ARITHMETIC, "/".join(event.path),
                       _micro(event.start_seconds), _micro(event.end_seconds), event.nbytes, event.flops)
         if bars and (bars[-1].span, bars[-1].end) == (bar.span, bar.start):
             last = bars.pop()

@@ -13,8 +13,8 @@ from operator import add
 from pathlib import Path
 
 from zerosim.display.render_html import page_html, table_html
-from zerosim.display.replayed import ARITHMETIC, RankBar, ReplayedRank, machine_of, replayed_rank
-from zerosim.display.style import GREEN, KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS
+from zerosim.display.replayed import RankBar, ReplayedRank, machine_of, replayed_rank
+from zerosim.display.style import EVENT_COLORS, KIND_COLORS, PURPOSE_COLORS, event_words
 from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
@@ -131,7 +131,6 @@ def _call(timeline: Timeline, number: int) -> CallReport:
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-COLORS = {**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS}
 TICKS = 10
 WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
 
@@ -179,8 +178,7 @@ def _timeline(data: ReportData) -> str:
     lanes = "".join(map(_lanes, data.ranks))
     whats = Counter(bar.what for rank in data.ranks for bar in (*rank.computed, *rank.communicated))
     keys = "".join(f'<li><span class="key {"tall" if what in PURPOSE_COLORS else "low"}" style="background:{color}">'
-                   f"</span>{'sends: ' if what in PURPOSE_COLORS else 'computes: '}{escape(what)}</li>"
-                   for what, color in COLORS.items() if whats[what])
+                   f"</span>{escape(event_words(what))}</li>" for what, color in EVENT_COLORS.items() if whats[what])
     keys += '<li><span class="key wait"></span>waits</li>' if any(rank.waits for rank in data.ranks) else ""
     return (
         '<section aria-labelledby="h-time"><h2 id="h-time">Timeline</h2>'
@@ -215,7 +213,7 @@ def _bar(bar: RankBar, total: float) -> str:
         f"{bar.flops:,} FLOPs" if bar.flops else "", f"collective {bar.call}" if bar.call is not None else ""]))
     call = "" if bar.call is None else f' data-call="{bar.call}"'
     kind = "wait" if bar.what == "waiting" else "bar"
-    color = "" if kind == "wait" else f";background:{COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
+    color = "" if kind == "wait" else f";background:{EVENT_COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
     return (f'<div class="{kind}" role="listitem" tabindex="-1"{call} data-start="{bar.start:.3f}" '
             f'data-end="{bar.end:.3f}" style="left:{left:.4f}%;width:{width:.4f}%{color}" aria-label="{escape(words)}">'
             "</div>")

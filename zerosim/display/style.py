@@ -5,7 +5,7 @@ the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are named 
 five more that kinds of memory need are chosen to stay apart from them for every kind of color vision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -35,12 +35,24 @@ PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
     "parameters": BLUE, "gradients": VERMILLION, "state": SKY_BLUE, "control": GRAY, "unspecified": YELLOW})
 PHASE_COLORS: Mapping[str, str] = MappingProxyType({
     "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
+ARITHMETIC = "other arithmetic"  # outside the spans that are phases
+EVENT_COLORS: Mapping[str, str] = MappingProxyType({**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS})
 
 # ZeRO's stages 0 to 3, each with a mark of its own.
 STAGE_COLORS, STAGE_MARKS = (ORANGE, BLUE, GREEN, VERMILLION), ("o", "s", "^", "D")
 
 FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
     "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+
+
+def phase_of(path: Iterable[str]) -> str:
+    """The phase of arithmetic in spans of these names, outermost first."""
+    return next((name for name in path if name in PHASE_COLORS), ARITHMETIC)
+
+
+def event_words(what: str) -> str:
+    """A phase, or a purpose, in a legend."""
+    return f"sends: {what}" if what in PURPOSE_COLORS else f"computes: {what}"
 
 
 def rank_color(rank: int) -> str:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
-from zerosim.display.style import GREEN, PHASE_COLORS, PURPOSE_COLORS, ink_on, rank_color
+from zerosim.display.style import EVENT_COLORS, PURPOSE_COLORS, event_words, ink_on, phase_of, rank_color
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.recording import own_messages, record, traffic
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
 
 TITLE = "What the ranks did, in their order"
 MOST_LANES = 16
-ARITHMETIC = "other arithmetic"  # outside the spans that have a color
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +59,12 @@ def _events(trace: Trace) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for row in trace.rows:
         if isinstance(row, Compute):
-            what = next((name for name in row.span if name in PHASE_COLORS), ARITHMETIC)
+            what = phase_of(row.span)
             if not found or found[-1] != (what, 0):
                 found.append((what, 0))
         elif isinstance(row, Collective | Message):
             found.append((row.purpose, row.sent_nbytes))
     return found
-
-
-def color_of(what: str) -> str:
-    """Of a phase, or a purpose."""
-    return PHASE_COLORS.get(what) or PURPOSE_COLORS.get(what) or GREEN
 
 
 def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
@@ -84,7 +78,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
             for sends, half in ((True, 0.4), (False, 0.2)):
                 here = [at for at, what in enumerate(whats) if (what in PURPOSE_COLORS) is sends]
                 order.broken_barh([(at, 1) for at in here], (place - half, 2 * half),
-                                  facecolors=[color_of(whats[at]) for at in here], edgecolor=style.background,
+                                  facecolors=[EVENT_COLORS[whats[at]] for at in here], edgecolor=style.background,
                                   linewidth=0.4 if len(whats) < 300 else 0)
         order.set_yticks(range(lanes), data.names)
         order.set_ylim(lanes - 0.5, -0.5)
@@ -96,8 +90,8 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
         within_limits(sent)
         order.set_xticks(sent.get_xticks())
         seen = {what for whats in data.whats for what in whats}
-        figure.key({f"{'sends' if what in PURPOSE_COLORS else 'computes'}: {what}": {"facecolor": color_of(what)}
-                    for what in (*PHASE_COLORS, ARITHMETIC, *PURPOSE_COLORS) if what in seen}, ncols=5)
+        figure.key({event_words(what): {"facecolor": color}
+                    for what, color in EVENT_COLORS.items() if what in seen}, ncols=5)
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 
 

@@ -5,7 +5,7 @@ double. Every operation rounds, in the order in which the formula is read.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -42,10 +42,6 @@ class Elementwise(Optimizer):
     def update_block(self, step: int, *blocks: Any, **_: Any) -> None:
         """One step on the blocks ``w, *slots, g, *scratch``, each (b,), in place but for g."""
 
-    def block(self, step: int) -> Callable[..., None]:
-        """The function of one step: ``block(w, *slots, g, *scratch)``."""
-        return partial(self.update_block, step)
-
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """The slots that it keeps, each of the parameter's shape."""
         return {name: Slot(shape, format) for name, format in self.keeps.items()}
@@ -53,7 +49,7 @@ class Elementwise(Optimizer):
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on w and every slot (n,), with g (n,), block by block."""
         require_update(self, w, g, state, step)
-        ctx.kernels.step_blocks(self.block(step), w, *(state[name] for name in self.keeps), g,
+        ctx.kernels.step_blocks(partial(self.update_block, step), w, *(state[name] for name in self.keeps), g,
                                 scratch=self.scratch)
 
 

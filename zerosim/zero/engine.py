@@ -340,23 +340,21 @@ class Engine(Shown):
         return replace(self.context(), draw=partial(draw_for, self.seed, self._step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
-        """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are."""
+        """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are.
+
+        Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one.
+        """
         values = contiguous(values)
         if indices:
             dtype = values.dtype
-        else:
-            self._refuse_nan(values, name)
-        if not indices and (values.dtype.kind in "iu" or not values.dtype.isnative):
+        elif count := self.rank.kernels.count_nan(values):
+            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; "
+                             "look at where the data come from")
+        elif values.dtype.kind in "iu" or not values.dtype.isnative:
             values = values.astype(np.float64)
         charged = self.rank.memory.alloc(values.shape, dtype, "input", name)
         self.rank.kernels.cast_pack(values, charged)
         return charged
-
-    def _refuse_nan(self, values: np.ndarray, name: str) -> None:
-        """Raises ValueError for a NaN: it would make every gradient NaN, and every step a skipped one."""
-        if count := self.rank.kernels.count_nan(values):
-            raise ValueError(f"{name} has NaN in {count} of {values.size} values, and with it every gradient; "
-                             "look at where the data come from")
 
     def _count_tokens(self, tape: Tape) -> None:
         """Counts the tokens of a micro-batch that has gone back.

@@ -80,14 +80,18 @@ class Accumulator:
         if unit.name not in self._buffers:
             self.grad_buffers(unit)
         buffers = self._buffers.pop(unit.name)
-        own = {name: view for group, gradient in buffers.items()
-               for name, view in group.layout.unit_views(unit.name, gradient).items()}
+        own = {name: view for group, buffer in buffers.items()
+               for name, view in group.layout.unit_views(unit.name, buffer).items()}
         self._check(unit, gradients)
         for name, view in own.items():
-            self._write(gradients[name], view)
-        for group, gradient in buffers.items():
+            gradient = gradients[name]
+            if gradient is None:
+                view[...] = 0
+            elif not is_same_memory(gradient, view):
+                self.rank.kernels.cast_pack(gradient, view)
+        for group, buffer in buffers.items():
             if not group.frozen:
-                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, gradient))
+                self.reducers[group].accumulate(unit.name, self._with_tied(group, unit.name, buffer))
         for name in unit.tied_weights:
             self._accumulate_tied(name, gradients[name])
 
@@ -100,12 +104,6 @@ class Accumulator:
                 f"the backward of unit {unit.name!r} returned gradients of the shapes {found}; its parameters "
                 f"have {wanted}, so return one of that shape for each, or None for one that was not used"
             )
-
-    def _write(self, gradient: np.ndarray | None, view: np.ndarray) -> None:
-        if gradient is None:
-            view[...] = 0
-        elif not is_same_memory(gradient, view):
-            self.rank.kernels.cast_pack(gradient, view)
 
     def _accumulate_tied(self, name: str, gradient: np.ndarray | None) -> None:
         """Keeps the part of a unit that shares the weight until the backward of the unit that owns it."""

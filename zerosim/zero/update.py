@@ -218,7 +218,7 @@ def _blocks(group: ParamGroup, piece: ParameterPiece,
         g = g32[:here.stop - here.start]
         kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
         at_rest = {name: slot[here] for name, slot in slots.items()} | {"": w[here]}
-        with upcast(kernels, partial(_scratch, kernels), at_rest) as arrays:
+        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32), at_rest) as arrays:
             yield arrays[""], g, {name: arrays[name] for name in slots}
 
 
@@ -226,11 +226,6 @@ def _at_rest(group: ParamGroup, piece: ParameterPiece) -> tuple[np.ndarray, np.n
     """The piece of the master, of the reduced gradient and of each slot."""
     return (group.master[at(piece, group.master_placement)], _gradient_of(group, piece),
             {name: group.slot(piece, name) for name in group.slots_of(piece.entry)})
-
-
-def _scratch(kernels: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    found: np.ndarray = kernels.scratch(f"upcast {name}", shape[0], FP32)
-    return found
 
 
 @contextmanager

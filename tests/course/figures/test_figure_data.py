@@ -147,7 +147,7 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_
     for drawn in (silent, alone):
         assert not {"gather parameters", "reduce gradients"} & {text.get_text() for text in seen.texts(drawn)}
     assert_refused(lambda: of(1, "state"), "'Mine' has bars of 'state', which have no color here; put arithmetic")
-    assert_refused(lambda: of(1, "gradients", "mine"), "'Mine' has bars of 'arithmetic', which have no color here")
+    assert_refused(lambda: of(1, "gradients", "mine"), "'Mine' has bars of 'other arithmetic', which have no color")
     assert_refused(lambda: of(0), "'Mine' does nothing in its step that takes time, so there is nothing to draw")
 
 
