@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from zerosim.backends.processes.cluster import ProcessCluster
     from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.tcp import ProcessJob
-    from zerosim.ranks.cluster import Device
+    from zerosim.ranks.cluster import Processor
 
 
 DEFAULT_DEVICES = {"mpi": "cpu", "nccl": "cuda"}  # by backend
@@ -66,7 +66,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
                          "one as they are: leave it out")
     from zerosim.backends.mpi import MPICluster
 
-    cluster = MPICluster(device=None if number is None else _gpu(number), **options)
+    cluster = MPICluster(processor=None if number is None else _gpu(number), **options)
     if cluster.ranks[0].size == 1:
         _check_alone(os.environ)
     return cluster
@@ -83,7 +83,7 @@ def _number(device: str) -> int | None:
     return int(number) if colon else -1
 
 
-def _gpu(number: int) -> "Device":
+def _gpu(number: int) -> "Processor":
     """That GPU, or that of this process' place among those of its machine."""
     from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
 

@@ -18,10 +18,10 @@ from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStrea
 from zerosim.backends.processes.notes import Channel
 from zerosim.numerics.arrays import on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import Exchanges
+from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
 from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
+from zerosim.ranks.hub import Carried, InProcess, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
-from zerosim.ranks.transport import Carried, Delivery, InProcess, RunOptions, Transport, sent_by, steps_of
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
 # Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
@@ -274,7 +274,7 @@ class NCCLTransport(Transport):
         self.streams[self._issuing].select()  # the program that is running goes on
 
     def _on_streams(self, parts: Mapping[int, Pending], carried: Carried) -> Carried:
-        """What is carried waits on the devices for its inputs, and its results are waited for there."""
+        """Lets what is carried wait on the devices for its inputs, and notes there when it is done."""
         for rank, me in parts.items():
             self.streams[rank].follow(self._ready[me])
         yield from carried
