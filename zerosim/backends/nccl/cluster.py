@@ -58,6 +58,10 @@ class NCCLCluster(Cluster):
         streams = {rank: DeviceStreams(cupy, device, cupy_kernels()) for rank, device in enumerate(self.devices)}
         self._transport = NCCLTransport(streams, Communicators(NCCL(), self.devices))
 
+    def close(self) -> None:
+        """Gives NCCL's memory back; the next run makes new communicators."""
+        self._transport.destroy()
+
     def __repr__(self) -> str:
         return f"<NCCLCluster of {len(self.ranks)} ranks on devices {self.devices}, {len(self.runs)} runs>"
 

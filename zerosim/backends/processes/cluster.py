@@ -38,12 +38,11 @@ from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, Pe
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
 from zerosim.ranks.collectives import Delivery
 from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import Carried, RunOptions, Transport, check_thread
+from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread
 from zerosim.ranks.process import clear_frames, forget_frames
 from zerosim.ranks.trace import Hop
 
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
-NAP_SECONDS = 50e-6
 LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
 DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
