@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 DEFAULT_DEVICES = {"mpi": "cpu", "nccl": "cuda"}  # by backend
 BACKENDS = tuple(DEFAULT_DEVICES)
 # How many processes a launcher has started: Slurm's srun says it whether it speaks PMI or not, Open MPI's and MPICH's
-# mpiexec, torchrun.
-SRUN_COUNT = "SLURM_STEP_NUM_TASKS"
+# mpiexec, torchrun. HPE's PALS sets PMI_SIZE too, and says how many of the processes are on this machine.
+SRUN_COUNT, PALS_COUNT = "SLURM_STEP_NUM_TASKS", "PALS_LOCAL_SIZE"
 MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
+LAUNCHERS_COUNTS = (SRUN_COUNT, PALS_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
 
 LAUNCHERS = ("mpiexec", "mpirun")
 
@@ -142,6 +142,9 @@ def _check_alone(variables: Mapping[str, str]) -> None:
     if name == SRUN_COUNT:
         remedy = ("say srun --mpi=pmi2 for MPICH's library, srun --mpi=pmix for Open MPI's (srun --mpi=list shows what "
                   "there is), or " + remedy)
+    elif "PALS_RANKID" in variables:
+        remedy = ("build mpi4py with the MPI library of this system, which PALS speaks with: pip install "
+                  "--force-reinstall --no-binary=mpi4py mpi4py")
     raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI library "
                               f"knows this one alone; {remedy}; under torchrun call zs.connect('nccl')")
 
