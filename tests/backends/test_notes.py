@@ -1,5 +1,6 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,14 @@ from tests.support import assert_refused
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.cluster import OwnResult, ProcessBackend
 from zerosim.backends.processes.notes import (
+    COLLECTIVE,
+    RECEIVE,
+    SEND,
+    Channel,
+    Counts,
     Entered,
     Finished,
-    IssueCounts,
+    Value,
     Waiting,
     unmet,
     verdict,
@@ -37,20 +43,21 @@ def call(number: int, operation: str = "all_reduce", length: int = 6) -> calls.C
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
     """The note of a rank that waits in a collective, after ``issued`` of them."""
     its = call(number, operation)
-    return Waiting(str(its), "a.py:1 in f", IssueCounts({GROUP: number + 1 if issued is None else issued}), its, (its,))
+    needs = tuple((rank, (GROUP, COLLECTIVE, None), number + 1) for rank in GROUP[0])
+    return Waiting(str(its), "a.py:1 in f", counts(number + 1 if issued is None else issued), (its,), needs)
 
 
 def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None
-           ) -> IssueCounts:
+           ) -> Counts:
     """The numbers of collectives, and of messages: (rank, how many)."""
-    return IssueCounts({GROUP: collectives} if collectives else {}, *({(GROUP, rank): number for rank, number in
-                       ([some] if some else [])} for some in (sends, receives)))
+    issued: Counts = {(GROUP, COLLECTIVE, None): collectives} if collectives else {}
+    return issued | {(GROUP, kind, some[0]): some[1] for kind, some in ((SEND, sends), (RECEIVE, receives)) if some}
 
 
 def in_message(sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None) -> Waiting:
-    """The note of a rank that waits in its last exchange."""
-    halves = [(((GROUP, some[0]), some[1]),) if some else () for some in (sends, receives)]
-    return Waiting("a message", "a.py:2 in f", counts(0, sends, receives), None, (), *halves)
+    """The note of rank 0, which waits in its last exchange."""
+    needs = [(some[0], (GROUP, kind, 0), some[1]) for kind, some in ((RECEIVE, sends), (SEND, receives)) if some]
+    return Waiting("a message", "a.py:2 in f", counts(0, sends, receives), (), tuple(needs))
 
 
 IDLE, MET = Finished(counts()), Finished(counts(0, (0, 1), (0, 1)))
@@ -94,6 +101,39 @@ def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: A
     found = unmet(endings)
     assert type(found) is (error or type(None))
     assert said in str(found)
+
+
+# -- values of all processes -------------------------------------------------------------------------------------------
+
+class Scripted(Channel):
+    """The channel of rank 0 of 3, to which the network brings one note at each look."""
+
+    def __init__(self, *notes: tuple[int, Any]) -> None:
+        super().__init__(0, 3)
+        self.coming, self.posted = list(notes), list[Any]()
+
+    def post(self, note: Any, to: int | None = None) -> None:
+        self.posted.append(note)
+
+    def incoming(self) -> Iterator[tuple[int, Any]]:
+        yield from [self.coming.pop(0)] if self.coming else []
+
+
+def test_what_was_said_before_a_value_is_forgotten_and_what_comes_after_it_is_kept() -> None:
+    """A rank that is ahead may be in its next run already, or in the one after."""
+    channel = Scripted((1, "old"), (1, Value("b")), (1, "new"), (1, Value("e")), (2, "old"), (2, Value("c")),
+                       (2, Value("f")), (1, "newer"))
+    assert channel.everyone("a") == ["a", "b", "c"]
+    assert channel.everyone("d") == ["d", "e", "f"]
+    assert channel.posted == [Value("a"), Value("d")]
+    assert list(channel.arrived()) == [(1, "newer")]
+
+
+def test_a_process_that_has_gone_is_not_waited_for_unless_its_value_has_come() -> None:
+    channel = Scripted((1, Value(None)), (2, Value(None)), (2, Value("more")))
+    channel.lost = {1}
+    assert channel.everyone(None) == [None] * 3
+    assert_refused(lambda: channel.everyone(None), "rank 1 of 3 can no longer be reached", zs.RemoteError)
 
 
 # -- agreements in debug mode -----------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def outcome(cluster: ProcessCluster, task: Task) -> Outcome:
     try:
         result = cluster.run(task.program, *task.args)[cluster.index]
     except Exception as error:
-        told = Failed.of(error)
+        told = Failed.of(error, cluster.index)
         travels = error if told.args is not None else zs.RemoteError(told.summary)
         return Outcome(None, 0, 0, travels, notes(error), cluster.memory.now_nbytes[0])
     found = Outcome(result, cluster.trace.sent_nbytes()[0], cluster.memory.peak_nbytes[0], None, (), 0)

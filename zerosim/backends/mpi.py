@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.processes.cluster import ProcessCluster
+from zerosim.backends.processes.notes import Channel
 from zerosim.numerics.arrays import as_bytes, copy_elements, on_device, to_host
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
@@ -202,8 +203,8 @@ def combined(op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
 
 # -- Notes between processes as small MPI messages, on a communicator of their own -----------------------------------
 
-class MPIChannel:
-    """Carries pickled notes; nothing in it waits but ``everyone``."""
+class MPIChannel(Channel):
+    """Carries pickled notes."""
 
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI
@@ -211,8 +212,7 @@ class MPIChannel:
         self._mpi = MPI
         self._comm = comm.Dup()
         self._leaving: list[Any] = []
-        self.index: int = self._comm.rank
-        self.size: int = self._comm.size
+        super().__init__(self._comm.rank, self._comm.size)
 
     def post(self, note: Any, to: int | None = None) -> None:
         """Sends a note to one rank, or to all others."""
@@ -220,17 +220,12 @@ class MPIChannel:
             if rank != self.index:
                 self._leaving.append(self._comm.isend(note, rank))
 
-    def arrived(self) -> Iterator[tuple[int, Any]]:
+    def incoming(self) -> Iterator[tuple[int, Any]]:
         """(rank, note) of what has come since the last call."""
         self._leaving = [request for request in self._leaving if not request.Test()]
         status = self._mpi.Status()
         while (message := self._comm.improbe(status=status)) is not None:
             yield status.source, message.recv()
-
-    def everyone(self, value: Any) -> list[Any]:
-        """The values of all processes, in rank order."""
-        values: list[Any] = self._comm.allgather(value)
-        return values
 
     def abort(self) -> None:
         """Ends all processes of the job."""
@@ -238,6 +233,7 @@ class MPIChannel:
 
     def close(self) -> None:
         """Gives the communicator back."""
+        self._mpi.Request.Waitall(self._leaving)
         self._comm.Free()
 
 

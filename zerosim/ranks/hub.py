@@ -131,7 +131,8 @@ class Transport:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def over(self) -> int:
-        """The parts of this run that are at their end, in the order in which they began; asked where ``watched``."""
+        """The parts that have come to their end since the last call, in the order in which they began; asked where
+        ``watched``."""
         raise NotImplementedError
 
     def idle(self) -> bool:
@@ -177,6 +178,19 @@ class Transport:
                 if delivery.out is not None:
                     ends[delivery.hop.destination].received()
             yield delivery
+
+
+@guarded
+def message_between(sender: PendingExchange | None, receiver: PendingExchange | None) -> Delivery:
+    """The message that two programs' exchanges, or one's where the other is in another process, let move."""
+    one = sender or receiver
+    assert one is not None
+    ends = (one.rank, one.to) if one is sender else (one.source, one.rank)
+    source, destination = (one.key[0].index(rank) for rank in ends if rank is not None)
+    sent, out = sender.send if sender else None, receiver.out if receiver else None
+    moved = out if sent is None else sent
+    assert moved is not None
+    return Delivery(Hop(0, source, destination, (), moved.nbytes), sent, out)
 
 
 @guarded
@@ -435,9 +449,8 @@ class Hub(Backend):
         assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
             raise MismatchError(misfit_text(sender.rank, send, receiver.rank, out))
-        source, destination = (sender.key[0].index(me.rank) for me in (sender, receiver))
-        message = Delivery(Hop(0, source, destination, (), send.nbytes), send, out)
-        ends = {source: sender, destination: receiver}
+        message = message_between(sender, receiver)
+        ends = {message.hop.source: sender, message.hop.destination: receiver}
         for delivery in self._carried(self.transport.message(sender.key, [message], ends)):
             if self.watch:
                 hop = Hop(0, sender.rank, receiver.rank, (), send.nbytes)

@@ -406,7 +406,6 @@ class NCCLProcessTransport(NCCLTransport):
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
         super().begin(options)
         self._ends: deque[Any] = deque()  # events at the ends of parts, in their order
-        self._over = 0
         self._its.select()
         self.communicators.connect()
 
@@ -444,11 +443,11 @@ class NCCLProcessTransport(NCCLTransport):
         raise refused
 
     def over(self) -> int:
-        """The parts of this run that the device has come to the end of."""
+        """The parts to whose end the device has come since the last call."""
+        before = len(self._ends)
         while self._ends and self._its.reached(self._ends[0]):
             self._ends.popleft()
-            self._over += 1
-        return self._over
+        return before - len(self._ends)
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
         """One group; elements on the host are copied to the device, and what has arrived is fetched from there."""

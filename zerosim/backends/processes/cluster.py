@@ -11,7 +11,8 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
@@ -20,27 +21,24 @@ from zerosim.backends import TIMEOUT_SECONDS
 from zerosim.backends.processes.notes import (
     AnnouncedCalls,
     Channel,
-    Drained,
+    Counts,
+    Ending,
     Entered,
     Failed,
     Finished,
-    Going,
-    IssueCounts,
     Joining,
     Note,
     Sending,
-    Stopped,
     Waiting,
+    count,
     unmet,
     verdict,
 )
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
-from zerosim.ranks.collectives import Delivery
 from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread
+from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread, message_between
 from zerosim.ranks.process import clear_frames, forget_frames
-from zerosim.ranks.trace import Hop
 
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
 LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
@@ -58,21 +56,19 @@ class ProcessBackend(Backend):
         self.interrupts = options.interrupts
         transport.begin(options)
         self.thread = threading.get_ident()
-        self.announced = AnnouncedCalls(channel) if debug else None
         self.results: list[Any] = []
-        self.issued = IssueCounts()
-        self.recent: deque[Call] = deque(maxlen=REMEMBERED)
+        self.announced = AnnouncedCalls() if debug else None
         self.ahead: list[Pending] = []              # announced, and not agreed on yet
         self.begun: dict[Pending, Carried] = {}     # and not waited for yet
-        self.notes: dict[int, Waiting] = {}
+        self.issued: Counts = {}
+        self.recent: deque[Call] = deque(maxlen=REMEMBERED)
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # who helps to make a group: notes
-        self.endings: dict[int, Finished | Stopped | Failed] = {}
+        self.waiting: dict[int, Waiting] = {}     # the notes of those who say that they wait, this rank among them
+        self.endings: dict[int, Ending] = {}
         self.found: Exception | None = None       # what the notes show to be wrong
-        self.drained: set[int] = set()
         self.stopping = False
         self.lock = threading.RLock()  # of all above, and of the channel, where a thread listens
-        self.waited_for: deque[Waiting] = deque()  # what would be said of each part, in their order, until it is over
-        self.run_over = threading.Event()
+        self.not_over: deque[Waiting] = deque()  # for it: what would be said of each part, in their order
 
     @property
     def library(self) -> str | None:
@@ -89,14 +85,14 @@ class ProcessBackend(Backend):
     def issue(self, rank: int, me: Pending) -> None:
         """Takes the part, and sends what can leave at once."""
         with self.lock:
-            self.issued.count(me)
+            count(self.issued, me)
             if isinstance(me, PendingCall):
                 self.recent.append(me.call)
             if self.transport.watched:
-                self.waited_for.append(self._waiting(me))
+                self.not_over.append(self._waiting(me))
         self.transport.issued(rank, me)
         if self.announced is not None:
-            self.announced.announce(me)
+            self.announced.announce(me, self._say)
             self.ahead.append(me)
         # Who sends to this rank first may wait for what it sends, debug mode or not.
         if self.announced is None or (isinstance(me, PendingExchange) and not self.transport.in_order):
@@ -110,13 +106,9 @@ class ProcessBackend(Backend):
         """The part, on its way as far as the transport has been asked."""
         if isinstance(me, PendingCall):
             return self.transport.collective([me])
-        index = me.key[0].index
-        here, step = index(me.rank), list[Delivery]()
-        if me.to is not None and me.send is not None:
-            step.append(Delivery(Hop(0, here, index(me.to), (), me.send.nbytes), me.send, None))
-        if me.source is not None and me.out is not None:
-            step.append(Delivery(Hop(0, index(me.source), here, (), me.out.nbytes), None, me.out))
-        return self.transport.message(me.key, step, {here: me})
+        step = [message_between(me, None)] if me.to is not None else []
+        step += [message_between(None, me)] if me.source is not None else []
+        return self.transport.message(me.key, step, {me.key[0].index(me.rank): me})
 
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """Makes a group of its own, for which a library blocks until all its ranks are there.
@@ -124,11 +116,10 @@ class ProcessBackend(Backend):
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.
         """
         coming = Joining(key, self.transport.invitation(key))
-        self._receive(self.channel.index, coming)
         for rank in key[0]:
-            self.channel.post(coming, rank)
+            self._say(coming, rank)
         while not self.joining[key].keys() >= set(key[0]):
-            if any(isinstance(self.endings.get(rank), Stopped | Failed) for rank in key[0]):
+            if any(isinstance(self.endings.get(rank), Failed) for rank in key[0]):
                 raise RankStopped
             time.sleep(0)
             self._read()
@@ -148,24 +139,17 @@ class ProcessBackend(Backend):
 
         Raises what a rank raised, here or elsewhere, MismatchError or DeadlockError.
         """
-        listening = threading.Thread(target=self._listen, daemon=True, name="zerosim listens")
-        if self.transport.watched:
-            listening.start()
         try:
-            try:
+            with self._listening():
                 (program,) = programs
                 result = program()
                 self._check_going()
-                self._end(Finished(self.issued, tuple(self.recent)))
-                self._until(self._all_ended)
+                self._say(Finished(self.issued, tuple(self.recent)))
+                self._until(lambda: len(self.endings) == self.channel.size)
                 error = unmet(self._finished)  # a library takes small messages that nobody has asked for
                 if error is not None:
                     raise error
                 self._until(self.transport.idle)
-            finally:
-                self.run_over.set()
-                if self.transport.watched:
-                    listening.join()
         except BaseException as failure:
             raised = self._raised(failure)
             self._part(raised)
@@ -177,29 +161,27 @@ class ProcessBackend(Backend):
         self.results = [result]
         yield from ()
 
-    def _all_ended(self) -> bool:
-        return len(self.endings) == self.channel.size
-
     @property
     def _finished(self) -> dict[int, Finished]:
         """The last words of the ranks whose programs have returned."""
         return {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
 
+    @property
+    def _failed(self) -> list[Failed]:
+        """The last words of the others that have ended."""
+        return [note for note in self.endings.values() if isinstance(note, Failed)]
+
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
         if isinstance(error, RankStopped) and self.found is not None:
             error = self.found.with_traceback(error.__traceback__)  # which shows the program's line
-        failed = [(rank, note) for rank, note in self.endings.items() if isinstance(note, Failed)]
-        if isinstance(error, RankStopped) and failed:
-            self._end(Stopped())
-            return failed[0][1].error(failed[0][0], self.channel.size)
-        self._end(Failed.of(error))
+        if isinstance(error, RankStopped) and self._failed:
+            first = self._failed[0]
+            self._say(replace(first, drained=False))
+            return first.error(self.channel.size)
+        self._say(Failed.of(error, self.channel.index))
         error.add_note(f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
-
-    def _end(self, ending: Finished | Stopped | Failed) -> None:
-        self.endings[self.channel.index] = ending
-        self.channel.post(ending)
 
     def _part(self, error: BaseException) -> None:
         """After a failure: lets what is under way come to rest, so that the next run finds nothing of this one.
@@ -210,15 +192,16 @@ class ProcessBackend(Backend):
         self.stopping = True
         deadline = time.monotonic() + FAREWELL_SECONDS
         self.transport.abort()
-        while len(self.drained) < self.channel.size:
-            drained = self.transport.drain()  # from the start, as others wait
-            stopped = self._all_stopped()
+        while sum(note.drained for note in self._failed) < self.channel.size:
+            stopped = len(self._failed) == self.channel.size
+            nothing_left = self.transport.drain()  # from the start, as others wait
             self._read()
             if stopped:
                 deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
-            if self.channel.index not in self.drained:
-                if stopped and drained:
-                    self._tell(Drained())
+            mine = self.endings[self.channel.index]
+            if isinstance(mine, Failed) and not mine.drained:
+                if stopped and nothing_left:
+                    self._say(replace(mine, drained=True))
                 elif time.monotonic() > deadline:
                     self._abort_job(error)
             time.sleep(NAP_SECONDS)
@@ -228,37 +211,31 @@ class ProcessBackend(Backend):
         self.ahead.clear()
         self.begun.clear()
 
-    def _all_stopped(self) -> bool:
-        return self._all_ended() and not self._finished
-
     def _abort_job(self, error: BaseException) -> None:
-        silent = [rank for rank in range(self.channel.size) if rank not in self.endings or rank in self._finished]
+        silent = [rank for rank in range(self.channel.size) if not isinstance(self.endings.get(rank), Failed)]
         why = (f"{ranks_text(silent)} did not hear of it for {FAREWELL_SECONDS:g} seconds" if silent else
                f"what rank {self.channel.index} has begun cannot be given up, and another rank does not take part in "
                "it")
-        print(f"{Failed.of(error).text}\n{why}; all processes of the job are ended", file=sys.stderr, flush=True)
+        text = Failed.of(error, self.channel.index).text
+        print(f"{text}\n{why}; all processes of the job are ended", file=sys.stderr, flush=True)
         self.channel.abort()
 
     # -- turns ----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], waiting: Callable[[], Waiting] | None = None) -> None:
         """Takes turns until ``done()``; a rank that waits for long says for what, and looks for a verdict."""
-        moved_at, idle, noted = time.monotonic(), 0, False
+        moved_at, idle = time.monotonic(), 0
         while not done():
             if self.progress():
-                if noted:
-                    self._tell(Going())
-                moved_at, idle, noted = time.monotonic(), 0, False
+                self._say_waiting(None)
+                moved_at, idle = time.monotonic(), 0
                 continue
             idle += 1
             time.sleep(0 if idle < SPINS else NAP_SECONDS)
-            late = idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds
-            if waiting is not None and late and not noted:
-                noted = True
-                self._tell(waiting())
+            if waiting is not None and idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds:
+                self._say_waiting(waiting)
             self._judge()
-        if noted:
-            self._tell(Going())
+        self._say_waiting(None)
 
     def progress(self) -> bool:
         """Reads the notes and lets everything under way go on; True if anything moved.
@@ -277,7 +254,7 @@ class ProcessBackend(Backend):
     def _moved(self) -> bool:
         moved = False
         for me in self.ahead.copy():
-            if self.announced is not None and self.announced.reached(me):
+            if self._is_agreed(me):
                 self.ahead.remove(me)
                 if me not in self.begun:
                     self.begun[me] = self._carried(me)
@@ -293,22 +270,40 @@ class ProcessBackend(Backend):
                     moved = True
         return moved
 
+    def _is_agreed(self, me: Pending) -> bool:
+        with self.lock:
+            return self.announced is not None and self.announced.reached(me)
+
+    def _is_over(self) -> bool:
+        """True where the run has failed: here, elsewhere, or for all."""
+        return self.stopping or self.found is not None or bool(self._failed)
+
     def _check_going(self) -> None:
         """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
         self.interrupts.raise_pending()
-        if (self.stopping or self.found is not None
-                or any(isinstance(ending, Failed) for ending in self.endings.values())):
+        if self._is_over():
             raise RankStopped
+
+    # -- notes ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         with self.lock:
             for rank, note in self.channel.arrived():
                 self._receive(rank, note)
 
-    def _tell(self, note: Waiting | Going | Drained) -> None:
+    def _say(self, note: Note, to: int | None = None) -> None:
+        """Sends a note to one rank, or to all; what is for this rank it takes at once."""
         with self.lock:
-            self._receive(self.channel.index, note)
-            self.channel.post(note)
+            if to in (None, self.channel.index):
+                self._receive(self.channel.index, note)
+            if to != self.channel.index:
+                self.channel.post(note, to)
+
+    def _say_waiting(self, waiting: Callable[[], Waiting] | None) -> None:
+        """Tells the others for what this rank waits, or that it goes on, unless they know."""
+        with self.lock:
+            if (waiting is None) == (self.channel.index in self.waiting):
+                self._say(None if waiting is None else waiting())
 
     def _receive(self, rank: int, note: Note) -> None:
         match note:
@@ -317,44 +312,51 @@ class ProcessBackend(Backend):
                     self.announced.receive(rank, note)
             case Joining():
                 self.joining[note.key][rank] = note.invitation
-            case Drained():
-                self.drained.add(rank)
             case Waiting():
-                self.notes[rank] = note
-            case Going():
-                self.notes.pop(rank, None)
-            case Finished() | Stopped() | Failed():
+                self.waiting[rank] = note
+            case None:
+                self.waiting.pop(rank, None)
+            case Finished() | Failed():
                 self.endings[rank] = note
 
     def _judge(self) -> None:
-        """Stops the rank where the notes of those that wait or have finished show what is wrong: no program can catch
-        that and go on, as none can in one process."""
-        if not self.notes:
-            return
-        self.found = verdict({**self._finished, **self.notes}, self.channel.size)
-        if self.found is not None:
-            raise RankStopped
+        """Finds where the notes of those that wait or have finished show what is wrong. No program can catch that and
+        go on, as none can in one process."""
+        with self.lock:
+            if self.waiting and self.found is None:
+                self.found = verdict({**self._finished, **self.waiting}, self.channel.size)
 
-    def _listen(self) -> None:
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Inside, a thread listens, where the program may wait inside the library."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._listen, args=(over,), daemon=True, name="zerosim listens")
+        if self.transport.watched:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if self.transport.watched:
+                thread.join()
+
+    def _listen(self, run_over: threading.Event) -> None:
         """A thread, where the program may wait inside the library, which does not ask: says for it what it waits for,
         and ends the library's calls when another rank has failed, or when nobody can go on."""
-        over, since, noted = 0, time.monotonic(), False
-        while not self.run_over.wait(LISTEN_SECONDS):
+        since = time.monotonic()
+        while not run_over.wait(LISTEN_SECONDS):
             with self.lock, suppress(Exception):  # what goes wrong on a device is raised where the program meets it
                 self._read()
-                while over < self.transport.over():
-                    self.waited_for.popleft()
-                    over, since = over + 1, time.monotonic()
-                    if noted:
-                        self._tell(Going())
-                        noted = False
-                if not self.waited_for:
+                over = self.transport.over()
+                for _ in range(over):
+                    self.not_over.popleft()
+                if over or not self.not_over:
+                    self._say_waiting(None)
                     since = time.monotonic()
-                elif not noted and time.monotonic() - since > self.timeout_seconds:
-                    self._tell(self.waited_for[0])
-                    noted = True
-                self.found = self.found or verdict({**self._finished, **self.notes}, self.channel.size)
-                if self.found is not None or any(isinstance(ending, Failed) for ending in self.endings.values()):
+                elif time.monotonic() - since > self.timeout_seconds:
+                    self._say_waiting(lambda: self.not_over[0])
+                self._judge()
+                if self._is_over():
                     self.transport.abort()
                     return
 
@@ -423,7 +425,8 @@ class ProcessCluster(Cluster):
         return self._channel.index
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in rank order, on each of them; any picklable values. Every process calls it."""
+        """The values of all processes, in rank order, on each of them; plain data, or
+        over MPI any picklable values. Every process calls it."""
         return self._channel.everyone(value)
 
     def close(self) -> None:

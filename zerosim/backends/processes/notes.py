@@ -3,17 +3,18 @@
 A note is plain data. Notes of one rank arrive in the order in which it sent them.
 """
 
+import time
 import traceback
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from zerosim.backends.processes.plain import from_bytes, known, to_bytes
-from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall
+from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,
@@ -23,100 +24,137 @@ from zerosim.ranks.errors import (
     left_over_text,
     misfit_text,
     mismatch_text,
+    ranks_text,
 )
+from zerosim.ranks.hub import NAP_SECONDS
 
 
-class Channel(Protocol):
-    """Carries notes from every process to every other, without anybody waiting for them."""
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A process' own in what all processes gather."""
 
-    index: int
-    size: int
+    value: Any
+
+
+class Channel:
+    """Carries notes from every process to every other, without anybody waiting for them but in ``everyone``."""
+
+    def __init__(self, index: int, size: int) -> None:
+        self.index, self.size = index, size
+        self.lost: set[int] = set()  # processes that have ended without a word
+        self._unread: list[deque[Any]] = [deque() for _ in range(size)]  # by rank
 
     def post(self, note: Any, to: int | None = None) -> None:
         """Sends a note to one rank, or to all others, and returns at once."""
+        raise NotImplementedError
 
-    def arrived(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call."""
-
-    def everyone(self, value: Any) -> list[Any]:
-        """The values of all processes, in rank order; every process calls it."""
+    def incoming(self) -> Iterator[tuple[int, Any]]:
+        """(rank, note) of what the network has brought since the last call."""
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Ends all processes of the job at once."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """No note is sent or awaited any more; every process calls it."""
+        raise NotImplementedError
+
+    def arrived(self) -> Iterator[tuple[int, Any]]:
+        """(rank, note) of what has come since the last call; what comes after a value waits until that is gathered."""
+        for rank, unread in self._fetched():
+            while unread and not isinstance(unread[0], Value):
+                yield rank, unread.popleft()
+
+    def everyone(self, value: Any) -> list[Any]:
+        """The values of all processes, in rank order; every process calls it, between runs or at the end of one.
+
+        Notes that a process sent before its value are forgotten: the run that they are about is over. Raises
+        RemoteError where a process has gone without giving its value.
+        """
+        self.post(Value(value))
+        values = {self.index: value}
+        while len(values) < self.size:
+            lost = self.lost.copy()  # their last words are read below
+            for rank, unread in self._fetched():
+                while unread and rank not in values:
+                    note = unread.popleft()
+                    if isinstance(note, Value):
+                        values[rank] = note.value
+            gone = sorted(lost - values.keys())
+            if gone:
+                raise RemoteError(gone_text(gone, self.size))
+            time.sleep(NAP_SECONDS)
+        return [values[rank] for rank in range(self.size)]
+
+    def _fetched(self) -> Iterator[tuple[int, deque[Any]]]:
+        for rank, note in self.incoming():
+            self._unread[rank].append(note)
+        return enumerate(self._unread)
+
+
+def gone_text(ranks: list[int], size: int) -> str:
+    """The text of an error about processes that have ended without a word."""
+    whose = "its process has" if len(ranks) == 1 else "their processes have"
+    return f"{ranks_text(ranks)} of {size} can no longer be reached: {whose} ended, or the network between us has"
 
 
 # -- What processes tell each other about a run, beside the arrays ---------------------------------------------------
 
 ELSEWHERE = ", in another process:"  # stands in the note of an exception that came from there
-Peer = tuple[GroupKey, int]  # a group, and a rank by its index in the whole cluster
-OpenHalves = tuple[tuple[Peer, int], ...]
+COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
+Counted = tuple[GroupKey, str, int | None]  # collectives of a group; or messages in it, to or from that rank
+Counts = dict[Counted, int]
 
 
-@dataclass(slots=True)
-class IssueCounts:
-    """The numbers of collectives of each group, and of messages to and from each rank, that a rank has issued."""
-
-    collectives: dict[GroupKey, int] = field(default_factory=dict)
-    sends: dict[Peer, int] = field(default_factory=dict)
-    receives: dict[Peer, int] = field(default_factory=dict)
-
-    def count(self, me: Pending) -> None:
-        """One more collective, or the halves of one more exchange."""
-        if isinstance(me, PendingCall):
-            self.collectives[me.call.key] = self.collectives.get(me.call.key, 0) + 1
-            return
-        for halves, peer in ((self.sends, me.to), (self.receives, me.source)):
-            if peer is not None:
-                halves[me.key, peer] = halves.get((me.key, peer), 0) + 1
-
-    def open_halves(self, me: Pending) -> tuple[OpenHalves, OpenHalves]:
-        """The open send and the open receive of the exchange issued last, each with the message's number."""
-        if isinstance(me, PendingCall):
-            return (), ()
-        to, source = (me.key, me.to or 0), (me.key, me.source or 0)
-        return (((to, self.sends[to]),) if me.to_send else (),
-                ((source, self.receives[source]),) if me.to_receive else ())
+def open_halves(me: PendingExchange) -> Iterator[tuple[int, str, str]]:
+    """(the other rank, what this rank does, what that one must do) of each half that has not moved yet."""
+    if me.to is not None and me.to_send:
+        yield me.to, SEND, RECEIVE
+    if me.source is not None and me.to_receive:
+        yield me.source, RECEIVE, SEND
 
 
-@dataclass(slots=True)
+def count(issued: Counts, me: Pending) -> None:
+    """One more collective, or the halves of one more exchange."""
+    kinds: list[Counted] = ([(me.call.key, COLLECTIVE, None)] if isinstance(me, PendingCall) else
+                            [(me.key, mine, peer) for peer, mine, _ in open_halves(me)])
+    for kind in kinds:
+        issued[kind] = issued.get(kind, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
-    """The rank has waited for some time. ``calls`` are its last collectives, done or not.
+    """The rank has waited for some time. ``calls`` are its last collectives, done or not, and ``issued`` counts all.
 
-    ``call`` is None where it waits for a message: then ``sends`` and ``receives`` name the open halves, each the peer
-    and the number of the message between the two.
+    ``needs``: (rank, what that one must have issued, how often), until this rank can go on.
     """
 
     what: str
     where: str
-    issued: IssueCounts
-    call: Call | None
+    issued: Counts
     calls: tuple[Call, ...]
-    sends: OpenHalves = ()
-    receives: OpenHalves = ()
+    needs: tuple[tuple[int, Counted, int], ...]
 
     @classmethod
-    def of(cls, me: Pending, where: str, issued: IssueCounts, calls: Iterable[Call]) -> "Waiting":
+    def of(cls, me: Pending, where: str, issued: Counts, calls: Iterable[Call]) -> "Waiting":
         """The note of a rank whose program waits now."""
-        call = me.call if isinstance(me, PendingCall) else None
-        return cls(me.describe(), where, issued, call, tuple(calls), *issued.open_halves(me))
+        needs: list[tuple[int, Counted, int]]
+        if isinstance(me, PendingCall):
+            needs = [(rank, (me.call.key, COLLECTIVE, None), me.call.number + 1) for rank in me.call.group]
+        else:
+            needs = [(peer, (me.key, its, me.rank), issued[me.key, mine, peer]) for peer, mine, its in open_halves(me)]
+        return cls(me.describe(), where, issued, tuple(calls), tuple(needs))
 
 
-@dataclass(slots=True)
-class Going:
-    """A note that what the rank had waited for is there."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Entered:
     """The rank is about to take part in this collective (sent in debug mode only)."""
 
     call: Call
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sending:
     """The rank is about to send a message of this shape and dtype to the reader (sent in debug mode only)."""
 
@@ -136,54 +174,44 @@ class Joining:
     invitation: bytes
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The program has returned; ``calls`` are its last collectives. In a run that goes well it is a rank's last word:
-    a later one could be read in the next run, and be taken for that one's."""
+    """The program has returned; ``calls`` are its last collectives."""
 
-    issued: IssueCounts
+    issued: Counts
     calls: tuple[Call, ...] = ()
 
 
-@dataclass(slots=True)
-class Stopped:
-    """The rank was stopped because another one failed."""
-
-
-@dataclass(slots=True)
-class Drained:
-    """After a failure: nothing of this rank's is under way any more."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """The program raised: the exception's class and arguments, None where they do not make it, and its traceback."""
+    """The program raised, or was stopped because that of ``rank`` did: the exception's class and arguments, None where
+    they do not make it, and its traceback. ``drained``: nothing of the sender's is under way any more.
+    """
 
+    rank: int
     module: str
     name: str
     args: tuple[Any, ...] | None
     summary: str
     text: str
+    drained: bool = False
 
     @classmethod
-    def of(cls, error: BaseException) -> "Failed":
-        """The note about an exception."""
+    def of(cls, error: BaseException, rank: int) -> "Failed":
+        """The note about an exception that this rank raised first."""
         kind = type(error)
-        note = cls(kind.__module__, kind.__qualname__, error.args, f"{kind.__name__}: {error}",
+        note = cls(rank, kind.__module__, kind.__qualname__, error.args, f"{kind.__name__}: {error}",
                    "".join(traceback.format_exception(error)))
         try:
-            note = from_bytes(to_bytes(note))  # as others will read it
-        except ValueError:
-            note.args = None
-        made = note._made()
-        if type(made) is not kind or str(made) != str(error):
-            note.args = None
-        return note
+            made = from_bytes(to_bytes(note))._made()  # as others will
+        except (ValueError, RecursionError):
+            made = None
+        return note if type(made) is kind and str(made) == str(error) else replace(note, args=None)
 
-    def error(self, rank: int, ranks: int) -> BaseException:
+    def error(self, ranks: int) -> BaseException:
         """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
         raised = self._made() or RemoteError(self.summary)
-        raised.add_note(f"raised by rank {rank} of {ranks}{ELSEWHERE}\n{self.text}")
+        raised.add_note(f"raised by rank {self.rank} of {ranks}{ELSEWHERE}\n{self.text}")
         return raised
 
     def _made(self) -> BaseException | None:
@@ -202,8 +230,8 @@ def raised_elsewhere(error: BaseException) -> bool:
     return any(ELSEWHERE in note for note in getattr(error, "__notes__", ()))
 
 
-Ending = Finished | Stopped | Failed
-Note = Waiting | Going | Entered | Sending | Joining | Ending | Drained
+Ending = Finished | Failed
+Note = Waiting | None | Entered | Sending | Joining | Ending  # None: what the rank had waited for is there
 
 
 # -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
@@ -222,41 +250,32 @@ def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
     mismatch = disagreement({rank: note.calls for rank, note in notes.items()})
     if mismatch is not None or len(notes) < ranks:
         return mismatch
-    waiting = {rank: note for rank, note in notes.items() if isinstance(note, Waiting)}
-    if not waiting or any(can_go_on(rank, note, notes) for rank, note in waiting.items()):
+    waiting = [note for note in notes.values() if isinstance(note, Waiting)]
+    if not waiting or not all(absent(note, notes) for note in waiting):
         return None
-    return DeadlockError(deadlock_text([_position(rank, notes) for rank in range(ranks)]))
+    return DeadlockError(deadlock_text([_position(notes[rank], notes) for rank in range(ranks)]))
 
 
 def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
     """MismatchError where two ranks' calls have the same place in the same group and are not equal."""
-    places = sorted(_places(calls), key=lambda found: found[0])
+    places = sorted(((call.key, call.number), rank, call) for rank, its in calls.items() for call in its)
     for _, same in groupby(places, key=lambda found: found[0]):
-        found = {rank: call for _, rank, call in sorted(same, key=lambda place: place[1])}
+        found = {rank: call for _, rank, call in same}
         if len(set(found.values())) > 1:
             return MismatchError(mismatch_text(found))
     return None
 
 
-def _places(calls: Mapping[int, tuple[Call, ...]]) -> Iterator[tuple[tuple[GroupKey, int], int, Call]]:
-    for rank, open_calls in calls.items():
-        for call in open_calls:
-            yield (call.key, call.number), rank, call
+def absent(note: Waiting, notes: Notes) -> list[int]:
+    """The ranks that have not issued what the waiting one needs of them."""
+    return [rank for rank, kind, number in note.needs if notes[rank].issued.get(kind, 0) < number]
 
 
-def can_go_on(rank: int, note: Waiting, notes: Notes) -> bool:
-    """True when what the rank waits for has been issued by those from whom it must come."""
-    if note.call is not None:
-        return not absent(note.call, notes)
-    for (group, peer), number in note.sends:
-        if notes[peer].issued.receives.get((group, rank), 0) < number:
-            return False
-    return all(notes[peer].issued.sends.get((group, rank), 0) >= number for (group, peer), number in note.receives)
-
-
-def absent(call: Call, notes: Notes) -> list[int]:
-    """The ranks of the call's group that have not issued it."""
-    return [rank for rank in call.group if notes[rank].issued.collectives.get(call.key, 0) <= call.number]
+def _position(note: Waiting | Finished, notes: Notes) -> RankPosition:
+    if isinstance(note, Finished):
+        return RankPosition(None)
+    in_a_collective = any(kind == COLLECTIVE for _, (_, kind, _), _ in note.needs)
+    return RankPosition(note.what, note.where, absent(note, notes) if in_a_collective else None)
 
 
 def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | None:
@@ -273,25 +292,20 @@ def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | No
 
 def _messages_left(endings: Mapping[int, Finished]) -> Iterator[str]:
     for rank, note in endings.items():
-        for (group, peer), number in note.issued.sends.items():
-            received = endings[peer].issued.receives.get((group, rank), 0)
-            if received < number:
-                yield f"rank {rank} has sent {number} to rank {peer}, which has received {received}"
+        for (group, kind, peer), number in note.issued.items():
+            if kind == SEND and peer is not None:
+                received = endings[peer].issued.get((group, RECEIVE, rank), 0)
+                if received < number:
+                    yield f"rank {rank} has sent {number} to rank {peer}, which has received {received}"
 
 
 def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
-    for group in dict.fromkeys(group for note in endings.values() for group in note.issued.collectives):
-        made = {rank: endings[rank].issued.collectives.get(group, 0) for rank in group[0]}
+    for called in dict.fromkeys(each for note in endings.values() for each in note.issued if each[1] == COLLECTIVE):
+        group = called[0][0]
+        made = {rank: endings[rank].issued.get(called, 0) for rank in group}
         if len(set(made.values())) > 1:
-            yield (f"of the collectives of the group {list(group[0])}, "
+            yield (f"of the collectives of the group {list(group)}, "
                    + ", ".join(f"rank {rank} has entered {number}" for rank, number in made.items()))
-
-
-def _position(rank: int, notes: Notes) -> RankPosition:
-    note = notes[rank]
-    if isinstance(note, Finished):
-        return RankPosition(None)
-    return RankPosition(note.what, note.where, absent(note.call, notes) if note.call is not None else None)
 
 
 # -- The debug mode's check before each collective and message: do all who take part mean the same? ------------------
@@ -302,26 +316,16 @@ def _position(rank: int, notes: Notes) -> RankPosition:
 class AnnouncedCalls:
     """The calls that this rank and the others have said that they are about to make."""
 
-    channel: Channel
-    calls: defaultdict[tuple[GroupKey, int], dict[int, Call]]
-    messages: defaultdict[tuple[GroupKey, int], list[Sending]]
+    calls: defaultdict[tuple[GroupKey, int], dict[int, Call]] = field(default_factory=lambda: defaultdict(dict))
+    messages: defaultdict[tuple[GroupKey, int], list[Sending]] = field(default_factory=lambda: defaultdict(list))
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel, self.calls, self.messages = channel, defaultdict(dict), defaultdict(list)
-
-    def announce(self, me: Pending) -> None:
-        """Tells those who take part what this rank is about to do."""
+    def announce(self, me: Pending, say: Callable[[Entered | Sending, int], None]) -> None:
+        """Tells those who take part, this rank too, what it is about to do."""
         if isinstance(me, PendingCall):
-            self.receive(self.channel.index, Entered(me.call))
             for rank in me.call.group:
-                if rank != self.channel.index:
-                    self.channel.post(Entered(me.call), rank)
+                say(Entered(me.call), rank)
         elif me.to is not None and me.send is not None:
-            sending = Sending(me.key, me.send.shape, me.send.dtype)
-            if me.to == self.channel.index:
-                self.receive(me.to, sending)
-            else:
-                self.channel.post(sending, me.to)
+            say(Sending(me.key, me.send.shape, me.send.dtype), me.to)
 
     def receive(self, rank: int, note: Entered | Sending) -> None:
         """Another rank has said what it is about to do."""

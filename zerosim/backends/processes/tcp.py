@@ -16,13 +16,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zerosim.backends.processes.notes import Drained, Failed
+from zerosim.backends.processes.notes import Channel, Failed, gone_text
 from zerosim.backends.processes.plain import from_bytes, to_bytes
 from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
@@ -97,7 +97,7 @@ def _number(variables: Mapping[str, str], name: str) -> int:
 
 # -- The channel -------------------------------------------------------------------------------------------------------
 
-NOTE, VALUE, ABORT, GONE, BYE = range(5)  # what a frame is about
+NOTE, ABORT, GONE, BYE = range(4)  # what a frame is about
 LOOPBACK = "127.0.0.1"
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
@@ -105,7 +105,7 @@ HANG_UP_SECONDS = 10.0  # what another process may take to answer, or to hang up
 Frame = tuple[int, int, int | None, bytes]  # what, from whom, to whom (None: all others), and a value as bytes
 
 
-class TCPChannel:
+class TCPChannel(Channel):
     """Carries plain data between N processes, by way of rank 0.
 
     ``address`` is where the others find rank 0, which listens at that port of all its addresses, since a machine does
@@ -117,12 +117,10 @@ class TCPChannel:
     def __init__(self, index: int, ranks: int, address: tuple[str, int], key: bytes | None, *,
                  timeout_seconds: float = 300.0) -> None:
         """Raises BackendError where not all ranks come in time, naming who is missing, and where one is refused."""
-        self.index, self.size, self.address = index, ranks, address if key else (LOOPBACK, address[1])
+        super().__init__(index, ranks)
+        self.address = address if key else (LOOPBACK, address[1])
         self._deadline, self._timeout_seconds = time.monotonic() + timeout_seconds, timeout_seconds
         self._notes: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._values: dict[int, list[Any]] = {rank: [] for rank in range(ranks)}
-        self._news = threading.Condition()
-        self._gone: set[int] = set()
         self._closing = False
         self._lines: dict[int, Connection] = {} if ranks == 1 else {0: self._join(key)} if index else self._listen(key)
         self._locks = {rank: threading.Lock() for rank in self._lines}
@@ -137,6 +135,7 @@ class TCPChannel:
         """A line to every other rank. Each is greeted in a thread, so that who keeps silent keeps nobody waiting."""
         lines: dict[int, Connection] = {}
         refused: dict[Connection, str] = {}
+        news = threading.Condition()  # of both
         key = given or secrets.token_bytes(32)
 
         def greet(line: Connection, host: str) -> None:
@@ -145,12 +144,12 @@ class TCPChannel:
                 deliver_challenge(line, key)
                 answer_challenge(line, key)
                 index, ranks = received(line)
-                with self._news:
+                with news:
                     reason = unwelcome(index, ranks, self.size, lines)
                     line.send_bytes(to_bytes(reason))
                     if reason is None:
                         lines[index] = line
-                        self._news.notify_all()
+                        news.notify_all()
                         del refused[line]
                         return
             except AuthenticationError:
@@ -168,9 +167,9 @@ class TCPChannel:
             server.settimeout(LOOK_SECONDS)
             accepting = threading.Thread(target=_accept, args=(server, greet), daemon=True)
             accepting.start()
-            with self._news:
+            with news:
                 while len(lines) < self.size - 1 and self._left() > 0:
-                    self._news.wait(LOOK_SECONDS)
+                    news.wait(LOOK_SECONDS)
         accepting.join()
         missing = [rank for rank in range(1, self.size) if rank not in lines]
         text = self._missed(missing, list(refused.values())) if missing else None
@@ -246,25 +245,13 @@ class TCPChannel:
         if to != self.index:
             self._send(NOTE, to, to_bytes(note))
 
-    def arrived(self) -> Iterator[tuple[int, Any]]:
+    def incoming(self) -> Iterator[tuple[int, Any]]:
         """(rank, note) of what has come since the last call; of a process that has gone, that it failed and drained."""
         while True:
             try:
                 yield self._notes.get_nowait()
             except queue.Empty:
                 return
-
-    def everyone(self, value: Any) -> list[Any]:
-        """The values of all processes, in rank order. Raises RemoteError where one has gone that did not give its."""
-        self._send(VALUE, None, to_bytes(value))
-        with self._news:
-            self._values[self.index].append(value)
-            while missing := [rank for rank in range(self.size) if not self._values[rank]]:
-                gone = [rank for rank in missing if rank in self._gone]
-                if gone:
-                    raise RemoteError(gone_text(gone, self.size))
-                self._news.wait(0.1)  # short, so that Ctrl-C is heard
-            return [self._values[rank].pop(0) for rank in range(self.size)]
 
     def abort(self) -> None:
         """Ends all processes of the job at once, without their clean-up."""
@@ -319,23 +306,17 @@ class TCPChannel:
             os._exit(1)
         if what == GONE:
             self._lost(from_bytes(payload))
-        elif what == NOTE:
-            self._notes.put((source, from_bytes(payload)))
         else:
-            with self._news:
-                self._values[source].append(from_bytes(payload))
-                self._news.notify_all()
+            self._notes.put((source, from_bytes(payload)))
 
     def _lost(self, ranks: set[int]) -> None:
         """Processes have ended without a word: for whoever reads the notes they have failed."""
         if self.index == 0:
             self._send(GONE, None, to_bytes(ranks))
         for rank in ranks:
-            for note in Failed.of(RemoteError(gone_text([rank], self.size))), Drained():
-                self._notes.put((rank, note))
-        with self._news:
-            self._gone |= ranks
-            self._news.notify_all()
+            failed = Failed.of(RemoteError(gone_text([rank], self.size)), rank)
+            self._notes.put((rank, replace(failed, drained=True)))
+        self.lost |= ranks
 
 
 def received(line: Connection) -> Any:
@@ -411,9 +392,3 @@ def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]
     if not 0 < index < ranks:
         return f"there is no rank {index} among {ranks}, beside rank 0"
     return f"two processes say that they are rank {index}" if index in there else None
-
-
-def gone_text(ranks: list[int], size: int) -> str:
-    """The text of an error about processes that have ended without a word."""
-    whose = "its process has" if len(ranks) == 1 else "their processes have"
-    return f"{ranks_text(ranks)} of {size} can no longer be reached: {whose} ended, or the network between us has"
