@@ -123,6 +123,13 @@ def works(rank: zs.Rank) -> list[Any]:
     return [hidden, on_host(between), *found, on_host(out)]
 
 
+def works_on_the_host(rank: zs.Rank) -> list[Any]:
+    """Works on the host, whose hops may come in another order than that of the calls; waited for backwards."""
+    xs = [np.random.default_rng([i, rank.index]).standard_normal(300) for i in range(4)]
+    begun = [rank.all_reduce(x, async_op=True) for x in xs]
+    return [on_host(work.wait()) for work in reversed(begun)]
+
+
 def under_way(rank: zs.Rank) -> list[Any]:
     """A message that only arrives if an asynchronous collective lets the program go on, and others go on beside it."""
     begun = rank.all_reduce(vector(rank, 5000, np.float32), async_op=True)

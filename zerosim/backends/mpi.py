@@ -112,7 +112,7 @@ class NativeCall:
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any) -> None:
         self.me, self._comm = me, comm
-        call, self._made = me.call, list[Any]()  # what MPI gets back when the call is over
+        call, self._op, self._made = me.call, None, list[Any]()  # the last: what MPI gets back when the call is over
         if adds_itself(call.dtype, call.op):
             self._type = mpi.Datatype.fromcode(call.dtype.char)
             self._op = {"max": mpi.MAX, "min": mpi.MIN}.get(call.op, mpi.SUM)
@@ -125,7 +125,7 @@ class NativeCall:
         self._out, self._x = landing(me.out), to_host(me.x)
         if me.in_place and self._x is me.x:  # MPI forbids that a collective reads where it writes
             self._x = me.x.copy()
-        self._request = getattr(self, f"_{call.operation}")()
+        self._request = self._begun()
 
     def is_over(self) -> bool:
         """True when the library is done, and has all back that it needed for the call."""
@@ -140,48 +140,32 @@ class NativeCall:
         """False: a collective of the library cannot be given up. It is over when all ranks have begun it, or never."""
         return False
 
-    # -- the collectives ------------------------------------------------------------------------------------------
-
-    def _message(self, x: np.ndarray, *layout: Any) -> list[Any]:
-        return [as_bytes(x), *layout, self._type]
-
-    def _chunks(self) -> tuple[list[int], list[int]]:
-        """Counts and displacements of the chunks, in elements."""
-        cut = self.me.call.cut
-        return chunk_lengths(cut).tolist(), list(cut[:-1])
-
-    def _reduce_scatter(self) -> Any:
-        lengths, _ = self._chunks()
-        return self._comm.Ireduce_scatter(self._message(self._x), self._message(self._out), lengths, self._op)
-
-    def _all_gather(self) -> Any:
-        return self._comm.Iallgatherv(self._message(self._x), self._message(self._out, self._chunks()))
-
-    def _all_reduce(self) -> Any:
-        return self._comm.Iallreduce(self._message(self._x), self._message(self._out), self._op)
-
-    def _broadcast(self) -> Any:
-        if self.me.index == self.me.call.root and not self.me.in_place:
-            self._out[...] = self._x
-        return self._comm.Ibcast(self._message(self._out), self.me.call.root)
-
-    def _reduce(self) -> Any:
-        return self._comm.Ireduce(self._message(self._x), self._message(self._out), self._op, self.me.call.root)
-
-    def _gather(self) -> Any:
-        at_root = self.me.index == self.me.call.root
-        into = self._message(self._out, self._chunks()) if at_root else None
-        return self._comm.Igatherv(self._message(self._x), into, self.me.call.root)
-
-    def _all_to_all(self) -> Any:
-        lengths, starts = self._chunks()
-        own = lengths[self.me.index]
-        arriving = [own] * len(lengths), [own * rank for rank in range(len(lengths))]
-        return self._comm.Ialltoallv(self._message(self._x, (lengths, starts)),
-                                     self._message(self._out, arriving))
-
-    def _barrier(self) -> Any:
-        return self._comm.Ibarrier()
+    def _begun(self) -> Any:
+        """The request of the library's collective. Counts and displacements are in elements."""
+        comm, op, root, mine, cut = self._comm, self._op, self.me.call.root, self.me.index, self.me.call.cut
+        lengths, starts = chunk_lengths(cut).tolist(), list(cut[:-1])
+        x, out = as_bytes(self._x), as_bytes(self._out)
+        whole_x, whole_out = [x, self._type], [out, self._type]
+        match self.me.call.operation:
+            case "reduce_scatter":
+                return comm.Ireduce_scatter(whole_x, whole_out, lengths, op)
+            case "all_gather":
+                return comm.Iallgatherv(whole_x, [out, (lengths, starts), self._type])
+            case "all_reduce":
+                return comm.Iallreduce(whole_x, whole_out, op)
+            case "broadcast":
+                if mine == root and not self.me.in_place:
+                    self._out[...] = self._x
+                return comm.Ibcast(whole_out, root)
+            case "reduce":
+                return comm.Ireduce(whole_x, whole_out, op, root)
+            case "gather":
+                return comm.Igatherv(whole_x, [out, (lengths, starts), self._type] if mine == root else None, root)
+            case "all_to_all":
+                own = lengths[mine]
+                arriving = [own] * len(lengths), [own * rank for rank in range(len(lengths))]
+                return comm.Ialltoallv([x, (lengths, starts), self._type], [out, arriving, self._type])
+        return comm.Ibarrier()
 
 
 def adds_itself(dtype: np.dtype[Any], op: str) -> bool:

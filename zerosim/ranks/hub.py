@@ -87,6 +87,7 @@ class Transport:
     in_order = False  # True where ranks that begin calls in different orders would wait for each other for ever
     watched = False   # True where a program may wait inside the library, so that a thread must listen to the others
     world = "all in this process"
+    say: Callable[[Any, int], None]  # in a run of processes: a note to the transport of another rank
 
     def begin(self, options: RunOptions) -> None:
         """A run begins."""
@@ -130,10 +131,13 @@ class Transport:
     def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
-    def over(self) -> int:
-        """The parts that have come to their end since the last call, in the order in which they began; asked where
+    def over(self) -> Sequence[int]:
+        """The parts that have come to their end since the last call, by their numbers in this run; asked where
         ``watched``."""
         raise NotImplementedError
+
+    def heard(self, rank: int, note: Any) -> None:
+        """The transport of another process has said this (`say`)."""
 
     def idle(self) -> bool:
         """True when all that the ranks asked for is done, once their programs have returned; raises what went wrong."""

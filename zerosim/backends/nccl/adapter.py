@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import start, to_host
+from zerosim.numerics.arrays import start
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError, ranks_text
 from zerosim.ranks.hub import NAP_SECONDS
@@ -210,7 +210,6 @@ class DeviceStreams:
         self._device = xp.cuda.Device(device)
         with self._device:
             self.stream = xp.cuda.Stream(non_blocking=True)
-            self._fetching = xp.cuda.Stream(non_blocking=True)
 
     @property
     def pointer(self) -> int:
@@ -250,12 +249,6 @@ class DeviceStreams:
         event = self._cuda.Event(disable_timing=True)
         event.record(stream)
         return event
-
-    def fetch(self, x: Any) -> np.ndarray:
-        """The elements on the host, of an array that is known to be done; waits for no other work of the device."""
-        self.select()
-        with self._fetching:
-            return to_host(x)
 
     def idle(self) -> bool:
         """True when the device has done all that was asked of both streams; raises what went wrong there."""

@@ -77,9 +77,8 @@ class NCCLProcessCluster(ProcessCluster):
     """One rank in each process of a job, on the GPU ``device``, or ``local_rank`` modulo the GPUs that it sees.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
-    ``channel`` carries notes between the processes: MPI's, or a TCPChannel. The rank's device stays the thread's
-    current one. Arrays on the host travel by way of the device. ``share_devices`` lets several ranks have one card, for
-    tests.
+    ``channel`` carries notes between the processes, and arrays on the host (flags, counts): MPI's, or a TCPChannel. The
+    rank's device stays the thread's current one. ``share_devices`` lets several ranks have one card, for tests.
     """
 
     def __init__(self, channel: Channel, *, local_rank: int, device: int = -1, share_devices: bool = False,

@@ -7,7 +7,7 @@ wait for that one. The host waits for neither.
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
-from zerosim.backends.processes.notes import Channel
-from zerosim.numerics.arrays import on_device, words
+from zerosim.backends.processes.notes import Channel, Elements
+from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
-from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
+from zerosim.ranks.errors import MismatchError, RankStopped, misfit_text, ranks_text
 from zerosim.ranks.hub import Carried, InProcess, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
 
@@ -56,53 +56,38 @@ class Native:
 
     def enqueue(self, comm: Communicator, stream: int) -> None:
         """Makes the calls; each has elements to move."""
-        if self.call.length:
-            getattr(self, f"_{self.call.operation}")(comm, stream)
-
-    # -- the collectives ------------------------------------------------------------------------------------------
-
-    def _reduce_scatter(self, comm: Communicator, stream: int) -> None:
-        if self.even:
-            comm.reduce_scatter(self.x, self.out, self.call.op, stream)
-            return
-        for root, chunk in self._chunks(self.x):
-            comm.reduce(chunk, self.out if root == self.me.index else None, self.call.op, root, stream)
-
-    def _all_gather(self, comm: Communicator, stream: int) -> None:
-        if self.even:
-            comm.all_gather(self.x, self.out, stream)
-            return
-        for root, chunk in self._chunks(self.out):
-            comm.broadcast(self.x if root == self.me.index else chunk, chunk, root, stream)
-
-    def _all_reduce(self, comm: Communicator, stream: int) -> None:
-        comm.all_reduce(self.x, self.out, self.call.op, stream)
-
-    def _broadcast(self, comm: Communicator, stream: int) -> None:
-        comm.broadcast(self.x, self.out, self.call.root, stream)
-
-    def _reduce(self, comm: Communicator, stream: int) -> None:
-        root = self.call.root
-        comm.reduce(self.x, self.out if root == self.me.index else None, self.call.op, root, stream)
-
-    def _gather(self, comm: Communicator, stream: int) -> None:
-        if self.me.index != self.call.root:
-            if self.x.size:
-                comm.send(self.x, self.call.root, stream)
-            return
-        for rank, chunk in self._chunks(self.out):
-            if rank != self.me.index:
-                comm.recv(chunk, rank, stream)
-
-    def _all_to_all(self, comm: Communicator, stream: int) -> None:
-        for rank, chunk in self._chunks(self.x):
-            if rank != self.me.index:
-                comm.send(chunk, rank, stream)
-        for rank in range(self.call.ranks):
-            if rank != self.me.index and self._place(rank).size:
-                comm.recv(self._place(rank), rank, stream)
-
-    # -- parts ----------------------------------------------------------------------------------------------------
+        x, out, op, root, mine = self.x, self.out, self.call.op, self.call.root, self.me.index
+        match self.call.operation if self.call.length else "nothing":
+            case "reduce_scatter" if self.even:
+                comm.reduce_scatter(x, out, op, stream)
+            case "reduce_scatter":
+                for owner, chunk in self._chunks(x):
+                    comm.reduce(chunk, out if owner == mine else None, op, owner, stream)
+            case "all_gather" if self.even:
+                comm.all_gather(x, out, stream)
+            case "all_gather":
+                for owner, chunk in self._chunks(out):
+                    comm.broadcast(x if owner == mine else chunk, chunk, owner, stream)
+            case "all_reduce":
+                comm.all_reduce(x, out, op, stream)
+            case "broadcast":
+                comm.broadcast(x, out, root, stream)
+            case "reduce":
+                comm.reduce(x, out if root == mine else None, op, root, stream)
+            case "gather" if root != mine:
+                if x.size:
+                    comm.send(x, root, stream)
+            case "gather":
+                for rank, chunk in self._chunks(out):
+                    if rank != mine:
+                        comm.recv(chunk, rank, stream)
+            case "all_to_all":
+                for rank, chunk in self._chunks(x):
+                    if rank != mine:
+                        comm.send(chunk, rank, stream)
+                for rank in range(self.call.ranks):
+                    if rank != mine and self._place(rank).size:
+                        comm.recv(self._place(rank), rank, stream)
 
     def _chunks(self, vector: Any) -> list[tuple[int, Any]]:
         """(i, chunk i) of all chunks that are not empty."""
@@ -382,8 +367,8 @@ def _place(on_device: bool) -> str:
 # -- One process per GPU: this rank's part in each call, put on its communication stream as soon as it is issued -------
 # Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and
 # what reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one
-# group issue the calls of two groups in different orders, NCCL waits for ever. Arrays on the host travel hop by hop by
-# way of the device.
+# group issue the calls of two groups in different orders, NCCL waits for ever. Arrays on the host (flags, counts, the
+# empty ones of a barrier) travel as notes.
 
 HEARSAY_SECONDS = 5.0
 
@@ -405,7 +390,9 @@ class NCCLProcessTransport(NCCLTransport):
     def begin(self, options: RunOptions) -> None:
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
         super().begin(options)
-        self._ends: deque[Any] = deque()  # events at the ends of parts, in their order
+        self._begun = 0  # parts
+        self._ends: deque[tuple[int, Any]] = deque()  # their numbers, and events at their ends
+        self._came: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
         self._its.select()
         self.communicators.connect()
 
@@ -413,8 +400,7 @@ class NCCLProcessTransport(NCCLTransport):
 
     def collective(self, parts: Sequence[PendingCall]) -> Carried:
         """This rank's part, on the stream."""
-        (me,) = parts
-        return self._observed(me, self._barrier(me) if me.call.operation == "barrier" else super().collective(parts))
+        return self._observed(parts[0], super().collective(parts))
 
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
         """The halves of this rank's exchange, in one group."""
@@ -423,15 +409,16 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(me, self._on_streams({me.rank: me}, carried) if me in self._ready else carried)
 
     def on_host(self, parts: Sequence[PendingCall]) -> Carried:
-        """Hop by hop by way of the device."""
+        """Hop by hop, as notes."""
         return Transport.collective(self, parts)
 
     def _observed(self, me: Pending, carried: Carried) -> Carried:
         """Notes the end of a part. Where NCCL refuses, perhaps because another rank has failed, a note soon says so; if
         not, NCCL's error is this rank's own."""
+        number, self._begun = self._begun, self._begun + 1
         try:
             yield from carried
-            self._ends.append(self._done.get(me) or self._its.finished())
+            self._ends.append((number, self._done.get(me) or self._its.finished()))
             return
         except self.communicators.nccl.error as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
@@ -442,48 +429,36 @@ class NCCLProcessTransport(NCCLTransport):
             yield None
         raise refused
 
-    def over(self) -> int:
+    def over(self) -> list[int]:
         """The parts to whose end the device has come since the last call."""
-        before = len(self._ends)
-        while self._ends and self._its.reached(self._ends[0]):
-            self._ends.popleft()
-        return before - len(self._ends)
+        found = []
+        while self._ends and self._its.reached(self._ends[0][1]):
+            found.append(self._ends.popleft()[0])
+        return found
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
-        """One group; elements on the host are copied to the device, and what has arrived is fetched from there."""
-        its, staged = self._its, []
-        with its.communicating():
-            for hop, sent, out in step:
-                if sent is not None and not on_device(sent):
-                    sent = its.kernels.uploaded(sent)
-                if out is not None and not on_device(out):
-                    out = its.kernels.empty(out.shape, out.dtype)
-                staged.append(Delivery(hop, sent, out))
-        for _ in super().move(key, staged, call):
-            pass
-        by_way = [(mine.out, there.out) for mine, there in zip(step, staged, strict=True)
-                  if mine.out is not None and mine.out is not there.out]
-        if by_way:
-            yield from self._reached()
-        for out, there in by_way:
-            out[...] = its.fetch(there)
-        yield from step
+        """One group of NCCL's; or, for elements on the host, a note for each message."""
+        if any(on_device(array) for _, *ends in step for array in ends if array is not None):
+            yield from super().move(key, step, call)
+            return
+        group, number = key[0], None if call is None else call.number
+        for hop, sent, _ in step:
+            if sent is not None:
+                self.say(Elements(key, number, sent.copy()), group[hop.destination])
+        for delivery in step:
+            if delivery.out is not None:
+                out, source = delivery.out, group[delivery.hop.source]
+                came = self._came[key, number, source]
+                while not came:
+                    yield None
+                if (came[0].shape, came[0].dtype) != (out.shape, out.dtype):
+                    raise MismatchError(misfit_text(source, came[0], self._index, out))
+                copy_elements(came.popleft(), out)
+            yield delivery
 
-    def _barrier(self, me: PendingCall) -> Carried:
-        """Empty messages are none to NCCL, so one number is added up; all that was communicated before is done then."""
-        its = self._its
-        with its.communicating():
-            token = its.kernels.uploaded(np.zeros(1, np.int32))
-        with self.communicators.nccl.group():
-            self.communicators.of(me.call.key)[me.index].all_reduce(token, token, "sum", its.pointer)
-        yield from self._reached()
-        me.finish(0)
-
-    def _reached(self) -> Carried:
-        """Waits until all that was communicated so far has arrived."""
-        finished = self._its.finished()
-        while not self._its.reached(finished):
-            yield None
+    def heard(self, rank: int, note: Elements) -> None:
+        """Elements on the host have come from another rank."""
+        self._came[note.group, note.number, rank].append(note.elements)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 

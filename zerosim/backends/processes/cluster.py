@@ -6,6 +6,7 @@ again and again whether something has moved, so that Ctrl-C, another rank's fail
 reach a rank that waits.
 """
 
+import itertools
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from zerosim.backends.processes.notes import (
     AnnouncedCalls,
     Channel,
     Counts,
+    Elements,
     Ending,
     Entered,
     Failed,
@@ -55,6 +57,7 @@ class ProcessBackend(Backend):
         self.channel, self.transport, self.timeout_seconds = channel, transport, timeout_seconds
         self.interrupts = options.interrupts
         transport.begin(options)
+        transport.say = self._say
         self.thread = threading.get_ident()
         self.results: list[Any] = []
         self.announced = AnnouncedCalls() if debug else None
@@ -68,7 +71,8 @@ class ProcessBackend(Backend):
         self.found: Exception | None = None       # what the notes show to be wrong
         self.stopping = False
         self.lock = threading.RLock()  # of all above, and of the channel, where a thread listens
-        self.not_over: deque[Waiting] = deque()  # for it: what would be said of each part, in their order
+        self.not_over: dict[int, Waiting] = {}  # for it: what would be said of each part, by its number
+        self.parts = itertools.count()
 
     @property
     def library(self) -> str | None:
@@ -89,7 +93,7 @@ class ProcessBackend(Backend):
             if isinstance(me, PendingCall):
                 self.recent.append(me.call)
             if self.transport.watched:
-                self.not_over.append(self._waiting(me))
+                self.not_over[next(self.parts)] = self._waiting(me)
         self.transport.issued(rank, me)
         if self.announced is not None:
             self.announced.announce(me, self._say)
@@ -310,6 +314,8 @@ class ProcessBackend(Backend):
             case Entered() | Sending():
                 if self.announced is not None:
                     self.announced.receive(rank, note)
+            case Elements():
+                self.transport.heard(rank, note)
             case Joining():
                 self.joining[note.key][rank] = note.invitation
             case Waiting():
@@ -348,13 +354,13 @@ class ProcessBackend(Backend):
             with self.lock, suppress(Exception):  # what goes wrong on a device is raised where the program meets it
                 self._read()
                 over = self.transport.over()
-                for _ in range(over):
-                    self.not_over.popleft()
+                for number in over:
+                    del self.not_over[number]
                 if over or not self.not_over:
                     self._say_waiting(None)
                     since = time.monotonic()
                 elif time.monotonic() - since > self.timeout_seconds:
-                    self._say_waiting(lambda: self.not_over[0])
+                    self._say_waiting(lambda: next(iter(self.not_over.values())))
                 self._judge()
                 if self._is_over():
                     self.transport.abort()

@@ -164,6 +164,15 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a message on the host, where a library moves those of devices alone; ``number`` is the call's."""
+
+    group: GroupKey
+    number: int | None
+    elements: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Joining:
     """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come.
 
@@ -231,7 +240,7 @@ def raised_elsewhere(error: BaseException) -> bool:
 
 
 Ending = Finished | Failed
-Note = Waiting | None | Entered | Sending | Joining | Ending  # None: what the rank had waited for is there
+Note = Waiting | None | Entered | Sending | Elements | Joining | Ending  # None: what the rank had waited for is there
 
 
 # -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
