@@ -62,12 +62,17 @@ class Started:
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(max(0.0, self.began + seconds - time.monotonic()))
         took = time.monotonic() - self.began
-        self.end()
+        self._kill()
         said = [self._said(file) for file in self._files] or ["", ""]
         return Ended(code, *said, took)
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills what is left of it; nothing that it said can be read any more."""
+        self._kill()
+        for file in self._files:
+            file.close()
+
+    def _kill(self) -> None:
         until = time.monotonic() + DYING_SECONDS
         while (left := self.left()) and time.monotonic() < until:
             for process in left:

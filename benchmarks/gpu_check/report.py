@@ -32,6 +32,11 @@ class Machine:
     nccl: str | None
     missing: str = ""
 
+    @property
+    def missing_card(self) -> str:
+        """Why there is no card to compute on; empty where there is one."""
+        return "" if self.cards else self.missing
+
 
 @dataclass(frozen=True)
 class Check:
@@ -76,7 +81,8 @@ class Part:
 
     def counts(self) -> str:
         """``7 ran, 1 failed``, and so on."""
-        numbers = ((sum(check.status == status for check in self.checks), status) for status in (RAN, FAILED, LEFT_OUT))
+        has = [check.status for check in self.checks]
+        numbers = ((has.count(status), status) for status in (RAN, FAILED, LEFT_OUT))
         return ", ".join(f"{number} {status}" for number, status in numbers if number) or "no check ended"
 
 
@@ -117,10 +123,10 @@ class Writer:
         self._keep(checks=(*self.part.checks, check), now="")
         return found
 
-    def end(self) -> None:
-        """The part's status is that of its checks."""
+    def end(self, missing: str = "") -> None:
+        """The part's status is that of its checks; what it needs and is not here is the reason of one without any."""
         has = {check.status for check in self.part.checks}
-        self._keep(status=next((status for status in (FAILED, RAN) if status in has), LEFT_OUT))
+        self._keep(status=next((status for status in (FAILED, RAN) if status in has), LEFT_OUT), reason=missing)
 
     def _keep(self, **changes: Any) -> None:
         self.part = replace(self.part, seconds=round(time.monotonic() - self._began, 1), **changes)
@@ -215,7 +221,7 @@ def ended(part: Part) -> str:
 def cards_text(cards: Iterable[str]) -> str:
     """``2 × NVIDIA H200``."""
     cards = list(cards)
-    return ", ".join(f"{cards.count(card)} × {card}" if cards.count(card) > 1 else card for card in dict.fromkeys(cards))
+    return ", ".join(card if cards.count(card) < 2 else f"{cards.count(card)} × {card}" for card in dict.fromkeys(cards))
 
 
 def cell(text: str) -> str:
@@ -236,9 +242,10 @@ def module_is_missing(*names: str) -> str:
     return f"{', '.join(lacking)} not installed in {sys.executable}: pip install 'zerosim[test]'" if lacking else ""
 
 
-def on_path(name: str, *folders: str) -> str | None:
+def on_path(name: str) -> str | None:
     """A program on the PATH, or in one of CUDA's folders."""
     import shutil
 
-    beside = [os.path.join(home, "bin") for variable in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(variable))]
-    return shutil.which(name) or shutil.which(name, path=os.pathsep.join([*beside, *folders, "/usr/local/cuda/bin"]))
+    homes = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if variable in os.environ]
+    folders = [os.path.join(home, "bin") for home in (*homes, "/usr/local/cuda")]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))

@@ -13,8 +13,8 @@ from benchmarks.gpu_check.processes import Ended
 TOOLS = ("memcheck", "racecheck", "initcheck")
 ELEMENTS = 10_007
 FOUND = 9  # exit code
-MISSING = ("compute-sanitizer is not installed: it comes with CUDA's toolkit (cuda-sanitizer), and is looked for on the "
-           "PATH, in CUDA_HOME and in /usr/local/cuda")
+MISSING = ("compute-sanitizer is not installed: it comes with CUDA's toolkit, and is looked for on the PATH, in "
+           "CUDA_HOME and in /usr/local/cuda")
 
 
 def words_of(program: str, tool: str) -> list[str]:

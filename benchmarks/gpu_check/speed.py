@@ -134,9 +134,9 @@ def _rows(k: CupyKernels, n: int) -> Iterator[Call]:
         yield Call(f"column_sum {name}", partial(k.column_sum, x, total), _nbytes(x, total))
         yield Call(f"take_rows {name}", partial(k.take_rows, table, asked, x), _nbytes(x, x))
         yield Call(f"add_rows {name}", partial(k.add_rows, x, asked, table), _nbytes(x, table))
-    wide, means, others = (filled(k, shape) for shape in ((rows, columns), rows, columns))
+    wide, out, means, others = (filled(k, shape) for shape in ((rows, columns), (rows, columns), rows, columns))
     yield Call("mean_squares", lambda: k.mean_squares(wide, means, others), wide.nbytes)
-    yield Call("divide_by_roots", lambda: k.divide_by_roots(wide, means, others), 2 * wide.nbytes)
+    yield Call("divide_by_roots", lambda: k.divide_by_roots(wide, means, others, out), 2 * wide.nbytes)
 
 
 def _normalizations(k: CupyKernels, n: int) -> Iterator[Call]:

@@ -19,6 +19,10 @@ class RaceError(AssertionError):
     """Two streams used one array, and nothing said which of them comes first."""
 
 
+class OutOfMemoryError(MemoryError):
+    """What CuPy raises where a card has no more."""
+
+
 class Stream:
     """What has been asked of one device in one order."""
 
@@ -91,7 +95,7 @@ class Cuda:
         for self.selected in range(count):
             self.stacks.append([Stream(null=True, _cuda=self)])
         self.selected = 0
-        self.used_nbytes = 0
+        self.used_nbytes, self.capacity_nbytes = 0, 1 << 62
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
         self.reads: dict[int, Clock] = defaultdict(dict)
@@ -121,6 +125,8 @@ class Cuda:
         """A new base array, on the current device; its pool hands out multiples of 512 bytes."""
         address, nbytes = array.data.ptr, array.nbytes
         if nbytes:
+            if self.used_nbytes + nbytes > self.capacity_nbytes:
+                raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes")
             self.used_nbytes += -(-nbytes // 512) * 512
             self.starts.insert(bisect.bisect(self.starts, address), address)
             self.owners[address] = nbytes, self.selected
