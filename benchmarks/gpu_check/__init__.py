@@ -53,8 +53,8 @@ def parts_of(only: Sequence[str]) -> list[str]:
     """The parts of these names, in the order of the table; without names, all."""
     unknown = [name for name in only if name not in PARTS]
     if unknown:
-        raise ValueError(f"--only names {', '.join(map(repr, unknown))}, and the parts are {', '.join(PARTS)}; name one "
-                         "or more of these, with commas between")
+        raise ValueError(f"--only names {', '.join(map(repr, unknown))}, and the parts are {', '.join(PARTS)}; name "
+                         "one or more of these, with commas between")
     return [name for name in PARTS if name in only or not only]
 
 

@@ -126,7 +126,7 @@ def answer(ends: Sequence[Ended]) -> dict[str, Any]:
     """What the first process said. Raises RuntimeError where one failed, or took too long."""
     for end in ends:
         if end.code is None:
-            raise RuntimeError(f"did not end within {end.seconds:.0f} seconds, as it happens where NCCL_MAX_CTAS is not "
+            raise RuntimeError(f"did not end within {end.seconds:.0f} seconds, as happens where NCCL_MAX_CTAS is not "
                                f"lowered: {end.stderr.strip()[-2000:]}")
         if end.code:
             raise RuntimeError(f"exit code {end.code}: {end.stderr.strip()[-2000:]}")

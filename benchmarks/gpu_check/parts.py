@@ -26,7 +26,7 @@ def kernels(report: Writer, machine: Machine) -> None:
 
     report.check("zerosim doctor", lambda: examine().as_json(), judge=usable)
     for file in suite.KERNELS:
-        report.check(file, lambda file=file: suite.pytest([file], BUDGET_SECONDS),
+        report.check(file, lambda file=file: suite.pytest([file], 0.8 * BUDGET_SECONDS),
                      suite.missing(), judge=suite.judged, remark=suite.remark)
 
 

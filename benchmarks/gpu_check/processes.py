@@ -49,11 +49,13 @@ class Started:
     def __init__(self, words: Sequence[str | Path], *, captured: bool = True, **variables: str) -> None:
         self.mark = f"ZEROSIM_STARTED_{secrets.token_hex(8)}"
         self.began = time.monotonic()
+        # The checkout first; what is there already may be the place of CuPy.
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._files = [tempfile.TemporaryFile("w+") for _ in range(2)] if captured else []  # noqa: SIM115  # see end
         stdout, stderr = self._files or (None, None)
         self.process = subprocess.Popen(
             list(map(str, words)), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
+            start_new_session=True, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
                                          "OPENBLAS_NUM_THREADS": "1", self.mark: "1", **variables})
 
     def ended(self, seconds: float) -> Ended:

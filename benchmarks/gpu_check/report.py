@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -220,8 +221,7 @@ def ended(part: Part) -> str:
 
 def cards_text(cards: Iterable[str]) -> str:
     """``2 × NVIDIA H200``."""
-    cards = list(cards)
-    return ", ".join(card if cards.count(card) < 2 else f"{cards.count(card)} × {card}" for card in dict.fromkeys(cards))
+    return ", ".join(card if count == 1 else f"{count} × {card}" for card, count in Counter(cards).items())
 
 
 def cell(text: str) -> str:

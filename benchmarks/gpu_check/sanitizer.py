@@ -27,7 +27,7 @@ def judged(ended: Ended) -> str:
     said = ended.stdout + ended.stderr
     if ended.code is None:
         return f"did not end within {ended.seconds:.0f} seconds"
-    summary = re.search(r"SUMMARY: (\d+) (?:errors|hazards).*", said)
+    summary = re.search(r"SUMMARY: (\d+) (?:error|hazard).*", said)
     if ended.code == 0 and summary and int(summary[1]) == 0:
         return ""
     shown = [line for line in said.splitlines() if line.startswith("=========")] or said.splitlines()

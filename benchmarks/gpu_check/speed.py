@@ -187,7 +187,7 @@ def _products(k: CupyKernels, n: int) -> Iterator[Call]:
 
 
 def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
-    """What is done to one matrix at a time, of at most COLUMNS columns; of decompositions the seconds alone are kept."""
+    """What is done to one matrix at a time, of at most COLUMNS columns; of decompositions the seconds alone."""
     side = min(COLUMNS, isqrt(n))
     x = np.random.default_rng(0).standard_normal((side, side)).astype(np.float32)
     a, out = k.uploaded(x @ x.T), filled(k, (side, side))
@@ -278,8 +278,8 @@ def remark(found: dict[str, Any]) -> str:
     slow = ", ".join(f"{name} {share:.0%}" for share, name in others if share < found["smallest_share"])
     products = ", ".join(f"{row['name']} {row['flops_per_second'] / 1e12:.0f} TFLOP/s" for row in found["kernels"]
                          if row["name"].startswith("matmul"))
-    return (f"{copy_text(found)}; all that streams at {found['smallest_share']:.0%} of it or more; of the others below: "
-            f"{slow or 'none'}; {products}")
+    return (f"{copy_text(found)}; all that streams at {found['smallest_share']:.0%} of it or more; of the others "
+            f"below: {slow or 'none'}; {products}")
 
 
 def copy_text(found: dict[str, Any]) -> str:

@@ -104,13 +104,12 @@ def trains_for_ever(rank: zs.Rank, begun: threading.Event) -> None:
 
 def at_the_cards_end(cluster: zs.Cluster) -> dict[str, Any]:
     """The error of a training without memory; and whether the cluster then trains as before."""
-    before, error = sha256(list(cluster.run(trained, 2, "bf16"))), None
+    before, error = sha256(list(cluster.run(trained, 2, "bf16"))), ""
     try:
         cluster.run(fills_the_card, 2, "bf16")
-    except MemoryError as raised:
-        error = raised
-    return {"error": None if error is None else f"{type(error).__name__}: {error}",
-            "notes": list(getattr(error, "__notes__", ())), **_afterwards(cluster, before)}
+    except MemoryError as raised:  # its text alone is kept: its frames hold what fills the card
+        error = f"{type(raised).__name__}: {raised}"
+    return {"error": error, **_afterwards(cluster, before)}
 
 
 def at_ctrl_c(cluster: zs.Cluster) -> dict[str, Any]:
@@ -125,15 +124,15 @@ def at_ctrl_c(cluster: zs.Cluster) -> dict[str, Any]:
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs in a background ignores
     threading.Thread(target=interrupt, daemon=True).start()
-    error = None
+    error = ""
     try:
         cluster.run(trains_for_ever, begun)
-    except KeyboardInterrupt as raised:
-        error = raised
+    except KeyboardInterrupt:
+        error = "KeyboardInterrupt"
     finally:
         seconds = time.monotonic() - sent[0] if sent else None
         signal.signal(signal.SIGINT, handler)
-    return {"error": type(error).__name__, "seconds_to_end": seconds, **_afterwards(cluster, before)}
+    return {"error": error, "seconds_to_end": seconds, **_afterwards(cluster, before)}
 
 
 def _afterwards(cluster: zs.Cluster, before: str) -> dict[str, Any]:
@@ -145,7 +144,7 @@ def _afterwards(cluster: zs.Cluster, before: str) -> dict[str, Any]:
 
 def judged_end(found: dict[str, Any]) -> str:
     """Wrong where nothing was raised, something stayed held, or the cluster does not work as before."""
-    wrong = [] if found["error"] not in (None, "NoneType") else ["the run did not end with an error"]
+    wrong = ["the run did not end with an error"] * (not found["error"])
     wrong += [f"{sum(found['held_nbytes']):,} bytes are still held"] * any(found["held_nbytes"])
     wrong += ["the cluster does not train as before"] * (not found["as_before"])
     return "; ".join(wrong)

@@ -227,12 +227,14 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
     return out
 
 
+def get_default_memory_pool() -> SimpleNamespace:
+    """The pool, which keeps nothing for later."""
+    return SimpleNamespace(used_bytes=lambda: Cuda.current.used_nbytes, total_bytes=lambda: Cuda.current.used_nbytes,
+                           free_all_blocks=lambda: None)
+
+
 linalg = SimpleNamespace(eigh=lambda a: tuple(map(_new, np.linalg.eigh(_raw(a)))),
                          qr=lambda a: tuple(map(_new, np.linalg.qr(_raw(a)))))
-
-
-def get_default_memory_pool() -> SimpleNamespace:
-    return SimpleNamespace(used_bytes=lambda: Cuda.current.used_nbytes)
 
 
 def compile_using_nvrtc(source: str, options: tuple[str, ...] = (), *, filename: str) -> tuple[bytes, None]:
@@ -307,6 +309,8 @@ def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
                                 getDeviceCount=lambda: count, getDevice=lambda: devices.selected,
                                 getDeviceProperties=lambda index: {"uuid": bytes([index + 1]) * 16},
                                 runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
+                                memGetInfo=lambda: (devices.capacity_nbytes - devices.used_nbytes,
+                                                    devices.capacity_nbytes),
                                 CUDARuntimeError=CUDARuntimeError, streamQuery=devices.stream_query,
                                 eventQuery=devices.event_query),
         nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)))

@@ -1,5 +1,5 @@
-"""gpu-check without a GPU: what is left out and why, what counts as failed, what is kept of a part that does not come to
-its end, and the measurements' arithmetic. What is measured here is of doubles, or made up; none is a GPU's."""
+"""gpu-check without a GPU: what is left out and why, what counts as failed, what is kept of a part that does not come
+to its end, and the measurements' arithmetic. What is measured here is of doubles, or made up; none is a GPU's."""
 
 from __future__ import annotations
 
@@ -173,7 +173,8 @@ ALONE = "this machine has 1 GPU, and ranks on GPUs of their own need 2"
     (CARD, [ALONE, "", ""]),
     (Machine({}, ["A"], "2.27.5"), [ALONE, "", "NCCL 2.27.5 does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with "
                                                "2.30"]),
-    (Machine({}, ["A"], None, "there is no NCCL"), ["there is no NCCL"] * 3), (Machine({}, ["A"] * 8, "2.32"), [""] * 3)])
+    (Machine({}, ["A"], None, "there is no NCCL"), ["there is no NCCL"] * 3),
+    (Machine({}, ["A"] * 8, "2.32"), [""] * 3)])
 def test_which_bandwidths_are_measured_follows_from_the_cards_and_nccl(monkeypatch, tmp_path, machine, reasons) -> None:
     for name in ("measured", "by_processes", "in_one_process"):
         monkeypatch.setattr(collectives, name, lambda *_: GOOD)
@@ -263,7 +264,8 @@ def test_errors_of_functions_are_measured_as_numpy_measures_them(stand_in: Any, 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_sums_of_codes_are_judged_by_whole_numbers(stand_in: Any, name: str, monkeypatch) -> None:
     """Signed zeros, subnormal, largest, infinite and NaN codes, and some in between, each with every code."""
-    left = [0, 1, 0x7F, 0x80, 0x3FF, 0x400, 0x1234, 0x3C00, 0x7BFF, 0x7C00, 0x7E01, 0x7F7F, 0x7F80, 0x8000, 0x8001, 0xFF80]
+    left = [0, 1, 0x7F, 0x80, 0x3FF, 0x400, 0x1234, 0x3C00, 0x7BFF, 0x7C00, 0x7E01, 0x7F7F, 0x7F80, 0x8000, 0x8001,
+            0xFF80]
     found = exhaustive.all_pairs(stand_in, name, iter(left), at_once=4)
     assert (found["pairs"], found["wrong"]) == (16 << 16, 0), found["example"]
 
@@ -341,11 +343,15 @@ def test_the_cards_end_and_ctrl_c_leave_a_cluster_that_trains_as_before(stand_in
     assert training.remark_on_end(found).startswith("OutOfMemoryError: Out of memory allocating")
     found = training.at_ctrl_c(zs.CuPyCluster(2))
     assert (training.judged_end(found), found["error"]) == ("", "KeyboardInterrupt")
-    assert training.judged_end({"error": None, "held_nbytes": [0, 8], "as_before": False}) == (
+    assert training.judged_end({"error": "", "held_nbytes": [0, 8], "as_before": False}) == (
         "the run did not end with an error; 8 bytes are still held; the cluster does not train as before")
 
 
-def test_bytes_of_the_pool_that_nobody_counts_are_a_failure() -> None:
+def test_every_byte_of_the_pool_is_counted_and_one_that_is_not_is_a_failure(stand_in: Any) -> None:
+    config = GPTConfig(layers=1, channels=8, heads=2, context=8, vocabulary=17)
+    measured = training.memory(zs.CuPyCluster, config)
+    assert training.judged_memory(measured) == ""
+    assert measured["card_nbytes"] == measured["counted_nbytes"] > 0
     found = {"counted_nbytes": 2_000_000_000, "pool_used_nbytes": 2_000_000_000, "card_nbytes": 2_500_000_000}
     assert training.judged_memory(found) == ""
     assert training.remark_on_memory(found) == "counted 2.000 GB, pool used 2.000 GB, card 2.500 GB"
