@@ -7,6 +7,7 @@ is a library's on a GPU (sums along rows, matmul, exp) is NumPy's, in the same o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -136,9 +137,9 @@ def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
     v = np.random.default_rng(4).random(30001).astype(np.float32) * np.float32(1e-12)
     g[:9] = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-45, -1e-45, 3e38, 1e-20]
     for step, decay in product((1, 2, 1000), (0.0, 0.01)):
-        block = AdamW(lr=1e-3, weight_decay=decay).block(step)
+        block = partial(AdamW(lr=1e-3, weight_decay=decay).update_block, step)
         both(kernels, "step_blocks", block, w, m, v, g, scratch=2, written=(1, 2, 3, 4), case=(step, decay))
-    both(kernels, "step_blocks", SGD(0.3).block(1), w, g, written=(1, 2))
+    both(kernels, "step_blocks", partial(SGD(0.3).update_block, 1), w, g, written=(1, 2))
 
 
 def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:

@@ -181,23 +181,12 @@ def test_fp8_products_train_too_and_come_to_something_else(rested):
 
 
 def test_losses_are_means_over_the_first_the_middle_and_the_last_round_of_the_data():
-    policy = zs.Policy("bf16")
-
-    def program(rank):
-        optimizer, model = zs.optim.Adam(runs.RESTING_LR), zs.models.MLP((8, 32, 32, 2), seed=0)
-        engine, before = zs.Engine(rank, model, optimizer, stage=3, policy=policy), None
-        losses = []
-        for step in range(60):
-            before = [engine.state(name)["master"].copy() for name in model.shapes]
-            losses.append(engine.step([runs.samples(step)]).losses[0])
-        changed = [old != engine.state(name)["master"] for old, name in zip(before, model.shapes, strict=True)]
-        return losses, np.mean(np.concatenate([one.ravel() for one in changed]))
-
-    losses, moved = zs.Cluster(1).run(program)[0]  # the stage changes no bit
-    run = runs.rested(policy, 60)
-    assert (run.first_loss, run.middle_loss, run.last_loss) == tuple(
-        float(np.mean(losses[start:start + 20])) for start in (0, 20, 40))
-    assert run.moved_share == moved
+    policy, adam = zs.Policy("bf16"), zs.optim.Adam(runs.RESTING_LR)
+    run = runs.trained(lambda: zs.models.MLP(runs.WIDTHS, seed=0), adam, runs.samples, policy, 60)
+    found = runs.rested(policy, 60)
+    assert (found.first_loss, found.middle_loss, found.last_loss) == tuple(
+        float(np.mean(run.losses[start:start + 20])) for start in (0, 20, 40))
+    assert found.moved_share == run.moved_share
 
 
 def test_weights_of_nan_have_not_moved_and_less_than_one_round_of_the_data_is_refused():

@@ -170,16 +170,13 @@ def test_a_cluster_and_its_traces_show_what_each_rank_holds_and_sent(cluster):
     assert sum(number(row[-2]) for row in by_operation) == sum(len(trace.collectives()) for trace in cluster.trace)
 
 
-def test_a_memory_shows_its_kinds_and_bars_of_their_lengths(cluster):
+def test_a_memory_shows_its_kinds_and_their_sums(cluster):
     memory, peak = cluster.memory[1], cluster.memory[1].peak_nbytes_by_kind
     *by_kind, total = rows(html(memory), "By kind (bytes)")
     assert {row[0].replace(" ", "_"): number(row[2]) for row in by_kind} == {
         **dict.fromkeys(memory.now_nbytes_by_kind, 0), **peak}
     assert [row[0] for row in by_kind] == [kind.replace("_", " ") for kind in trace.KINDS if kind in peak]
     assert total == ["all", f"{memory.now_nbytes:,}", f"{memory.peak_nbytes:,}"]
-    per_pixel = [number(re.search(r"([\d,]+) bytes", bar.findtext("title"))[1]) / float(bar.get("width"))
-                 for bar in bars_of(html(memory), " bytes") if float(bar.get("width")) > 2]
-    assert max(per_pixel) / min(per_pixel) < 1.02
 
 
 def test_spans_sum_up_by_their_first_two_names_what_was_computed_and_sent():

@@ -145,3 +145,10 @@ def test_a_comparison_gives_bools_without_data(compare) -> None:
     for other in (np.zeros(3), np.float32(0)):
         with pytest.raises(TypeError, match="a null array has no data"):
             compare(other, x)
+
+
+def test_null_arrays_of_one_shape_have_flags_of_their_own_and_share_no_elements():
+    one, other = NullArray((2, 3), np.float32), NullArray((2, 3), np.float32)
+    one.flags.writeable = False
+    assert other.flags.writeable
+    assert not one.may_overlap(other)

@@ -28,9 +28,9 @@ class ExactPrices(machines.Prices):
             work.append(work[-1] + seconds)
         return np.array(work, object)
 
-    def messages(self, sources: machines.Array, destinations: machines.Array, nbytes: machines.Array) -> list[Fraction]:
+    def messages(self, sources: machines.Array, destinations: machines.Array, nbytes: machines.Array) -> machines.Array:
         ends = zip(sources.tolist(), destinations.tolist(), nbytes.tolist(), strict=True)
-        return [self._message(*one) for one in ends]
+        return np.array([self._message(*one) for one in ends], object)
 
     def _message(self, source: int, destination: int, nbytes: int) -> Fraction:
         link = self.machine.network.link(source, destination)

@@ -99,8 +99,8 @@ REFUSED = {
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
         (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "reduce_scatter halving swaps with partners at "
          "distances 1, 2, 4, ... and needs a power of two, got 3 ranks; take ring"),
-        (partial(sent, "all_gather", "ring", (0, 3, 2), 2),
-         "cut must hold N+1 rising boundaries from 0 on, got (0, 3, 2); e.g. (0, 4, 8)"),
+        *((partial(sent, "all_gather", "ring", cut, 2),
+           f"cut must hold N+1 rising boundaries from 0 on, got {cut}; e.g. (0, 4, 8)") for cut in ((0, 3, 2), ())),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
         (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes "
          "was asked about; this computes with fewer than 2^62 bytes"),
@@ -211,6 +211,8 @@ REFUSED = {
         (gpt2(stage=[]), "a plan has rows for each stage, and none was asked for; name one at least"),
         (gpt2(recompute="some"), "recompute='some' names no policy"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
+        (gpt2(nodes=2, between=""), "no link is called ''"),
+        (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
         (gpt2(tokens=4096), "learned places for 1024"),
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
@@ -314,6 +316,7 @@ WRONG_FILES = [
     ("[link.mine\n", "is no TOML: "),
     (OWN_LINK + "latency = 3\n", "link 'mine' has a field 'latency', which no link has; there are bytes_per_second, "
      "latency_seconds, source, date; did you mean 'latency_seconds'"),
+    (OWN_LINK + "name = 'x'\n", "link 'mine' has a field 'name', which no link has"),
     (OWN_LINK.replace('source = "measured"', ""), "link 'mine' lacks source"),
     ("[device.mine]\nsource = 'x'\n", "device 'mine' lacks capacity_nbytes, reported_nbytes, "
      "memory_bytes_per_second, flops_per_second, date"),

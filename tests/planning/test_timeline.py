@@ -214,11 +214,14 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
 
 
-@given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES, seed=st.integers(0, 9))
-def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, machine, seed):
+@given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES, seed=st.integers(0, 9),
+       few=st.sampled_from((1, streams.FEW_MEMBERS)))
+def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, machine, seed, few):
     if ranks == 1:
         machine = replace(machine, slow_links=())
-    check(traces_of(ranks, program_of(*actions)), machine, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "FEW_MEMBERS", few)
+        check(traces_of(ranks, program_of(*actions)), machine, seed)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -284,6 +287,16 @@ def test_it_is_its_origins_arrival_that_a_member_of_a_collective_waits_for(row, 
         origin = collectives.origin(call, ready, member)
         alone = [one if place == origin else -1.0 for place, one in enumerate(ready)]
         assert collectives.ends(call, alone)[member] == pytest.approx(end, rel=1e-9)
+
+
+@given(row=st.sampled_from(asking.ROWS), ranks=st.integers(2, 9), elements=st.integers(0, 99),
+       ready=st.lists(st.floats(-1e-4, 0), min_size=9, max_size=9))
+def test_all_messages_of_a_step_at_once_take_as_long_as_one_after_the_other_to_the_last_bit(
+        row, ranks, elements, ready):
+    ranks = ranks if asking.allowed(*row, ranks) else 8
+    (call,) = recorded(ranks, program_of((row, elements, False))).calls
+    priced = streams.Collectives(machines.Prices(slow_machine(ranks))).priced(call)
+    assert streams.meet_at_once(ready[:ranks], priced) == streams.meet(ready[:ranks], priced)[0]
 
 
 def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_the_straggler():

@@ -6,6 +6,7 @@ step of a trillion parameters runs in no memory.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import attrgetter
 from types import EllipsisType
 from typing import Any, NoReturn
@@ -31,7 +32,8 @@ class NullArray:
     __slots__ = ("__weakref__", "_ghost", "base")
 
     def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self._ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
+        ghost = _ghost((shape,) if isinstance(shape, int | np.integer) else tuple(shape), np.dtype(dtype))
+        self._ghost = ghost.view()  # with flags of its own
         self.base: NullArray | None = None
 
     shape: tuple[int, ...] = _numpys("shape")
@@ -128,6 +130,7 @@ class NullArray:
         return f"NullArray({self.shape}, {self.dtype.name})"
 
 
+@lru_cache(maxsize=1024)  # a step makes arrays of few shapes, again and again
 def _ghost(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """One element that is said to be an array of this shape: its metadata are true, and its elements are not there."""
     if any(length < 0 for length in shape):

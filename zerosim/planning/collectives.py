@@ -27,8 +27,7 @@ from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
-from zerosim.ranks.collectives import Fold
-from zerosim.ranks.transport import lockstep_without_data, steps_of, without_data
+from zerosim.ranks.collectives import Fold, lockstep_without_data, steps_of, without_data
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger ones in Python's integers
@@ -133,12 +132,13 @@ def sent_of(shape: CollectiveShape) -> Sent:
         steps = len(rounds) * (ranks - 1)
         nbytes = np.sum([of(shape) for of in rounds], axis=0)
         return Sent(tuple(nbytes.tolist()), (steps,) * ranks, steps)
-    nbytes, messages, steps = np.zeros(ranks, object), np.zeros(ranks, np.int64), 0
+    nbytes, messages, steps = [0] * ranks, [0] * ranks, 0
     for level in levels(shape):
-        nbytes[level.sources] += level.times * level.nbytes
-        messages[level.sources] += level.times
         steps += level.times
-    return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
+        for source, each in zip(level.sources.tolist(), level.nbytes.tolist(), strict=True):
+            nbytes[source] += level.times * each
+            messages[source] += level.times
+    return Sent(tuple(nbytes), tuple(messages), steps)
 
 
 # -- step by step -----------------------------------------------------------------------------------------------------
@@ -164,28 +164,54 @@ def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> It
 
     ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0.
     """
-    call = _call(shape)
+    ends, everyone = _ends(shape), np.arange(shape.ranks)
+    for to, first, count in _exchanges_of_rank_0(shape.operation, shape.algorithm, shape.ranks):
+        chunks = placed(first, count)
+        yield Level(everyone, placed(to, 1), ends[chunks + count] - ends[chunks])
+
+
+def _rank_by_rank(shape: CollectiveShape) -> Iterator[Level]:
+    steps, sources, destinations, first, count = _messages(shape.operation, shape.algorithm, shape.ranks, shape.root)
+    ends, (_, starts) = _ends(shape), np.unique(steps, return_index=True)
+    nbytes = ends[first + count] - ends[first]
+    for start, stop in pairwise([*starts.tolist(), len(steps)]):
+        yield Level(sources[start:stop], destinations[start:stop], nbytes[start:stop])
+
+
+# What the generators yield is the same for vectors of all lengths, and is kept: a run of them all takes longest.
+
+@lru_cache(maxsize=64)
+def _exchanges_of_rank_0(operation: str, algorithm: str, ranks: int) -> list[tuple[int, int, int]]:
+    """Of every exchange of rank 0, in which it sends and receives: to whom, and what, as `_carried` says it."""
+    call = _call(operation, algorithm, ranks)
+    return [(exchange.to, *_carried(call, exchange.chunks))  # type: ignore[misc]
+            for exchange in steps_of(without_data(call, 0, NullKernels()))]
+
+
+@lru_cache(maxsize=64)
+def _messages(operation: str, algorithm: str, ranks: int, root: int) -> Ints:
+    """Of every message of all ranks, (5, messages): the step, source, destination, and what, as `_carried` says it."""
+    call = _call(operation, algorithm, ranks, root)
+    return np.array([(hop.step, hop.source, hop.destination, *_carried(call, hop.chunks))
+                     for step in lockstep_without_data(call) for hop, _, _ in step], np.int64).reshape(-1, 5).T
+
+
+def _call(operation: str, algorithm: str, ranks: int, root: int = 0) -> Call:
+    """The call of such messages, of chunks of one byte: no array is as long as the longest vectors here, and which
+    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector."""
+    cut = (0,) * (ranks + 1) if operation == "barrier" else tuple(range(ranks + 1))
+    return Call(0, (), tuple(range(ranks)), operation, algorithm, (cut[-1],), np.dtype("u1"), cut, root=root)
+
+
+def _carried(call: Call, chunks: tuple[int, ...]) -> tuple[int, int]:
+    """The first chunk that a message carries, and how many from there on, counted round: all where it names none."""
+    return (chunks[0], len(chunks)) if chunks else (0, call.length)
+
+
+def _ends(shape: CollectiveShape) -> Ints:
+    """The bytes before each chunk, twice round, (2N+1,): k chunks from i on have ends[i + k] - ends[i]."""
     ends = shape.array(shape.cut) * shape.wire_itemsize
-    for exchange in steps_of(without_data(call, 0, NullKernels())):
-        nbytes = np.full(shape.ranks, ends[-1] if call.length else 0, ends.dtype)
-        if exchange.chunks:
-            count = len(exchange.chunks)
-            first = placed(exchange.chunks[0], count)
-            turns, last = np.divmod(first + count, shape.ranks)
-            nbytes = ends[last] + turns.astype(ends.dtype) * ends[-1] - ends[first]
-        assert exchange.to is not None
-        yield Level(np.arange(shape.ranks), placed(exchange.to, 1), nbytes)
-
-
-@lru_cache(maxsize=8)  # its sums and its seconds are asked for together
-def _rank_by_rank(shape: CollectiveShape) -> tuple[Level, ...]:
-    lengths, found = np.diff(shape.array(shape.cut)), list[Level]()
-    for step in lockstep_without_data(_call(shape)):
-        messages = [(hop.source, hop.destination, lengths[list(hop.chunks)].sum() if hop.chunks else shape.cut[-1])
-                    for hop, _, _ in step]
-        sources, destinations, elements = zip(*messages, strict=True)
-        found.append(Level(np.array(sources), np.array(destinations), shape.array(elements) * shape.wire_itemsize))
-    return tuple(found)
+    return np.append(ends, ends[1:] + ends[-1])
 
 
 def _folded(shape: CollectiveShape) -> Iterator[Level]:
@@ -215,14 +241,6 @@ def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
     for _, parts in sorted(steps.items()):
         sources, destinations, nbytes = map(np.concatenate, zip(*parts, strict=True))
         yield Level(sources, destinations, nbytes)
-
-
-def _call(shape: CollectiveShape) -> Call:
-    """The call of such messages, of chunks of one byte: no array is as long as the longest vectors here, and which
-    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector."""
-    cut = (0,) * len(shape.cut) if shape.operation == "barrier" else tuple(range(len(shape.cut)))
-    return Call(0, (), tuple(range(shape.ranks)), shape.operation, shape.algorithm, (cut[-1],), np.dtype("u1"), cut,
-                root=shape.root)
 
 
 # -- closed forms -----------------------------------------------------------------------------------------------------

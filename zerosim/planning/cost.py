@@ -26,6 +26,7 @@ from itertools import combinations, pairwise
 from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, CollectiveShape, Sent, checked_shape, levels, sent_of
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.planning.hardware import Link, Network
+from zerosim.ranks.call import largest_chunk
 
 # How many vectors every link must carry at the least: with it the bus bandwidth of a perfect algorithm is the link's
 # bytes per second, whatever N is. A barrier carries nothing and has none.
@@ -119,13 +120,17 @@ Longest = tuple[tuple[Link, int], ...]  # of one step: the bytes of its longest 
 def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longest]:
     """Number of steps of a collective by their longest messages, inside nodes and between them."""
     if network.between is None and (shape.operation, shape.algorithm) in ROUNDS and shape.ranks > 1:
-        first = next(iter(levels(shape)))  # all steps have messages of the same lengths
-        return Counter({((network.inside, int(first.nbytes.max())),): sent_of(shape).steps})
+        # All steps have messages of the same lengths: as many whole vectors, or all chunks.
+        nbytes = shape.nbytes if shape.algorithm == "everyone" else largest_chunk(shape.cut) * shape.itemsize
+        return Counter({((network.inside, nbytes),): sent_of(shape).steps})
     found = Counter[Longest]()
     for level in levels(shape):
+        if network.between is None:
+            found[((network.inside, int(level.nbytes.max())),)] += level.times
+            continue
         crosses = network.crosses(level.sources, level.destinations)
         of_links = ((network.inside, level.nbytes[~crosses]), (network.between, level.nbytes[crosses]))
-        longest = tuple((link, int(nbytes.max())) for link, nbytes in of_links if link is not None and len(nbytes))
+        longest = tuple((link, int(nbytes.max())) for link, nbytes in of_links if len(nbytes))
         found[longest] += level.times
     return found
 

@@ -149,18 +149,17 @@ class Prices:
         """Seconds of one message; 0 from a rank to itself, which leaves no device."""
         if source == destination:
             return 0
-        return self.messages(*(np.array([number]) for number in (source, destination, nbytes)))[0]
+        return self.messages(*(np.array([number]) for number in (source, destination, nbytes))).tolist()[0]
 
-    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> list[Seconds]:
-        """Seconds of each message, between ranks of two different devices."""
+    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> Array:
+        """Seconds of each message, (messages,), between ranks of two different devices."""
         network = self.machine.network
         seconds: Array = network.inside.seconds(nbytes)
         if network.between is not None:
             seconds = np.where(network.crosses(sources, destinations), network.between.seconds(nbytes), seconds)
         for (source, destination), factor in self._slow_links.items():
             seconds[(sources == source) & (destinations == destination)] *= factor
-        found: list[Seconds] = seconds.tolist()
-        return found
+        return seconds
 
     def transfer(self, nbytes: int) -> float:
         """Seconds of one transfer between a device and its host, either way."""

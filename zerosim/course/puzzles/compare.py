@@ -16,12 +16,13 @@ CLOSE = 1e-4  # of the largest element: what another order of fp32 additions may
 
 def complaint(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple[int, str] | None:
     """The first rank whose result is wrong, and what is wrong with it; None where all are right."""
+    bounds = [None] * case.ranks if case.bounds is None else case.bounds
     for rank, value in enumerate(found):
         if _is_endless(value):
             return rank, "returned a list that contains itself"
-        text = _difference(value, case.expected[rank], _bounds(case, rank), names)
+        text = _difference(value, case.expected[rank], bounds[rank], names)
         if text:
-            known = next((what for what, results in case.mistakes.items() if _is(found, results, case)), None)
+            known = next((what for what, results in case.mistakes.items() if _is(found, results, bounds)), None)
             return rank, f"{known or 'returned what is wrong'}: {text}"
     return None
 
@@ -34,13 +35,9 @@ def _is_endless(value: Any) -> bool:
     return False
 
 
-def _bounds(case: Case, rank: int) -> Any:
-    return None if case.bounds is None else case.bounds[rank]
-
-
-def _is(found: Sequence[Any], results: Sequence[Any], case: Case) -> bool:
+def _is(found: Sequence[Any], results: Sequence[Any], bounds: Sequence[Any]) -> bool:
     """True when every rank returned what this mistake returns, and that is wrong here."""
-    return all(_difference(value, results[rank], _bounds(case, rank), ()) is None for rank, value in enumerate(found))
+    return all(_difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))
 
 
 def _aligned(found: Any, expected: Any, names: tuple[str, ...]) -> tuple[list[Leaf], list[Leaf]]:
