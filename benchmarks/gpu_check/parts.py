@@ -77,21 +77,32 @@ def mpi(report: Writer, machine: Machine) -> None:
 
 
 def nccl(report: Writer, machine: Machine) -> None:
-    """The conformance suite over NCCL, with a card for each rank and with one for all; bandwidths between ranks."""
+    """The conformance suite over NCCL between processes that share one card; bandwidths between two of them."""
+    from benchmarks.gpu_check import collectives, suite
+
+    suite.worlds(report, lambda world: world.library == "NCCL" and world.cards == 1, suite.CONFORMANCE,
+                 BUDGET_SECONDS / 3)
+    old = "" if machine.nccl is None or version(machine.nccl) >= collectives.SHARING_NCCL else (
+        f"NCCL {machine.nccl} does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30")
+    for name, find, missing in (("as processes", lambda: collectives.by_processes(2), machine.missing),
+                                ("in one process", collectives.in_one_process, machine.missing or old)):
+        report.check(f"bandwidth of 2 ranks on one GPU, {name}", find, missing, judge=collectives.judged,
+                     remark=collectives.remark)
+
+
+def cards(report: Writer, machine: Machine) -> None:
+    """The conformance suite over NCCL with a card for each rank, bandwidths between all cards, and programs that
+    fail."""
     import zerosim as zs
     from benchmarks.gpu_check import collectives, suite
 
-    suite.worlds(report, lambda world: world.library == "NCCL", suite.CONFORMANCE, BUDGET_SECONDS / 3)
-    cards = len(machine.cards)
-    old = "" if machine.nccl is None or version(machine.nccl) >= collectives.SHARING_NCCL else (
-        f"NCCL {machine.nccl} does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30")
-    alone = "" if cards > 1 else f"this machine has {cards} GPU, and ranks on GPUs of their own need 2"
-    for name, find, missing in (
-            (f"bandwidth over {cards} GPUs, in one process", lambda: collectives.measured(
-                zs.NCCLCluster(cards), collectives.ELEMENTS), machine.missing or alone),
-            ("bandwidth of 2 ranks on one GPU, as processes", lambda: collectives.by_processes(2), machine.missing),
-            ("bandwidth of 2 ranks on one GPU, in one process", collectives.in_one_process, machine.missing or old)):
-        report.check(name, find, missing, judge=collectives.judged, remark=collectives.remark)
+    count = len(machine.cards)
+    alone = "" if count > 1 else f"this machine has {count} GPU, and ranks on GPUs of their own need 2"
+    report.check("bandwidth over all GPUs, in one process",
+                 lambda: collectives.measured(zs.NCCLCluster(count), collectives.ELEMENTS), machine.missing or alone,
+                 judge=collectives.judged, remark=collectives.remark)
+    for files, test_seconds in ((suite.CONFORMANCE, suite.TEST_SECONDS), (suite.FAILURES, suite.FAILURE_SECONDS)):
+        suite.worlds(report, lambda world: world.cards > 1, files, BUDGET_SECONDS / 4, test_seconds)
 
 
 def training(report: Writer, machine: Machine) -> None:
@@ -111,14 +122,14 @@ def training(report: Writer, machine: Machine) -> None:
 
 
 def failures(report: Writer, machine: Machine) -> None:
-    """Programs that fail, in every world of GPUs: each says so on all ranks, and the world works afterwards."""
+    """Programs that fail, in every world of one card: each says so on all ranks, and the world works afterwards."""
     from benchmarks.gpu_check import suite
 
-    suite.worlds(report, lambda world: True, suite.FAILURES, BUDGET_SECONDS / 3, suite.FAILURE_SECONDS)
+    suite.worlds(report, lambda world: world.cards == 1, suite.FAILURES, BUDGET_SECONDS / 3, suite.FAILURE_SECONDS)
 
 
 PARTS: Mapping[str, Callable[[Writer, Machine], None]] = {
-    part.__name__: part for part in (kernels, exhaustive, sanitizer, speed, mpi, nccl, training, failures)}
+    part.__name__: part for part in (kernels, exhaustive, sanitizer, speed, mpi, nccl, training, cards, failures)}
 
 
 def version(text: str) -> tuple[int, ...]:

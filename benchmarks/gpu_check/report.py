@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from collections import Counter
@@ -22,6 +23,7 @@ from typing import Any
 RAN, FAILED, LEFT_OUT = "ran", "failed", "left out"
 UNDER_WAY, OUT_OF_TIME, INTERRUPTED, DIED = "under way", "out of time", "interrupted", "died"
 INDEX = "index.json"
+LINE = 500  # characters of a reason that are printed
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,13 @@ class Writer:
 
 def line_of(check: Check) -> str:
     """A check in one line."""
-    reason = " ".join(check.reason.split())
+    reason = shortened(check.reason)
     return f"  {check.status:>8}: {check.name}" + f" ({reason})" * bool(reason) + f", {check.seconds:.1f} s"
+
+
+def shortened(text: str) -> str:
+    """The text in one line, its end left out where that is long; the file has all of it."""
+    return textwrap.shorten(text, LINE, placeholder=" ...")
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ def cards_text(cards: Iterable[str]) -> str:
 
 def cell(text: str) -> str:
     """A text in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return shortened(text).replace("|", "\\|")
 
 
 def python(*words: str) -> list[str]:

@@ -199,21 +199,24 @@ def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
 
 # -- time ------------------------------------------------------------------------------------------------------------
 
-def seconds_of(call: Callable[[], object], repeats: int = 20, most_seconds: float = 2.0) -> float:
-    """The shortest time of a call on the current stream, after two calls that are not counted; fewer calls of what
-    takes long."""
+REPEATS, MOST_SECONDS = 20, 2.0
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The shortest time of a call on the current stream, of REPEATS or as many as MOST_SECONDS are enough for, after
+    two that are not counted."""
     import cupy
 
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
     stream, found = cupy.cuda.get_current_stream(), list[float]()
-    for turn in range(repeats + 2):
+    for turn in range(REPEATS + 2):
         begin.record(stream)
         call()
         end.record(stream)
         end.synchronize()
         if turn >= 2:
             found.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-        if sum(found) > most_seconds:
+        if sum(found) > MOST_SECONDS:
             break
     return min(found)
 

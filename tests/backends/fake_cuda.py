@@ -8,6 +8,7 @@ where an array is used on two streams that do not know of each other. This is a 
 from __future__ import annotations
 
 import bisect
+import time
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -70,8 +71,16 @@ class Event:
         assert stream is not None, "without a stream CuPy would take the null stream"
         assert self.cuda.selected == stream.device_id, "an event is recorded on the device's own streams"
         stream.tick()
-        self.clock = dict(stream.clock)
+        self.clock, self.at = dict(stream.clock), time.perf_counter()
         self.cuda.log.append(("record", stream.ptr, self.number))
+
+    def synchronize(self) -> None:
+        merge(self.cuda.host, self.clock)
+
+
+def get_elapsed_time(begin: Event, end: Event) -> float:
+    """Milliseconds between two moments, in which everything was computed at once."""
+    return 1e3 * (end.at - begin.at)
 
 
 def merge(into: Clock, other: Clock) -> None:

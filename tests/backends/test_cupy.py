@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,8 @@ def test_numpy_refuses_to_convert_in_silence(cupy: Any) -> None:
 def adams(cupy: Any, options: tuple[str, ...]) -> str:
     """The PTX that NVRTC makes of Adam's fused step for an H100's kind."""
     kinds = ((np.dtype(np.float32), False, False),) * 4
-    text = PRELUDE + plan_of(AdamW(lr=0.1, weight_decay=0.1).block(1), kinds, np.dtype(np.float32), True, 3).text
+    step = partial(AdamW(lr=0.1, weight_decay=0.1).update_block, 1)
+    text = PRELUDE + plan_of(step, kinds, np.dtype(np.float32), True, 3).text
     nvrtc = cupy.cuda.nvrtc
     try:
         nvrtc.getVersion()

@@ -52,7 +52,7 @@ def doctor(
 def gpu_check(
     only: Annotated[str, typer.Option(metavar="PARTS", help="The parts to run, with commas between: kernels, "
                                                             "exhaustive, sanitizer, speed, mpi, nccl, training, "
-                                                            "failures; without it, all.")] = "",
+                                                            "cards, failures; without it, all.")] = "",
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="The time of each part, at most 600.")] = 600.0,
     out: Annotated[str, typer.Option(help="The folder of the reports, a file for each part.")] = "gpu_check",
     page: Annotated[bool, typer.Option("--page", help="Run nothing; print what is in the folder as Markdown.")] = False,
