@@ -1,7 +1,7 @@
 """Processes with a limit: one that takes longer is ended with all that it has started, and leaves nothing on the card.
 
-All of them, of whatever group or session, inherit a variable of a name that no other process has; where the system
-shows the environments of processes (Linux) they are found by it, elsewhere by their group.
+All of them, of whatever group or session, inherit a variable of a name that no other process has, and are found by it
+where the system shows the environments of processes, as Linux does. Elsewhere the first of them alone is ended.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Started:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.05)
         if not PROCESSES.is_dir():
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
         self.process.wait(DYING_SECONDS)
 
     def left(self) -> list[int]:

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_check.processes import ROOT
+
 RAN, FAILED, LEFT_OUT = "ran", "failed", "left out"
 UNDER_WAY, OUT_OF_TIME, INTERRUPTED, DIED = "under way", "out of time", "interrupted", "died"
 INDEX = "index.json"
@@ -157,7 +159,8 @@ def look() -> Machine:
     from zerosim.backends.cupy.cluster import cuda_text, cupy_on, device_count
     from zerosim.backends.nccl.adapter import NCCL
 
-    versions = {"python": platform.python_version(), "zerosim": zs.__version__, "numpy": np.__version__}
+    versions = {"python": platform.python_version(), "zerosim": zs.__version__, "numpy": np.__version__,
+                "commit": said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")}
     try:
         xp = cupy_on(0)
     except zs.BackendError as error:
@@ -175,11 +178,15 @@ def look() -> Machine:
 
 def nvidia_smi(field: str) -> str:
     """What nvidia-smi says of the first card."""
+    return said_by("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits")
+
+
+def said_by(*words: str) -> str:
+    """The first line that a command prints."""
     try:
-        said = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"], text=True,
-                              capture_output=True, timeout=60, check=True).stdout
+        said = subprocess.run(words, text=True, capture_output=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return "unknown: nvidia-smi did not say"
+        return f"unknown: {words[0]} did not say"
     return said.split("\n")[0].strip()
 
 

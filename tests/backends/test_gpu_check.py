@@ -221,6 +221,22 @@ def test_processes_that_share_a_card_send_and_add_as_ranks_of_one_process(compil
     assert_same(world, programs.every_collective, "bf16", (7,))
 
 
+@pytest.mark.slow
+def test_the_tests_for_gpus_pass_on_a_double_of_one_in_every_process(gpus, tmp_path, monkeypatch) -> None:
+    """Else nobody runs them where there is no GPU."""
+    gpus(1)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from tests.backends import doubles\nin_place = doubles.installed(1)\nin_place.__enter__()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    writer = Writer(tmp_path / "part.json", "worlds", CARD)
+    writer.check("kernels", lambda: suite.pytest(suite.KERNELS, 600),
+                 judge=lambda found: suite.judged({**found, "skipped": []}))
+    names = ["CuPy over MPI, 4 processes", "NCCL, 3 processes on one GPU"]
+    suite.worlds(writer, lambda world: world.name in names, suite.CONFORMANCE, 600)
+    assert [(check.name, check.status, check.reason[-400:]) for check in writer.part.checks if check.status != RAN] == []
+    assert [check.name for check in writer.part.checks] == ["kernels", *names]
+
+
 def test_a_sanitizer_that_finds_something_or_sums_up_nothing_is_a_failure() -> None:
     def said(code: int | None, *lines: str) -> str:
         return sanitizer.judged(Ended(code, "\n".join(f"========= {line}" for line in lines), "", 200.0))

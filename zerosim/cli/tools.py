@@ -67,6 +67,9 @@ def gpu_check(
     from benchmarks import gpu_check as checks
 
     if page:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder} to make a page of; zerosim gpu-check writes one, or --out "
+                             "names another")
         typer.echo(checks.page_of(folder), nl=False)
         return
     raise typer.Exit(checks.main([name.strip() for name in only.split(",") if name.strip()], budget, folder))
