@@ -4,6 +4,7 @@ Gel/s are 1e9 elements per second, the best of some repetitions; they are this m
 ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of them subnormal or zero in fp16.
 """
 
+from functools import partial
 
 from functools import partial
 
