@@ -6,8 +6,6 @@ ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of th
 
 from functools import partial
 
-from functools import partial
-
 import numpy as np
 from rich.console import Console
 from rich.table import Table
