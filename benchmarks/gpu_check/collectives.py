@@ -155,7 +155,7 @@ def main(way: str, ranks: str, *lengths: str) -> None:
     if way == "one-process":
         cluster: zs.Cluster = zs.NCCLCluster(int(ranks), share_devices=True)
     else:
-        cluster = zs.connect("nccl", share_devices=True)
+        cluster = zs.connect("nccl", device="cuda:0", share_devices=True)
     found = measured(cluster, tuple(map(int, lengths)) or ELEMENTS)
     if cluster.ranks[0].index == 0:
         print(json.dumps(found))

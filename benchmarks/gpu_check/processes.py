@@ -1,15 +1,18 @@
 """Processes with a limit: one that takes longer is ended with all that it has started, and leaves nothing on the card.
 
 All of them, of whatever group or session, inherit a variable of a name that no other process has, and are found by it
-where the system shows the environments of processes, as Linux does. Elsewhere the first of them alone is ended.
+where the system shows the environments of processes, as Linux does. Elsewhere the first of them alone is ended. On
+Linux a process also ends with the one that has started it, whatever ended that.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = Path("/proc")
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
 DYING_SECONDS = 30.0  # which a process that was killed may take inside the driver
 
 
@@ -43,6 +47,10 @@ def run(words: Sequence[str | Path], seconds: float, *, captured: bool = True, *
         started.end()
 
 
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 class Started:
     """A command under way. What it prints goes to files, which no process left over can hold open for a reader."""
 
@@ -51,12 +59,14 @@ class Started:
         self.began = time.monotonic()
         # The checkout first; what is there already may be the place of CuPy.
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._files = [tempfile.TemporaryFile("w+") for _ in range(2)] if captured else []  # noqa: SIM115  # see end
+        self._files = [tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see end
+                       for _ in range(2 * captured)]
         stdout, stderr = self._files or (None, None)
         self.process = subprocess.Popen(
-            list(map(str, words)), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
-                                         "OPENBLAS_NUM_THREADS": "1", self.mark: "1", **variables})
+            list(map(str, words)), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", self.mark: "1",
+                 **variables})
 
     def ended(self, seconds: float) -> Ended:
         """The end of it, or of the time that it has."""

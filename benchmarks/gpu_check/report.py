@@ -229,8 +229,8 @@ def page(parts: Iterable[Part]) -> str:
 
 
 def ended(part: Part) -> str:
-    """``7 ran``; a part that did not come to its end says why."""
-    return part.counts() + ("" if part.status in (RAN, FAILED, LEFT_OUT) else f"; {cell(part.reason)}")
+    """``7 ran``; a part that did not come to its end says so."""
+    return part.counts() + ("" if part.status in (RAN, FAILED, LEFT_OUT) else f"; {part.status}: {cell(part.reason)}")
 
 
 def cards_text(cards: Iterable[str]) -> str:

@@ -157,7 +157,7 @@ def test_the_page_has_every_check_of_what_ran_on_a_card_and_the_docs_have_that_p
                 versions={"cupy": "14"}, checks=(Check("copy", RAN, "4000 GB/s | best", 1.25), Check("adam", FAILED)))
     assert report.page([part, Part("mpi", LEFT_OUT)]).split("\n") == [
         "| part | checks | card | when | versions |", "|---|---|---|---|---|",
-        "| speed | 1 ran, 1 failed; was ended | 2 × A, B | 2026-11-22 | cupy 14 |", "", "### speed", "",
+        "| speed | 1 ran, 1 failed; out of time: was ended | 2 × A, B | 2026-11-22 | cupy 14 |", "", "### speed", "",
         "| check | | remark | seconds |", "|---|---|---|---|", "| copy | ran | 4000 GB/s \\| best | 1.2 |",
         "| adam | failed |  | 0.0 |", ""]
     text = (ROOT / "docs/verified_on.md").read_text(encoding="utf-8")
