@@ -24,7 +24,7 @@ MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken
 
 def main(port: str, key: str) -> None:
     """Serves tasks."""
-    cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
+    cluster.REST_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:

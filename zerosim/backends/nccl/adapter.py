@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.backends import REST_SECONDS
 from zerosim.numerics.arrays import start
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError, ranks_text
@@ -167,7 +168,6 @@ def version_text(number: int) -> str:
 # that is current on its device, by default the legacy default stream.
 
 
-REST_SECONDS = 5.0  # what a device has after an abort to run what still stands on its streams
 SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady (CUDA Runtime API, "Data types", cudaError)
 HOW_TO_SHARE = ("to share cards pass share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment (NCCL "
                 "2.30 or newer; about 2 ranks)")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.backends import HEARSAY_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.backends.processes.notes import Channel, Elements
 from zerosim.numerics.arrays import copy_elements, on_device, words
@@ -369,8 +370,6 @@ def _place(on_device: bool) -> str:
 # what reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one
 # group issue the calls of two groups in different orders, NCCL waits for ever. Arrays on the host (flags, counts, the
 # empty ones of a barrier) travel as notes.
-
-HEARSAY_SECONDS = 5.0
 
 
 @guarded

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
 
-from zerosim.backends import TIMEOUT_SECONDS
+from zerosim.backends import FAREWELL_SECONDS, REST_SECONDS, TIMEOUT_SECONDS
 from zerosim.backends.processes.notes import (
     AnnouncedCalls,
     Channel,
@@ -45,8 +45,6 @@ from zerosim.ranks.process import clear_frames, forget_frames
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
 LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
-DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
-FAREWELL_SECONDS = 30.0   # the time that the others have to learn of a failed rank; they do at each call of theirs
 
 
 class ProcessBackend(Backend):
@@ -201,7 +199,7 @@ class ProcessBackend(Backend):
             nothing_left = self.transport.drain()  # from the start, as others wait
             self._read()
             if stopped:
-                deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
+                deadline = min(deadline, time.monotonic() + REST_SECONDS)
             mine = self.endings[self.channel.index]
             if isinstance(mine, Failed) and not mine.drained:
                 if stopped and nothing_left:

@@ -102,7 +102,7 @@ LOOPBACK = "127.0.0.1"
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
 HANG_UP_SECONDS = 10.0  # what another process may take to answer, or to hang up, when it has all that it needs
-Frame = tuple[int, int, int | None, bytes]  # what, from whom, to whom (None: all others), and a value as bytes
+Head = tuple[int, int, int | None]  # of a frame: what, from whom, to whom (None: all others); a value as bytes follows
 
 
 class TCPChannel(Channel):
@@ -255,14 +255,14 @@ class TCPChannel(Channel):
 
     def abort(self) -> None:
         """Ends all processes of the job at once, without their clean-up."""
-        self._send(ABORT, None, b"")
+        self._send(ABORT)
         os._exit(1)
 
     def close(self) -> None:
         """Every process calls it; what was sent before has arrived then."""
         self.everyone(None)
         self._closing = True
-        self._send(BYE, None, b"")
+        self._send(BYE)
         for reader in self._readers:
             reader.join(HANG_UP_SECONDS)
         for line in self._lines.values():
@@ -270,44 +270,45 @@ class TCPChannel(Channel):
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
-    def _send(self, what: int, to: int | None, payload: bytes) -> None:
-        self._pass_on((what, self.index, to, payload))
+    def _send(self, what: int, to: int | None = None, data: bytes = b"") -> None:
+        self._pass_on((what, self.index, to), data)
 
-    def _pass_on(self, frame: Frame) -> None:
+    def _pass_on(self, head: Head, data: bytes) -> None:
         """Sends a frame towards its reader: from rank 0 to whom it concerns, from others to rank 0."""
-        _, source, to, _ = frame
-        data = to_bytes(frame)
+        _, source, to = head
         for rank, line in self._lines.items():
             if rank != source and (self.index or to in (None, rank)):
                 # A line that is broken is noticed by its reader.
                 with contextlib.suppress(OSError), self._locks[rank]:
+                    line.send_bytes(to_bytes(head))
                     line.send_bytes(data)
 
     def _read(self, rank: int) -> None:
         """A thread: takes what comes on one line until it ends."""
+        line = self._lines[rank]
         try:
             while True:
-                frame: Frame = received(self._lines[rank])
-                if frame[0] == BYE:
+                head: Head = received(line)
+                data, (what, source, to) = line.recv_bytes(), head
+                if what == BYE:
                     return
-                if self.index == 0 and frame[2] != 0:
-                    self._pass_on(frame)
-                if frame[2] in (None, self.index):
-                    self._take(frame)
+                if self.index == 0 and to != 0:
+                    self._pass_on(head, data)
+                if to in (None, self.index):
+                    self._take(what, source, data)
         except (OSError, EOFError, ValueError):
             if not self._closing:
                 self._lost({rank} if self.index == 0 else {0})
 
-    def _take(self, frame: Frame) -> None:
-        what, source, _, payload = frame
+    def _take(self, what: int, source: int, data: bytes) -> None:
         if what == ABORT:
             print(f"rank {source} of {self.size} has ended the job; rank {self.index} ends too", file=sys.stderr,
                   flush=True)
             os._exit(1)
         if what == GONE:
-            self._lost(from_bytes(payload))
+            self._lost(from_bytes(data))
         else:
-            self._notes.put((source, from_bytes(payload)))
+            self._notes.put((source, from_bytes(data)))
 
     def _lost(self, ranks: set[int]) -> None:
         """Processes have ended without a word: for whoever reads the notes they have failed."""
