@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from zerosim.backends.processes.cluster import ProcessCluster
     from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.tcp import ProcessJob
-    from zerosim.ranks.cluster import Processor
 
 
 DEFAULT_DEVICES = {"mpi": "cpu", "nccl": "cuda"}  # by backend
@@ -64,9 +63,11 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
     if share_devices:
         raise ValueError("share_devices=True is about NCCL, which wants a GPU for each rank; over MPI ranks may share "
                          "one as they are: leave it out")
+    from zerosim.backends.cupy.cluster import gpu_of
     from zerosim.backends.mpi import MPICluster
 
-    cluster = MPICluster(processor=None if number is None else _gpu(number), **options)
+    gpu = None if number is None else gpu_of(_local_rank(), number)
+    cluster = MPICluster(processor=gpu, **options)
     if cluster.ranks[0].size == 1:
         _check_alone(os.environ)
     return cluster
@@ -81,14 +82,6 @@ def _number(device: str) -> int | None:
         raise ValueError(f"no device {device!r}; choose 'cpu', 'cuda' for the GPU of the process' local rank, or a GPU "
                          "by its number, as in 'cuda:0'")
     return int(number) if colon else -1
-
-
-def _gpu(number: int) -> "Processor":
-    """That GPU, or that of this process' place among those of its machine."""
-    from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
-
-    cupy = cupy_on(max(0, number))
-    return CuPyDevice(cupy, _local_rank() % device_count(cupy) if number < 0 else number)
 
 
 def launched() -> "ProcessJob | None":

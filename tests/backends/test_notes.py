@@ -1,5 +1,6 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -178,6 +179,13 @@ def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(a
     assert repr(cluster) == "<NCCLProcessCluster: rank 0 of 1, 1 runs>"
     cluster.close()
     assert not cluster._transport.communicators.made
+
+
+def test_elements_on_the_host_that_do_not_fit_are_a_mismatch_and_not_broadcast(alone: Any) -> None:
+    for out in (np.ones(4), np.ones(1, np.int64)):
+        said = f"rank 0 sends ((1,), float64) to rank 0, which expects ({out.shape}, {out.dtype})"
+        assert_refused(lambda out=out: alone().run(lambda rank: rank.exchange(np.ones(1), 0, out, 0)), re.escape(said),
+                       zs.MismatchError)
 
 
 def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(alone: Any) -> None:

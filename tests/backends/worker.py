@@ -14,7 +14,7 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Outcome, Task, notes, on_one_card
-from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
+from zerosim.backends.cupy.cluster import gpu_of
 from zerosim.backends.processes import cluster
 from zerosim.backends.processes.cluster import ProcessCluster
 from zerosim.backends.processes.notes import Failed
@@ -70,11 +70,7 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     if task.backend == "mpi":
         from zerosim.backends.mpi import MPICluster
 
-        device = None
-        if task.on_gpus:
-            cupy = cupy_on(0)
-            device = CuPyDevice(cupy, index % device_count(cupy))
-        return MPICluster(first(task.ranks), device, **task.options)
+        return MPICluster(first(task.ranks), gpu_of(index, -1) if task.on_gpus else None, **task.options)
     from zerosim.backends.nccl import transport
     from zerosim.backends.nccl.cluster import NCCLProcessCluster
 

@@ -73,7 +73,7 @@ class CuPyDevice(Processor):
     """One GPU."""
 
     def __init__(self, cupy: Any, number: int) -> None:
-        self._cupy, self._number = cupy, number
+        self.cupy, self.number = cupy, number
 
     def kernels(self, count: int) -> list[NumpyKernels]:
         """All ranks share them, as only one of them runs at a time."""
@@ -82,8 +82,17 @@ class CuPyDevice(Processor):
 
     def scope(self) -> AbstractContextManager[Any]:
         """The device is selected: CuPy's current one belongs to the thread."""
-        selected: AbstractContextManager[Any] = self._cupy.cuda.Device(self._number)
+        selected: AbstractContextManager[Any] = self.cupy.cuda.Device(self.number)
         return selected
+
+
+def gpu_of(local_rank: int, number: int) -> CuPyDevice:
+    """The GPU of a process that has this place on its machine; the one of that number, if it is not below 0.
+
+    Raises BackendError where CuPy or the GPU is missing.
+    """
+    cupy = cupy_on(max(0, number))
+    return CuPyDevice(cupy, local_rank % device_count(cupy) if number < 0 else number)
 
 
 class CuPyCluster(Cluster):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from zerosim.backends.cupy.cluster import CuPyDevice, cupy_kernels, cupy_on, device_count
+from zerosim.backends.cupy.cluster import CuPyDevice, cupy_kernels, cupy_on, device_count, gpu_of
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, NCCL, DeviceStreams, devices_for
 from zerosim.backends.nccl.transport import Communicators, NCCLProcessTransport, NCCLTransport, ProcessCommunicators
 from zerosim.backends.processes.cluster import ProcessCluster
@@ -123,12 +123,12 @@ class Card(NamedTuple):
 
 def _found(local_rank: int, device: int) -> tuple[NCCL, DeviceStreams, Card, CuPyDevice]:
     """NCCL; this process' device, which becomes the thread's current one, with its streams; and which card it is."""
-    xp = cupy_on(max(0, device))
-    nccl, device = NCCL(), local_rank % device_count(xp) if device < 0 else device
-    xp.cuda.Device(device).use()
-    uuid = bytes(xp.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
-    card = Card(uuid, xp.cuda.Device(device).pci_bus_id)
-    return nccl, DeviceStreams(xp, device, cupy_kernels()), card, CuPyDevice(xp, device)
+    gpu, nccl = gpu_of(local_rank, device), NCCL()
+    cuda = gpu.cupy.cuda
+    cuda.Device(gpu.number).use()
+    uuid = bytes(cuda.runtime.getDeviceProperties(gpu.number)["uuid"]).hex()
+    card = Card(uuid, cuda.Device(gpu.number).pci_bus_id)
+    return nccl, DeviceStreams(gpu.cupy, gpu.number, cupy_kernels()), card, gpu
 
 
 def check_cards(channel: Channel, card: Card, *, share: bool) -> None:
