@@ -21,7 +21,7 @@ from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
 from zerosim.ranks.errors import MismatchError, RankStopped, misfit_text, ranks_text
-from zerosim.ranks.hub import Carried, InProcess, RunOptions, Transport
+from zerosim.ranks.hub import Carried, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
@@ -200,12 +200,10 @@ class NCCLTransport(Transport):
 
     def __init__(self, streams: Mapping[int, DeviceStreams], communicators: Communicators) -> None:
         self.streams, self.communicators = streams, communicators
-        self.host = InProcess()
 
     def begin(self, options: RunOptions) -> None:
         """A run begins."""
         super().begin(options)
-        self.host.begin(options)
         self._issuing = 0
         self._ready: dict[Pending, Any] = {}
         self._done: dict[Pending, Any] = {}
@@ -233,22 +231,18 @@ class NCCLTransport(Transport):
     def collective(self, parts: Sequence[PendingCall]) -> Carried:
         """The call's own hops, a group of sends and receives for each step; or NCCL's own collective."""
         call, on_devices = parts[0].call, [me in self._ready for me in parts]
+        carried = super().collective(parts)
         if any(on_devices):
             _check_all_on_device(call, on_devices)
-            yield from self._on_streams({call.group[me.index]: me for me in parts}, super().collective(parts))
-        else:
-            yield from self.on_host(parts)
-
-    def on_host(self, parts: Sequence[PendingCall]) -> Carried:
-        """A call whose arrays lie on the host."""
-        return self.host.collective(parts)
+            carried = self._on_streams({call.group[me.index]: me for me in parts}, carried)
+        yield from carried
 
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
-        """A send and its receive in one group; elements on the host are copied as without GPUs."""
+        """The sends and receives in one group."""
         parts = {me.rank: me for me in ends.values()}
         there = {rank: me in self._ready for rank, me in parts.items()}
         if not any(there.values()):
-            yield from self.host.message(key, step, ends)
+            yield from super().message(key, step, ends)
             return
         if not all(there.values()):
             sender, receiver = (key[0][place] for place in (step[0].hop.source, step[0].hop.destination))
@@ -278,6 +272,9 @@ class NCCLTransport(Transport):
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
         """All messages of one step as one group; where there is nothing to send, the receiver waits for nothing."""
+        if not any(on_device(array) for _, *ends in step for array in ends if array is not None):
+            yield from self.move_on_host(key, step, call)
+            return
         communicators = self.communicators.of(key)
         with self.communicators.nccl.group():
             for hop, sent, out in step:
@@ -288,6 +285,12 @@ class NCCLTransport(Transport):
                         streams.select()
                         (communicator.send if is_sent else communicator.recv)(array, peer, streams.pointer)
         yield from step
+
+    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Carried:
+        """The same of elements on the host, of which NCCL knows nothing."""
+        for delivery in step:
+            copy_elements(delivery.sent, delivery.out)
+            yield delivery
 
     def native(self, parts: Sequence[PendingCall]) -> Carried:
         """NCCL's own collective: on the stream at once."""
@@ -311,7 +314,7 @@ class NCCLTransport(Transport):
         out, streams = delivery.out, self.streams[key[0][delivery.hop.destination]]
         assert out is not None, "who looks is in the process of all ranks"
         if not on_device(out):
-            return self.host.seen(key, delivery)
+            return super().seen(key, delivery)
         with streams.communicating():
             copy = words(out).copy().view(out.dtype)
         streams.synchronize()
@@ -404,12 +407,7 @@ class NCCLProcessTransport(NCCLTransport):
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
         """The halves of this rank's exchange, in one group."""
         (me,) = ends.values()
-        carried = Transport.message(self, key, step, ends)
-        return self._observed(me, self._on_streams({me.rank: me}, carried) if me in self._ready else carried)
-
-    def on_host(self, parts: Sequence[PendingCall]) -> Carried:
-        """Hop by hop, as notes."""
-        return Transport.collective(self, parts)
+        return self._observed(me, super().message(key, step, ends))
 
     def _observed(self, me: Pending, carried: Carried) -> Carried:
         """Notes the end of a part. Where NCCL refuses, perhaps because another rank has failed, a note soon says so; if
@@ -435,11 +433,8 @@ class NCCLProcessTransport(NCCLTransport):
             found.append(self._ends.popleft()[0])
         return found
 
-    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
-        """One group of NCCL's; or, for elements on the host, a note for each message."""
-        if any(on_device(array) for _, *ends in step for array in ends if array is not None):
-            yield from super().move(key, step, call)
-            return
+    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Carried:
+        """A note for each message."""
         group, number = key[0], None if call is None else call.number
         for hop, sent, _ in step:
             if sent is not None:
