@@ -7,4 +7,4 @@ Nothing below imports them: `zerosim.connect` and `zerosim.__getattr__` load the
 TIMEOUT_SECONDS = 5.0    # after which a rank that waits tells the others for what
 FAREWELL_SECONDS = 30.0  # for the others to learn of a failed rank, which they do at their next call
 REST_SECONDS = 5.0       # after a failure, for a library or a device to end what all have begun
-HEARSAY_SECONDS = 5.0    # for the note about the failure because of which a library has refused a call
+CAUSE_SECONDS = 5.0      # for the note about the failure that is the cause of a library's error

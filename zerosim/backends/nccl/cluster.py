@@ -4,18 +4,24 @@ Legend: N ranks.
 """
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from zerosim.backends.cupy.cluster import CuPyDevice, cupy_kernels, cupy_on, device_count, gpu_of
 from zerosim.backends.nccl.adapter import HOW_PROCESSES_SHARE, NCCL, DeviceStreams, devices_for
-from zerosim.backends.nccl.transport import Communicators, NCCLProcessTransport, NCCLTransport, ProcessCommunicators
+from zerosim.backends.nccl.transport import (
+    Communicators,
+    NCCLProcessTransport,
+    NCCLTransport,
+    ProcessCommunicators,
+    together,
+)
 from zerosim.backends.processes.cluster import ProcessCluster
 from zerosim.backends.processes.notes import Channel
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.cluster import Cluster, Processor
-from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.errors import ranks_text
 
 
 class Devices(Processor):
@@ -70,9 +76,6 @@ class NCCLCluster(Cluster):
 # Legend: N ranks.
 
 
-T = TypeVar("T")
-
-
 class NCCLProcessCluster(ProcessCluster):
     """One rank in each process of a job, on the GPU ``device``, or ``local_rank`` modulo the GPUs that it sees.
 
@@ -90,25 +93,6 @@ class NCCLProcessCluster(ProcessCluster):
         self.device = streams.device
         transport = NCCLProcessTransport(channel.index, streams, ProcessCommunicators(nccl, streams, channel))
         super().__init__(channel, transport, gpu, **options)
-
-
-def together(channel: Channel, find: Callable[[], T]) -> T:
-    """The result of ``find()`` in this process; every process calls it.
-
-    Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
-    """
-    error: Exception | None = None
-    try:
-        found = find()
-    except Exception as raised:  # whatever it is, the others wait for it
-        error = raised
-    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
-    if error is not None:
-        raise error
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise BackendError("NCCL", f"rank {rank} of {channel.size} cannot take part: {text}")
-    return found
 
 
 class Card(NamedTuple):

@@ -10,24 +10,23 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import HEARSAY_SECONDS
+from zerosim.backends import CAUSE_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.backends.processes.notes import Channel, Elements
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
-from zerosim.ranks.errors import MismatchError, RankStopped, misfit_text, ranks_text
+from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, misfit_text, ranks_text
 from zerosim.ranks.hub import Carried, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
-# Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
-# u the format's unit roundoff (Higham 2002, section 4.2). NCCL adds in the format, or in fp32 and rounds at the end,
-# and in an order that follows the machine's topology. Its maximum and minimum need not pass a NaN on.
+# Sums are within the bound that `backends.mpi` states: NCCL adds in the format, or in fp32 and rounds at the end, in an
+# order that follows the machine's topology. Its maximum and minimum need not pass a NaN on.
 #
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
@@ -141,6 +140,28 @@ class Communicators:
             communicator.destroy()
 
 
+T = TypeVar("T")
+
+
+def together(channel: Channel, find: Callable[[], T]) -> T:
+    """The result of ``find()`` in this process; every process calls it.
+
+    Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
+    """
+    error: Exception | None = None
+    try:
+        found = find()
+    except Exception as raised:  # whatever it is, the others wait for it
+        error = raised
+    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
+    if error is not None:
+        raise error
+    for rank, text in enumerate(texts):
+        if text is not None:
+            raise BackendError("NCCL", f"rank {rank} of {channel.size} cannot take part: {text}")
+    return found
+
+
 class ProcessCommunicators(Communicators):
     """Those of this process' rank, which it makes together with the processes of the other ranks."""
 
@@ -151,10 +172,13 @@ class ProcessCommunicators(Communicators):
         self.connect()
 
     def connect(self) -> None:
-        """Makes the communicator of all, unless there is one: at first, and after a run that failed."""
+        """Makes the communicator of all, unless there is one: at first, and after a run that failed.
+
+        Nobody goes on, and may fail and abort it, while another one still connects.
+        """
         if self._world not in self.made:
             unique_id = self._channel.everyone(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
-            self.join(self._world, unique_id)
+            together(self._channel, lambda: self.join(self._world, unique_id))
 
     def join(self, key: GroupKey, unique_id: bytes) -> None:
         """Makes a group's communicator, and connects every pair of its ranks now: NCCL does it when two of them first
@@ -190,7 +214,7 @@ class ProcessCommunicators(Communicators):
 
 @guarded
 class NCCLTransport(Transport):
-    """Puts what ranks ask for on their streams; arrays on the host are carried as without GPUs.
+    """Puts what ranks ask for on their streams; elements on the host are copied there.
 
     ``streams`` are those of the ranks that are here, by their index in the cluster.
     """
@@ -410,8 +434,8 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(me, super().message(key, step, ends))
 
     def _observed(self, me: Pending, carried: Carried) -> Carried:
-        """Notes the end of a part. Where NCCL refuses, perhaps because another rank has failed, a note soon says so; if
-        not, NCCL's error is this rank's own."""
+        """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a note about that
+        comes soon, and stops this rank; without one the error is this rank's own."""
         number, self._begun = self._begun, self._begun + 1
         try:
             yield from carried
@@ -419,9 +443,9 @@ class NCCLProcessTransport(NCCLTransport):
             return
         except self.communicators.nccl.error as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
-            # Its frames know the arrays of the call and, by way of the backend's, this part: memory would keep those.
+            # The error's frames hold the call's arrays, which would count as held while the error is kept.
             refused = forget_frames(error)
-        deadline = time.monotonic() + HEARSAY_SECONDS
+        deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline:
             yield None
         raise refused

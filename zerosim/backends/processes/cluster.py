@@ -1,9 +1,9 @@
-"""Ranks in processes of their own: each process runs one rank, and keeps in touch with the others.
+"""Ranks in processes of their own: each process runs one rank, and exchanges notes with the others.
 
-The transport moves arrays: MPI makes each hop as a pair of non-blocking messages, and goes on whenever it is asked to;
-NCCL puts all hops on a stream and is done at once, since what reads the result waits for the stream. Here it is asked
-again and again whether something has moved, so that Ctrl-C, another rank's failure and a verdict on a deadlock all
-reach a rank that waits.
+The transport moves arrays. MPI makes each hop as a pair of non-blocking messages, which go on whenever MPI is asked;
+NCCL puts all hops on a stream, and what reads the result waits for that stream. A rank that waits asks the transport
+and reads notes in turns, so that Ctrl-C, another rank's failure and a verdict on a deadlock all reach it. Where a
+program may wait inside the library, a thread reads the notes.
 """
 
 import itertools
@@ -63,7 +63,7 @@ class ProcessBackend(Backend):
         self.begun: dict[Pending, Carried] = {}     # and not waited for yet
         self.issued: Counts = {}
         self.recent: deque[Call] = deque(maxlen=REMEMBERED)
-        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # who helps to make a group: notes
+        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # who is at the making of a group
         self.waiting: dict[int, Waiting] = {}     # the notes of those who say that they wait, this rank among them
         self.endings: dict[int, Ending] = {}
         self.found: Exception | None = None       # what the notes show to be wrong
@@ -115,17 +115,23 @@ class ProcessBackend(Backend):
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """Makes a group of its own, for which a library blocks until all its ranks are there.
 
-        So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.
+        So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does. And
+        nobody goes on, and may fail, while another one is still in the library.
         """
-        coming = Joining(key, self.transport.invitation(key))
+        invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
+        self.transport.new_group(parent, key, invitation)
+        self._met(key, b"")
+
+    def _met(self, key: GroupKey, invitation: bytes) -> dict[int, bytes]:
+        """The invitations of a group's ranks, once each has said that it is here."""
         for rank in key[0]:
-            self._say(coming, rank)
+            self._say(Joining(key, invitation), rank)
         while not self.joining[key].keys() >= set(key[0]):
             if any(isinstance(self.endings.get(rank), Failed) for rank in key[0]):
                 raise RankStopped
             time.sleep(0)
             self._read()
-        self.transport.new_group(parent, key, self.joining.pop(key)[key[0][0]])
+        return self.joining.pop(key)
 
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""

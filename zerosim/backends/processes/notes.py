@@ -174,9 +174,8 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come.
-
-    ``invitation`` is what its first rank has to tell the others.
+    """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come; or,
+    said once more, has made it. ``invitation`` is what its first rank has to tell the others.
     """
 
     key: GroupKey

@@ -27,17 +27,17 @@ from zerosim.backends.processes.plain import from_bytes, to_bytes
 from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
 # -- A job as launchers describe it to each of its processes, in variables of the environment that torchrun made usual -
-# Nothing is read here: whoever stands at the edge hands the variables over.
+# `connect` reads them, and hands them over.
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; ours is one door further
+PORT_OFFSET = 1  # torchrun's own store may be listening at MASTER_PORT; rank 0 listens at the next port
 SECRET, SHORTEST_SECRET = "ZEROSIM_JOB_KEY", 16
 ONE_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessJob:
-    """This process' place in its job, the address of rank 0's notes, and the key that strangers do not know.
+    """This process' place in its job, the address of rank 0's notes, and the key that only the job's processes know.
 
     ``key`` None: all processes are on one machine, where rank 0 makes a key and leaves it to its own user.
     """
