@@ -16,6 +16,7 @@ import pytest
 
 import zerosim as zs
 from tests.backends.doubles import differing
+from tests.backends.gpu_order import cluster_in_gpu_order
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES
 from tests.ranks import programs
@@ -30,7 +31,8 @@ from zerosim.optim import SGD
 
 @pytest.mark.parametrize("case", range(len(programs.OPTIONS)))
 def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(compiler: None, case: int) -> None:
-    assert_same(DOUBLES[0], programs.optioned, case)
+    """Of one that adds up as a GPU does."""
+    assert_same(DOUBLES[0], programs.optioned, case, kind=DOUBLES[0].kind)
 
 
 def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
@@ -44,7 +46,7 @@ def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.nda
 def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
     found, wanted = (cluster.run(lambda rank: programs.gpt(rank, 2, "fp32", optimizer, gather=True))
-                     for cluster in (zs.CuPyCluster(2), zs.Cluster(2)))
+                     for cluster in (zs.CuPyCluster(2), cluster_in_gpu_order(2)))
     for mine, right in zip(map(states_of, found), map(states_of, wanted), strict=True):
         for key, x in right.items():
             assert np.abs(mine[key].astype(np.float64) - x).max() < 1e-3, key

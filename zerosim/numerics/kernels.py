@@ -145,8 +145,8 @@ def mean_squares(k: BlockKernels, x: Array, rows: Array, columns: Array) -> None
     for here in k.row_blocks(x):
         squares = k.room("matrix block", x[here].shape, FP32)
         k.apply(np.multiply, [x[here], x[here]], squares)
-        k.apply(np.divide, [squares.sum(axis=1, dtype=FP64), max(1, x.shape[1])], rows[here])
-        k.apply(np.add, [total, squares.sum(axis=0, dtype=FP64)], total)
+        k.apply(np.divide, [k.row_sums(squares, FP64), max(1, x.shape[1])], rows[here])
+        k.add_column_sums(squares, total)
     k.apply(np.divide, [total, max(1, x.shape[0])], columns)
 
 
