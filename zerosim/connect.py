@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from zerosim.backends.processes.cluster import ProcessCluster
     from zerosim.backends.processes.notes import Channel
     from zerosim.backends.processes.tcp import ProcessJob
-    from zerosim.ranks.cluster import Device
+    from zerosim.ranks.cluster import Processor
 
 
 DEFAULT_DEVICES = {"mpi": "cpu", "nccl": "cuda"}  # by backend
 BACKENDS = tuple(DEFAULT_DEVICES)
 # How many processes a launcher has started: Slurm's srun says it whether it speaks PMI or not, Open MPI's and MPICH's
-# mpiexec, torchrun.
-SRUN_COUNT = "SLURM_STEP_NUM_TASKS"
+# mpiexec, torchrun. HPE's PALS sets PMI_SIZE too, and says how many of the processes are on this machine.
+SRUN_COUNT, PALS_COUNT = "SLURM_STEP_NUM_TASKS", "PALS_LOCAL_SIZE"
 MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
+LAUNCHERS_COUNTS = (SRUN_COUNT, PALS_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
 
 LAUNCHERS = ("mpiexec", "mpirun")
 
@@ -66,7 +66,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
                          "one as they are: leave it out")
     from zerosim.backends.mpi import MPICluster
 
-    cluster = MPICluster(device=None if number is None else _gpu(number), **options)
+    cluster = MPICluster(processor=None if number is None else _gpu(number), **options)
     if cluster.ranks[0].size == 1:
         _check_alone(os.environ)
     return cluster
@@ -83,7 +83,7 @@ def _number(device: str) -> int | None:
     return int(number) if colon else -1
 
 
-def _gpu(number: int) -> "Device":
+def _gpu(number: int) -> "Processor":
     """That GPU, or that of this process' place among those of its machine."""
     from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
 
@@ -142,6 +142,9 @@ def _check_alone(variables: Mapping[str, str]) -> None:
     if name == SRUN_COUNT:
         remedy = ("say srun --mpi=pmi2 for MPICH's library, srun --mpi=pmix for Open MPI's (srun --mpi=list shows what "
                   "there is), or " + remedy)
+    elif "PALS_RANKID" in variables:
+        remedy = ("build mpi4py with the MPI library of this system, which PALS speaks with: pip install "
+                  "--force-reinstall --no-binary=mpi4py mpi4py")
     raise BackendError("MPI", f"a launcher has started {count} processes ({name}={count}), but mpi4py's MPI library "
                               f"knows this one alone; {remedy}; under torchrun call zs.connect('nccl')")
 

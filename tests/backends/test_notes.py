@@ -23,7 +23,7 @@ from zerosim.backends.processes.tcp import TCPChannel
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
 from zerosim.ranks import process
-from zerosim.ranks.transport import RunOptions, Transport
+from zerosim.ranks.hub import RunOptions, Transport
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError

@@ -176,6 +176,9 @@ OF_A_JOB = [
 LONE = [
     *(("mpi", {name: "3"}, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
       for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
+    *(("mpi", {"PALS_RANKID": "0", name: "3"},
+       rf"a launcher has started 3 processes \({name}=3\), but .* build mpi4py with the MPI library of this system")
+      for name in ("PALS_LOCAL_SIZE", "PMI_SIZE")),
     # As under srun that speaks no PMI, or one that the library does not know.
     *((backend, {"SLURM_STEP_NUM_TASKS": "3", **pmi},
        r"a launcher has started 3 processes \(SLURM_STEP_NUM_TASKS=3\), but .* alone; say srun --mpi=pmi2 for MPICH's "

@@ -13,7 +13,7 @@ from tests.cases import chosen, covering
 from tests.ranks.asking import GATHERS, ROOTED, ROWS, WORLDS, allowed, ask, ceil_cut, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, NARROW, normals, whole_numbers
 from zerosim.numerics import arrays, kernels
-from zerosim.ranks import call, collectives, fast_ring, transport
+from zerosim.ranks import call, collectives, fast_ring
 
 PYTHON_NBYTES = 150_000  # objects that are no arrays: greenlets and their stacks, trace rows, entries
 LENGTH = 1 << 18  # chunks of 65,536 elements: a forgotten one stands out
@@ -98,7 +98,7 @@ def parts_of(asked: call.Call) -> list[call.PendingCall]:
     parts = []
     for index, vector in enumerate(whole_numbers(asked.ranks, asked.length, seed=1)):
         data = (vector % 7 + 1).astype(asked.dtype)
-        lengths = transport.without_data(asked, index, kernels.NullKernels())
+        lengths = collectives.without_data(asked, index, kernels.NullKernels())
         own = slice(asked.cut[index], asked.cut[index + 1])
         gets = asked.operation not in ("reduce", "gather") or index == asked.root
         me = call.PendingCall(asked, index, kernels.NumpyKernels(), data[own] if asked.operation in GATHERS else data,
@@ -130,7 +130,7 @@ def test_every_declared_element_is_used(row: tuple[str, str], dtype: np.dtype, o
             for root in roots:
                 asked = call.Call(0, (), tuple(range(ranks)), *row, (cut[-1],), dtype, cut, root=root, **options)
                 parts = parts_of(asked)
-                for step in transport.lockstep({me.index: transport.steps_of(me) for me in parts}):
+                for step in collectives.lockstep({me.index: collectives.steps_of(me) for me in parts}):
                     for delivery in step:
                         delivery.out[...] = delivery.sent
                 for me in parts:

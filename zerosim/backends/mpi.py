@@ -10,9 +10,10 @@ from zerosim.backends.processes.cluster import ProcessCluster
 from zerosim.numerics.arrays import as_bytes, copy_elements, on_device, to_host
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
-from zerosim.ranks.cluster import Device
+from zerosim.ranks.cluster import Processor
+from zerosim.ranks.collectives import Delivery, sent_by
 from zerosim.ranks.errors import BackendError, MismatchError
-from zerosim.ranks.transport import Carried, Delivery, Transport, sent_by
+from zerosim.ranks.hub import Carried, Transport
 
 
 def mpi() -> Any:
@@ -45,7 +46,7 @@ def landing(out: Any) -> np.ndarray:
 
 
 def landed(there: np.ndarray, out: Any) -> None:
-    """What MPI has written is brought to the device where it belongs there."""
+    """Brings what MPI has written to the device, where it belongs there."""
     if there is not out:
         copy_elements(there, out)
 
@@ -105,7 +106,7 @@ class Half:
 BUILT_IN = ("f4", "f8")
 
 
-class Native:
+class NativeCall:
     """One non-blocking collective of the library, under way."""
 
     def __init__(self, me: PendingCall, mpi: Any, comm: Any) -> None:
@@ -255,7 +256,7 @@ class MPITransport(Transport):
         self._mpi, self._comm, self._rendezvous = mpi, comm.Dup(), rendezvous
         self._world: GroupKey = tuple(range(comm.size)), ()
         self._comms: dict[GroupKey, Any] = {self._world: self._comm}
-        self._under_way: list[Half | Native] = []
+        self._under_way: list[Half | NativeCall] = []
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
         """Posts the receives, then the sends, and asks until they are done."""
@@ -279,7 +280,7 @@ class MPITransport(Transport):
     def native(self, parts: Sequence[PendingCall]) -> Carried:
         """MPI's own collective."""
         (me,) = parts
-        native = Native(me, self._mpi, self._comms[me.call.key])
+        native = NativeCall(me, self._mpi, self._comms[me.call.key])
         self._under_way.append(native)
         while not native.is_over():
             yield None
@@ -323,13 +324,13 @@ class MPICluster(ProcessCluster):
     """One rank in each process of an MPI communicator, MPI.COMM_WORLD unless another is given.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks MPI for its own.
-    ``device`` has this rank's arrays: NumPy's on the host, unless another is given.
+    ``processor`` has this rank's arrays: NumPy's on the host, unless another is given.
     """
 
-    def __init__(self, comm: Any = None, device: Device | None = None, *, debug: bool = False,
+    def __init__(self, comm: Any = None, processor: Processor | None = None, *, debug: bool = False,
                  **options: Any) -> None:
         """Raises BackendError where mpi4py or MPI is missing."""
         library = mpi()
         comm = library.COMM_WORLD if comm is None else comm
-        super().__init__(MPIChannel(comm), MPITransport(library, comm, rendezvous=debug), device, debug=debug,
+        super().__init__(MPIChannel(comm), MPITransport(library, comm, rendezvous=debug), processor, debug=debug,
                          **options)

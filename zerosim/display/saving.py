@@ -24,8 +24,8 @@ def recording_of(cluster: Any) -> Recording:
     if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
     if is_one_of_many(cluster):
-        told = cluster.gather([(trace.rows, trace.held_at_start) for trace in traces])
-        return record(Trace(rows, held_at_start=held) for of_process in told for rows, held in of_process)
+        gathered = cluster.gather([(trace.rows, trace.held_at_start) for trace in traces])
+        return record(Trace(rows, held_at_start=held) for of_process in gathered for rows, held in of_process)
     return record(traces)
 
 

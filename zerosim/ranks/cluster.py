@@ -21,13 +21,13 @@ from zerosim.numerics.arrays import has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Backend, Call, Pending, PendingCall, PendingExchange, chunk_lengths
+from zerosim.ranks.collectives import sent_by
 from zerosim.ranks.errors import AsymmetryError, RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, InProcess, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, clear_frames, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
-from zerosim.ranks.transport import InProcess, RunOptions, Transport, Watch, sent_by
 from zerosim.shown import Shown
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Run:
     trace: Traces
 
 
-class Device:
+class Processor:
     """The place of arrays, and the arithmetic on them: of NumPy's, in the memory of this process."""
 
     def kernels(self, count: int) -> list[NumpyKernels]:
@@ -96,8 +96,8 @@ class Cluster(Shown):
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
-                 blas_threads: int = 1, device: Device | None = None, transport: Transport | None = None) -> None:
-        """``device`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
+                 blas_threads: int = 1, processor: Processor | None = None, transport: Transport | None = None) -> None:
+        """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
         if capacity_nbytes is not None and (not is_count(capacity_nbytes) or capacity_nbytes < 0):
@@ -106,10 +106,10 @@ class Cluster(Shown):
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
-        self._device, self._transport = device or Device(), transport or InProcess()
+        self._processor, self._transport = processor or Processor(), transport or InProcess()
         group = tuple(range(ranks))
         present = self._present(group)
-        kernels = self._device.kernels(len(present))
+        kernels = self._processor.kernels(len(present))
         self.kernels = kernels[0]
         self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its)
                        for index, its in zip(present, kernels, strict=True)]
@@ -131,7 +131,7 @@ class Cluster(Shown):
 
     def device_scope(self) -> AbstractContextManager[Any]:
         """Ends what ranks have selected on their devices with the ``with`` block."""
-        return self._device.scope()
+        return self._processor.scope()
 
     @property
     def world(self) -> str:
@@ -303,7 +303,7 @@ def _refuse(rank: int, me: Pending, why: str) -> NoReturn:
 # -- Clusters whose arrays have shapes and no data: the real program, for any number of parameters, in no memory -----
 
 
-class NoData(Device):
+class NoData(Processor):
     """Arrays that are a shape and a type alone."""
 
     def kernels(self, count: int) -> list[NumpyKernels]:
@@ -326,7 +326,7 @@ class NullCluster(Cluster):
     def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None) -> None:
         """Raises ValueError for less than one rank, and for a representative that is none of them."""
         self.representative = representative
-        super().__init__(ranks, capacity_nbytes=capacity_nbytes, device=NoData())
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, processor=NoData())
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if self.representative is None:

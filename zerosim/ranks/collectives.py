@@ -1,4 +1,4 @@
-"""The algorithms: each collective as a generator that one rank runs, and the table of them all.
+"""The algorithms: each collective as a generator that one rank runs, the table of them all, and how they run together.
 
 A generator yields exchanges, one after the other, and finds what arrived in the memory that it named. It is handed
 ``me``, the rank's part in the call: its index, the cut, a few buffers, and arithmetic rounded like the wire's. Whoever
@@ -7,15 +7,20 @@ drives the generators, the hub, MPI, NCCL, the planner, moves what they yield.
 Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.kernels import NullKernels
+from zerosim.numerics.null_arrays import NullArray
+from zerosim.ranks import fast_ring
 from zerosim.ranks.call import AVERAGES, OPS, Array, Call, PendingCall, ceil_cut, chunk_lengths
+from zerosim.ranks.trace import Hop
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,3 +598,117 @@ def check_cuts(operation: str, algorithm: str, ranks: int) -> None:
     if row.folds and ranks & (ranks - 1):
         raise ValueError(f"splits= would change nothing in {operation} by {algorithm!r} on {ranks} ranks, of which "
                          "only a power of two take chunks, by a cut of their own; leave it out, or take 'ring'")
+
+
+# -- Lockstep: the ranks of one call that are here, step by step -----------------------------------------------------
+# A message moves when all its ends that are here are there: the sender has yielded ``send``, the receiver ``out``. All
+# messages that can move in one round make one step.
+
+
+class Delivery(NamedTuple):
+    """A message that can move: the hop, by indices of the group; what is sent, and where it arrives.
+
+    ``sent`` is None where the sender is in another process, ``out`` where the receiver is.
+    """
+
+    hop: Hop
+    sent: Array | None
+    out: Array | None
+
+
+class Runner:
+    """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
+
+    def __init__(self, steps: Exchanges) -> None:
+        self.steps = steps
+        self.advance()
+
+    def advance(self) -> None:
+        """Runs the generator to its next exchange; ``waiting`` is None when it has none left."""
+        self.waiting: Exchange | None = next(self.steps, None)
+        self.to = None if self.waiting is None else self.waiting.to
+        self.source = None if self.waiting is None else self.waiting.source
+
+
+def steps_of(me: PendingCall) -> Exchanges:
+    """The generator of one rank's part in a call."""
+    return row_of(me.call).steps(me, me.x, me.out)
+
+
+def lockstep(steps: Mapping[int, Exchanges]) -> Iterator[list[Delivery]]:
+    """The messages of each step, of the ranks whose generators these are, by their indices in the group.
+
+    Who asks for the next step has moved them.
+    """
+    runners = {index: Runner(its) for index, its in steps.items()}
+    step, arrived = 0, list(runners)  # at an exchange that is new; of the others nothing can move yet
+    while any(runners[rank].waiting is not None for rank in arrived):
+        ends = {(rank, to) for rank in arrived if (to := runners[rank].to) is not None}
+        ends |= {(source, rank) for rank in arrived if (source := runners[rank].source) is not None}
+        moved = [(source, to) for source, to in sorted(ends)
+                 if (source not in runners or runners[source].to == to)
+                 and (to not in runners or runners[to].source == source)]
+        yield [_delivery(runners, step, source, to) for source, to in moved]
+        for source, to in moved:
+            if source in runners:
+                runners[source].to = None
+            if to in runners:
+                runners[to].source = None
+        arrived = [rank for rank in sorted({end for pair in moved for end in pair} & runners.keys())
+                   if runners[rank].to is None and runners[rank].source is None]
+        for rank in arrived:
+            runners[rank].advance()
+        step += 1
+    assert all(runner.waiting is None for runner in runners.values()), "the algorithm waits for itself"
+
+
+def _delivery(runners: Mapping[int, Runner], step: int, source: int, destination: int) -> Delivery:
+    sender = runners[source].waiting if source in runners else None
+    receiver = runners[destination].waiting if destination in runners else None
+    sent, out = sender.send if sender else None, receiver.out if receiver else None
+    moved = out if sent is None else sent
+    assert moved is not None
+    if sent is not None and out is not None:
+        assert len(sent) == len(out)
+        assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
+    return Delivery(Hop(step, source, destination, sender.chunks if sender else (), moved.nbytes), sent, out)
+
+
+def expand(call: Call) -> list[Hop]:
+    """Every hop of the call, from its own generators, run on arrays without data. Ranks are the group's indices."""
+    return list(_expand(call.normalized()))
+
+
+@lru_cache(maxsize=8)  # few: 512 ranks in a ring make half a million hops
+def _expand(call: Call) -> tuple[Hop, ...]:
+    return tuple(delivery.hop for step in lockstep_without_data(call) for delivery in step)
+
+
+def lockstep_without_data(call: Call) -> Iterator[list[Delivery]]:
+    """The steps of all ranks of a call, on arrays without data."""
+    kernels = NullKernels()
+    return lockstep({index: steps_of(without_data(call, index, kernels)) for index in range(call.ranks)})
+
+
+def sent_by(call: Call, index: int) -> int:
+    """The bytes that one rank sends, from its own generator alone, which needs no partner where there is no data.
+
+    What a library's own collective sends is not known; it is counted as the first algorithm of the table would send.
+    """
+    if call.algorithm == NATIVE:
+        call = replace(call, algorithm=next(iter(ALGORITHMS[call.operation])))
+    if fast_ring.serves(call):
+        return fast_ring.sent_nbytes(call, index)
+    steps = steps_of(without_data(call, index, NullKernels()))
+    return sum(exchange.send.nbytes for exchange in steps if exchange.send is not None)
+
+
+def without_data(call: Call, index: int, kernels: NullKernels) -> PendingCall:
+    """One rank's part in the call on arrays without data, of the lengths that the operation has on this rank."""
+    n = call.length
+    own = call.cut[index + 1] - call.cut[index]
+    x, out = {"reduce_scatter": (n, own), "all_gather": (own, n), "gather": (own, n),
+              "all_to_all": (n, call.ranks * own)}.get(call.operation, (n, n))
+    me = PendingCall(call, index, kernels, NullArray(x, call.dtype), NullArray(out, call.dtype))
+    me.buffers = [NullArray(length, dtype) for length, dtype in row_of(call).buffers(me)]
+    return me

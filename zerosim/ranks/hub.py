@@ -1,8 +1,13 @@
-"""The hub: runs the ranks of a cluster in one process, and carries out what they ask of each other.
+"""The transport, which moves what ranks send each other, and the hub, which runs the ranks of a cluster in one process.
 
-Ranks are greenlets, of which exactly one runs at a time, the next one chosen by a rule. A rank parks when it waits for
-something that is not done. The hub carries out a collective when all of its group have issued it and agree, and moves a
-message when both its halves are there. Same program, same order, same bits.
+`Transport` is the one protocol of all backends. It says how a step of messages moves (`Transport.move`), between ranks
+of this process and to those of others; the rest is written once: the generators of the ranks that are here are driven
+in lockstep, and what they yield is moved. In one process that is every rank of a call; where each rank has a process of
+its own, it is one.
+
+The hub's ranks are greenlets, of which exactly one runs at a time, the next one chosen by a rule. A rank parks when it
+waits for something that is not done. The hub carries out a collective when all of its group have issued it and agree,
+and moves a message when both its halves are there. Same program, same order, same bits.
 """
 
 import contextvars
@@ -10,12 +15,15 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from zerosim.numerics.arrays import start
+from zerosim.numerics.arrays import copy_elements, poison, start
+from zerosim.ranks import fast_ring
 from zerosim.ranks.call import Array, Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.collectives import NATIVE, Delivery, Exchanges, lockstep, steps_of
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,
@@ -27,11 +35,20 @@ from zerosim.ranks.errors import (
     mismatch_text,
     place_of,
 )
-from zerosim.ranks.process import clear_frames, guarded
+from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.trace import Hop
-from zerosim.ranks.transport import Delivery, RunOptions, Transport
 
 NAP_SECONDS = 50e-6  # between two looks at what is not done yet
+Watch = Literal["hop", "collective"]  # what a run stops after
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them."""
+
+    hop_by_hop: bool
+    watch: Watch | None
+    interrupts: Interrupts
 
 
 class HopEvent(NamedTuple):
@@ -49,6 +66,142 @@ class CollectiveEvent(NamedTuple):
     """A collective that has just been carried out, before any of its ranks goes on."""
 
     call: Call
+
+
+# -- The transport ---------------------------------------------------------------------------------------------------
+# A transport yields one delivery after the other as they are made; None means "not yet", and whoever drives it asks
+# again later.
+
+Carried = Generator[Delivery | None, None, None]
+
+
+@guarded
+class Transport:
+    """Carries out the parts that ranks of this process have issued: one primitive, `move`, and the ends of a run.
+
+    Ranks of the whole cluster are named by their index in it, those of a group in a step by their place in the group.
+    What a transport has no use for, it inherits from here: these methods do nothing.
+    """
+
+    library: str | None = None  # whose own collectives ``algorithm="native"`` asks for
+    in_order = False  # True where ranks that begin calls in different orders would wait for each other for ever
+    watched = False   # True where a program may wait inside the library, so that a thread must listen to the others
+    world = "all in this process"
+
+    def begin(self, options: RunOptions) -> None:
+        """A run begins."""
+        self.hop_by_hop, self.watch, self.interrupts = options.hop_by_hop, options.watch, options.interrupts
+
+    # -- in which backends differ -------------------------------------------------------------------------------------
+
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+        """Moves all messages of a step, as one; yields each that has moved at every end that is here.
+
+        ``call`` is None for messages that programs send themselves.
+        """
+        raise NotImplementedError
+
+    def native(self, parts: Sequence[PendingCall]) -> Carried:
+        """The library's own collective; yields None until it is done."""
+        raise NotImplementedError
+
+    def steps(self, me: PendingCall) -> Exchanges:
+        """The generator of one rank's part, whose arithmetic is done where the rank's is."""
+        return steps_of(me)
+
+    def seen(self, key: GroupKey, delivery: Delivery) -> Array:
+        """A copy of what arrived, for whoever steps through the run: a view would keep a buffer in memory."""
+        assert delivery.out is not None
+        return delivery.out.copy()
+
+    def resume(self, rank: int) -> None:
+        """The hub is about to let this rank's program go on."""
+
+    def issued(self, rank: int, me: Pending) -> None:
+        """The rank's program has issued its part: what it reads has been written, or is about to be."""
+
+    def completed(self, rank: int, me: Pending) -> None:
+        """The rank's program goes on with a part that is done: what it reads next must be there."""
+
+    def invitation(self, key: GroupKey) -> bytes:
+        """The bytes that the first rank of a new group has to tell the others."""
+        return b""
+
+    def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
+        """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
+
+    def over(self) -> int:
+        """The parts of this run that are at their end, in the order in which they began; asked where ``watched``."""
+        raise NotImplementedError
+
+    def idle(self) -> bool:
+        """True when all that the ranks asked for is done, once their programs have returned; raises what went wrong."""
+        return True
+
+    def abort(self) -> None:
+        """The run has failed: gives up what has not moved yet, before the ranks are unwound."""
+
+    def drain(self) -> bool:
+        """After a failure: takes and forgets what still arrives; True when nothing of these ranks' is under way."""
+        return True
+
+    def close(self) -> None:
+        """The run is over on every rank, and nothing is under way."""
+
+    def destroy(self) -> None:
+        """The cluster is closed: gives back what the library keeps for it."""
+
+    # -- written once -------------------------------------------------------------------------------------------------
+
+    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+        """Carries out the parts of all ranks of one call that are here."""
+        call = parts[0].call
+        if call.algorithm == NATIVE:
+            yield from self.native(parts)
+            return
+        sent = {me.index: 0 for me in parts}
+        for step in lockstep({me.index: self.steps(me) for me in parts}):
+            for delivery in self.move(call.key, step, call):
+                if delivery is not None and delivery.sent is not None:
+                    sent[delivery.hop.source] += delivery.hop.nbytes
+                yield delivery
+        for me in parts:
+            me.finish(sent[me.index])
+
+    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
+        """Moves messages that programs send themselves; ``ends`` by the place of their rank in the group."""
+        for delivery in self.move(key, step):
+            if delivery is not None:
+                if delivery.sent is not None:
+                    ends[delivery.hop.source].sent()
+                if delivery.out is not None:
+                    ends[delivery.hop.destination].received()
+            yield delivery
+
+
+@guarded
+class InProcess(Transport):
+    """Computes in the hub's own thread, and what it moves is there at once."""
+
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+        """Copies each message to where it arrives, one after the other."""
+        for delivery in step:
+            copy_elements(delivery.sent, delivery.out)
+            yield delivery
+
+    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+        """Carries out a call for all ranks of its group; a ring whose hops nobody watches is computed without them."""
+        call = parts[0].call
+        if not self.hop_by_hop and fast_ring.serves(call):
+            fast_ring.run(parts)
+            for me in parts:
+                me.finish(fast_ring.sent_nbytes(call, me.index))
+            return
+        if self.watch == "hop":  # who looks between two hops sees what is not written yet
+            for me in parts:
+                if not me.in_place:
+                    poison(me.out)
+        yield from super().collective(parts)
 
 
 def check_private_memory(calls: Sequence[PendingCall]) -> None:
@@ -258,7 +411,7 @@ class Hub(Backend):
         self.under_way = []
 
     def _carried(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
-        """What moves, waiting for what has not moved yet."""
+        """The deliveries that are made, waiting where one is not made yet."""
         for delivery in deliveries:
             self.interrupts.raise_pending()
             if delivery is None:

@@ -14,12 +14,12 @@ import numpy as np
 from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
 from zerosim.ranks.call import Call, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
+from zerosim.ranks.collectives import expand
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub
+from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch
 from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Hop, Row, Trace
-from zerosim.ranks.transport import Watch, expand
 from zerosim.shown import Shown
 
 if TYPE_CHECKING:

@@ -70,7 +70,7 @@ class Collective:
 
     def hops(self) -> list[Hop]:
         """Every message of the collective, of all ranks, in the order of the steps (expanded on null arrays)."""
-        from zerosim.ranks.transport import expand  # which writes traces; here one is read
+        from zerosim.ranks.collectives import expand  # whose hops are those of a trace's
 
         return expand(self.call)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cluster import Cluster, Device
+from zerosim.ranks.cluster import Cluster, Processor
 from zerosim.ranks.errors import BackendError
 
 INSTALL = "pip install 'zerosim[gpu]' brings it for CUDA 12; for CUDA 13 install 'cupy-cuda13x[ctk]' instead"
@@ -69,7 +69,7 @@ def cuda_text(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-class CuPyDevice(Device):
+class CuPyDevice(Processor):
     """One GPU."""
 
     def __init__(self, cupy: Any, number: int) -> None:
@@ -104,7 +104,7 @@ class CuPyCluster(Cluster):
             raise ValueError(f"device={device!r} must be the number of a GPU, 0 or more; 0 is the first")
         self.device = device
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
-                         device=CuPyDevice(cupy_on(device), device))
+                         processor=CuPyDevice(cupy_on(device), device))
 
     def __repr__(self) -> str:
         return f"<CuPyCluster of {len(self.ranks)} ranks on device {self.device}, {len(self.runs)} runs>"

@@ -14,6 +14,7 @@ import numpy as np
 from zerosim.numerics.arrays import start, to_host
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError, ranks_text
+from zerosim.ranks.hub import NAP_SECONDS
 from zerosim.ranks.process import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
@@ -166,7 +167,6 @@ def version_text(number: int) -> str:
 # that is current on its device, by default the legacy default stream.
 
 
-NAP_SECONDS = 50e-6
 REST_SECONDS = 5.0  # what a device has after an abort to run what still stands on its streams
 SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady (CUDA Runtime API, "Data types", cudaError)
 HOW_TO_SHARE = ("to share cards pass share_devices=True, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment (NCCL "

@@ -14,11 +14,11 @@ from zerosim.backends.nccl.transport import Communicators, NCCLProcessTransport,
 from zerosim.backends.processes.cluster import ProcessCluster
 from zerosim.backends.processes.notes import Channel
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cluster import Cluster, Device
+from zerosim.ranks.cluster import Cluster, Processor
 from zerosim.ranks.errors import BackendError, ranks_text
 
 
-class Devices(Device):
+class Devices(Processor):
     """A GPU for each rank."""
 
     def __init__(self, cupy: Any) -> None:
@@ -53,10 +53,14 @@ class NCCLCluster(Cluster):
         """Raises BackendError where CuPy, NCCL or a GPU is missing, and ValueError for fewer GPUs than ranks."""
         cupy = cupy_on(0)
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
-                         device=Devices(cupy))
+                         processor=Devices(cupy))
         self.devices = devices_for(ranks, device_count(cupy), devices, share=share_devices)  # of each rank
         streams = {rank: DeviceStreams(cupy, device, cupy_kernels()) for rank, device in enumerate(self.devices)}
         self._transport = NCCLTransport(streams, Communicators(NCCL(), self.devices))
+
+    def close(self) -> None:
+        """Gives NCCL's memory back; the next run makes new communicators."""
+        self._transport.destroy()
 
     def __repr__(self) -> str:
         return f"<NCCLCluster of {len(self.ranks)} ranks on devices {self.devices}, {len(self.runs)} runs>"

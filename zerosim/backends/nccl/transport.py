@@ -18,10 +18,10 @@ from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStrea
 from zerosim.backends.processes.notes import Channel
 from zerosim.numerics.arrays import on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import Exchanges
+from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
 from zerosim.ranks.errors import MismatchError, RankStopped, ranks_text
+from zerosim.ranks.hub import Carried, InProcess, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
-from zerosim.ranks.transport import Carried, Delivery, InProcess, RunOptions, Transport, sent_by, steps_of
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
 # Sums of N terms in any order, each addition rounded once to the format: |result - sum| <= (N-1)·u·(1 + u)^(N-1)·Σ|x|,
@@ -50,9 +50,9 @@ class Native:
         """On the communication stream, before the calls: what a rank has for itself is copied where it belongs."""
         index = self.me.index
         if self.call.operation == "gather" and index == self.call.root and not self.me.in_place:
-            copy(self.x, self._chunk(self.out, index))
+            copy(self.x, self.me.chunk(self.out, index))
         elif self.call.operation == "all_to_all":
-            copy(self._chunk(self.x, index), self._place(index))
+            copy(self.me.chunk(self.x, index), self._place(index))
 
     def enqueue(self, comm: Communicator, stream: int) -> None:
         """Makes the calls; each has elements to move."""
@@ -104,12 +104,9 @@ class Native:
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _chunk(self, vector: Any, chunk: int) -> Any:
-        return vector[self.call.cut[chunk]:self.call.cut[chunk + 1]]
-
     def _chunks(self, vector: Any) -> list[tuple[int, Any]]:
         """(i, chunk i) of all chunks that are not empty."""
-        return [(i, self._chunk(vector, i)) for i in range(self.call.ranks) if self.call.cut[i] < self.call.cut[i + 1]]
+        return [(i, self.me.chunk(vector, i)) for i in range(self.call.ranks) if self.me.length(i)]
 
     def _place(self, rank: int) -> Any:
         """The place of the rank's chunk in the result of an all_to_all."""
@@ -125,7 +122,11 @@ class Communicators:
 
     def __init__(self, nccl: NCCL, devices: Sequence[int]) -> None:
         self.nccl, self.devices = nccl, list(devices)
-        self.made: dict[GroupKey, dict[int, Communicator]] = {}
+        self.made: dict[GroupKey, dict[int, Communicator]] = {}  # by group, and place in it
+
+    def each(self) -> list[Communicator]:
+        """All that there are."""
+        return [communicator for of_group in self.made.values() for communicator in of_group.values()]
 
     def of(self, key: GroupKey) -> Mapping[int, Communicator]:
         """The communicators of a group, by the places of its ranks; groups of the same ranks have the same."""
@@ -137,17 +138,21 @@ class Communicators:
 
     def check(self) -> None:
         """Raises NCCL's error where something has gone wrong."""
-        for of_group in self.made.values():
-            for communicator in of_group.values():
-                communicator.check()
+        for communicator in self.each():
+            communicator.check()
 
     def abort(self) -> None:
         """Ends what is under way; the next run makes new communicators."""
-        made, self.made = self.made, {}
-        for of_group in made.values():
-            for communicator in of_group.values():
-                with suppress(Exception):  # an error has brought us here, and that one is to be raised
-                    communicator.abort()
+        communicators, self.made = self.each(), {}
+        for communicator in communicators:
+            with suppress(Exception):  # an error has brought us here, and that one is to be raised
+                communicator.abort()
+
+    def destroy(self) -> None:
+        """Gives NCCL's memory back."""
+        communicators, self.made = self.each(), {}
+        for communicator in communicators:
+            communicator.destroy()
 
 
 class ProcessCommunicators(Communicators):
@@ -191,13 +196,6 @@ class ProcessCommunicators(Communicators):
         """Gives back those of the groups that a run has made."""
         for key in [key for key in self.made if key != self._world]:
             for communicator in self.made.pop(key).values():
-                communicator.destroy()
-
-    def destroy(self) -> None:
-        """Gives NCCL's memory back."""
-        made, self.made = self.made, {}
-        for of_group in made.values():
-            for communicator in of_group.values():
                 communicator.destroy()
 
 
@@ -274,7 +272,7 @@ class NCCLTransport(Transport):
         self.streams[self._issuing].select()  # the program that is running goes on
 
     def _on_streams(self, parts: Mapping[int, Pending], carried: Carried) -> Carried:
-        """What is carried waits on the devices for its inputs, and its results are waited for there."""
+        """Lets what is carried wait on the devices for its inputs, and notes there when it is done."""
         for rank, me in parts.items():
             self.streams[rank].follow(self._ready[me])
         yield from carried
@@ -350,6 +348,10 @@ class NCCLTransport(Transport):
         """Lets go of the run's calls."""
         self._ready.clear()
         self._done.clear()
+
+    def destroy(self) -> None:
+        """Gives NCCL's memory back."""
+        self.communicators.destroy()
 
 
 def arrays_on_device(me: Pending) -> bool:
@@ -498,7 +500,3 @@ class NCCLProcessTransport(NCCLTransport):
         """Lets go of the run's calls and groups."""
         super().close()
         self.communicators.close_groups()
-
-    def destroy(self) -> None:
-        """Gives NCCL's memory back."""
-        self.communicators.destroy()

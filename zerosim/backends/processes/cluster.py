@@ -35,15 +35,14 @@ from zerosim.backends.processes.notes import (
     verdict,
 )
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
-from zerosim.ranks.cluster import Cluster, Device, Events, Results
+from zerosim.ranks.cluster import Cluster, Events, Processor, Results
+from zerosim.ranks.collectives import Delivery
 from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import check_thread
+from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread
 from zerosim.ranks.process import clear_frames, forget_frames
 from zerosim.ranks.trace import Hop
-from zerosim.ranks.transport import Carried, Delivery, RunOptions, Transport
 
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
-NAP_SECONDS = 50e-6
 LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
 DRAIN_SECONDS = 5.0    # what the library has, once all have stopped, to end what all of them have begun
@@ -408,7 +407,7 @@ class ProcessCluster(Cluster):
     ``timeout_seconds`` tell each other for what, so that a deadlock is explained.
     """
 
-    def __init__(self, channel: Channel, transport: Transport, device: Device | None = None, *,
+    def __init__(self, channel: Channel, transport: Transport, processor: Processor | None = None, *,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
                  timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not timeout_seconds > 0:
@@ -416,7 +415,7 @@ class ProcessCluster(Cluster):
                              "before it tells the others for what")
         self._channel, self.timeout_seconds = channel, timeout_seconds
         super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         device=device, transport=transport)
+                         processor=processor, transport=transport)
 
     @property
     def index(self) -> int:

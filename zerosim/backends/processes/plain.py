@@ -84,7 +84,7 @@ def _object(module: str, name: str, *values: Any) -> Any:
 
 
 def known(module: str, name: str) -> Any:
-    """What this process has under a module's name and a dotted name in it, without importing anything; else None."""
+    """The thing of that dotted name in a module that this process has imported already; else None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

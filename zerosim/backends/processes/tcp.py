@@ -101,7 +101,7 @@ NOTE, VALUE, ABORT, GONE, BYE = range(5)  # what a frame is about
 LOOPBACK = "127.0.0.1"
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
-FAREWELL_SECONDS = 10.0  # what another process may take to answer, or to hang up, when it has all that it needs
+HANG_UP_SECONDS = 10.0  # what another process may take to answer, or to hang up, when it has all that it needs
 Frame = tuple[int, int, int | None, bytes]  # what, from whom, to whom (None: all others), and a value as bytes
 
 
@@ -227,7 +227,7 @@ class TCPChannel:
 
     def _await(self, line: Connection) -> None:
         """Returns when something has come; rank 0 may have begun later, and waits as long as this rank."""
-        if not line.poll(max(0.1, self._left()) + FAREWELL_SECONDS):
+        if not line.poll(max(0.1, self._left()) + HANG_UP_SECONDS):
             raise TimeoutError("rank 0 keeps silent")
 
     def _refused(self, reason: str) -> NoReturn:
@@ -277,7 +277,7 @@ class TCPChannel:
         self._closing = True
         self._send(BYE, None, b"")
         for reader in self._readers:
-            reader.join(FAREWELL_SECONDS)
+            reader.join(HANG_UP_SECONDS)
         for line in self._lines.values():
             line.close()
 
