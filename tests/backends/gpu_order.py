@@ -11,7 +11,7 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cluster import Device
+from zerosim.ranks.cluster import Processor
 
 HEIGHT, WIDTH = 32, 2**20
 
@@ -82,11 +82,11 @@ class InGpuOrder(NumpyKernels):
         self.cast_pack(wide, out)
 
 
-class _Host(Device):
+class _Host(Processor):
     def kernels(self, count: int) -> list[NumpyKernels]:
         return [InGpuOrder()] * count
 
 
 def cluster_in_gpu_order(ranks: int, **options: Any) -> zs.Cluster:
     """A Cluster whose sums are a GPU's."""
-    return zs.Cluster(ranks, device=_Host(), **options)
+    return zs.Cluster(ranks, processor=_Host(), **options)
