@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from tests.backends.worlds import DOUBLES
 from tests.ranks import programs
 from tests.support import assert_refused
 from tests.zero.training import batches
-from zerosim.backends.cupy.tracing import Unknown, key_of
+from zerosim.backends.cupy.tracing import Unknown, _remembered, key_of
 from zerosim.models import GPT
 from zerosim.numerics import arrays
-from zerosim.optim import SGD
+from zerosim.optim import SGD, AdamW
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
@@ -143,24 +144,35 @@ class Mutable:
     lr = 1.0
 
 
-def closing_over(value: Any) -> Any:
-    return lambda x: np.multiply(x, value)
+def scaled(value: Any, x: Any, result: Any) -> None:
+    np.multiply(x, value, out=result)
 
 
-def test_equal_functions_have_equal_keys_and_others_have_not() -> None:
-    assert key_of(closing_over(0.1)) == key_of(closing_over(0.1))
-    for other in (0.2, -0.1, 1, True, None, np.float64(0.1), np.float32(0.1), np.array(0.1), Rates(0.1), np.add):
-        assert key_of(closing_over(0.1)) != key_of(closing_over(other))
-    assert key_of(closing_over(0.0)) != key_of(closing_over(-0.0))
-    assert key_of(closing_over(1)) != key_of(closing_over(True))
-    assert key_of(closing_over(Rates(1.0))) != key_of(closing_over(Rates(np.float64(1.0))))
-    assert key_of(lambda x: np.add(x, 1)) != key_of(lambda x: np.add(x, 2))
+def test_equal_functions_with_equal_constants_have_equal_keys_and_others_have_not() -> None:
+    assert key_of(partial(scaled, 0.1)) == key_of(partial(scaled, 0.1)) != key_of(partial(np.multiply, 0.1))
+    for other in (0.2, -0.1, 1, True, None, np.float64(0.1), np.float32(0.1), Rates(0.1), np.add, (0.1,)):
+        assert key_of(partial(scaled, 0.1)) != key_of(partial(scaled, other))
+    assert key_of(partial(scaled, 0.0)) != key_of(partial(scaled, -0.0))
+    assert key_of(partial(scaled, 1)) != key_of(partial(scaled, True))
+    assert key_of(partial(scaled, Rates(1.0))) != key_of(partial(scaled, Rates(np.float64(1.0))))
+    assert key_of(SGD(0.1).update_block) == key_of(SGD(0.1).update_block) != key_of(SGD(0.2).update_block)
 
 
 def test_what_may_change_is_never_remembered() -> None:
-    for value in (Mutable(), [1.0], np.ones(2), {"lr": 1.0}):
+    for value in (Mutable(), [1.0], np.ones(2), {"lr": 1.0}, lambda x: np.add(x, 1)):
         with pytest.raises(Unknown):
-            key_of(closing_over(value))
+            key_of(partial(scaled, value))
+
+
+def test_a_step_of_an_optimizer_traces_each_of_its_functions_once(stand_in: Any) -> None:
+    def program(rank: zs.Rank) -> None:
+        engine = zs.Engine(rank, GPT("gpt-nano"), AdamW())
+        engine.step(batches(GPT("gpt-nano"), 1, 1, 1)[0][0])
+
+    _remembered.cache_clear()
+    zs.CuPyCluster(1).run(program)
+    traced = _remembered.cache_info()
+    assert traced.hits > 5 * traced.misses
 
 
 # -- what the real CuPy says of arrays; no GPU is needed ---------------------------------------------------------------

@@ -70,7 +70,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels, scale_for
+from zerosim.numerics.kernels import NumpyKernels, divided, scale_for
 from zerosim.numerics.layer_kernels import FORMULAS, times_slope
 
 Array = Any  # cupy.ndarray
@@ -274,12 +274,7 @@ class CupyKernels(NumpyKernels):
         """s (..., R, S)·scale, and -inf in the last columns where the mask ``future`` (R, R) says so, in place."""
         mask = np.zeros(s.shape[-2:], np.uint8)
         mask[:, -len(future) :] = future
-
-        def scaled(s: Any, mask: Any, result: Any) -> None:
-            np.multiply(s, scale, out=result)
-            np.copyto(result, -np.inf, where=mask > 0)
-
-        self.apply(scaled, [s, PerColumn(self.uploaded(mask))], s)
+        self.apply(_scaled_past, [s, scale, PerColumn(self.uploaded(mask))], s)
 
     def row_blocks(self, x: Array) -> Iterator[slice]:
         """The rows of x (M, C) that are taken together: all."""
@@ -361,8 +356,7 @@ class CupyKernels(NumpyKernels):
         self.apply(np.add, [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _extremum(self, integers: np.ufunc, floats: Operation, a: Any, b: Any, out: Any) -> None:
-        work = None if is_floating(out.dtype) else out.dtype
-        self.apply(lambda a, b, result: integers(a, b, out=result), [a, b], out, work)
+        self.apply(partial(_extreme, integers), [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _sum(self, addends: Sequence[Any], out: Any) -> None:
         work = None if is_floating(out.dtype) else out.dtype
@@ -384,24 +378,14 @@ class CupyKernels(NumpyKernels):
     def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
         check_operands("gradient_block", x=x, out=out)
-        brought, into_range = split_divisor(divisor, work_type(x, out))
-
-        def scaled(x: Any, result: Any) -> None:
-            if brought != 1:
-                np.multiply(x, brought, out=result)
-            np.divide(x if brought == 1 else result, into_range, out=result)
-            result.tape.rounded(result, out.dtype)
-            if factor != 1:
-                np.multiply(result, factor, out=result)
-
-        self.apply(scaled, [x], out)
+        self.apply(_scaled_gradient, [x, *split_divisor(divisor, work_type(x, out)), factor], out)
 
     # --- activation functions and dropout -------------------------------------------------------------------
 
     def relu(self, x: Any, out: Any, bits: Any) -> None:
         """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
         check_operands("relu", x=x, out=out)
-        self.apply(lambda x, result: np.maximum(x, 0, out=result), [x], out)
+        self.apply(partial(_extreme, np.maximum), [x, 0], out)
         row = words(as_row(out))
         launch_typed(_PACK, "zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
 
@@ -522,14 +506,7 @@ class CupyKernels(NumpyKernels):
         self.apply(_finite_magnitude, [x], values, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.
         top = float(to_host(words(values).max()).view(np.float32)) if x.size else 0.0
-        scale, dtype = np.float32(scale_for(top, format_of(fmt))), format_of(fmt).dtype
-
-        def rounded(x: Any, result: Any) -> None:
-            np.multiply(x, scale, out=result)
-            result.tape.rounded(result, dtype)
-            np.divide(result, scale, out=result)
-
-        self.apply(rounded, [x], values, FP32)
+        self.apply(partial(_on_scaled_grid, format_of(fmt).dtype), [x, scale_for(top, format_of(fmt))], values, FP32)
         return values
 
     # --- rows -----------------------------------------------------------------------------------------------
@@ -581,6 +558,28 @@ def _added(dtype: np.dtype[Any], *blocks: Any) -> None:
         np.add(result, x, out=result)
         if place < len(addends):
             result.tape.rounded(result, dtype)
+
+
+def _extreme(ufunc: np.ufunc, a: Any, b: Any, result: Any) -> None:
+    ufunc(a, b, out=result)
+
+
+def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:
+    np.multiply(s, scale, out=result)
+    np.copyto(result, -np.inf, where=mask > 0)
+
+
+def _scaled_gradient(x: Any, brought: float, divisor: float, factor: float, result: Any) -> None:
+    divided(brought, divisor, x, result)
+    result.tape.rounded(result, FP32)
+    if factor != 1:
+        np.multiply(result, factor, out=result)
+
+
+def _on_scaled_grid(dtype: np.dtype[Any], x: Any, scale: float, result: Any) -> None:
+    np.multiply(x, scale, out=result)
+    result.tape.rounded(result, dtype)
+    np.divide(result, scale, out=result)
 
 
 def _finite_magnitude(x: Any, result: Any) -> None:

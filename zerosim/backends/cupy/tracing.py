@@ -1,8 +1,8 @@
 """From functions of NumPy's operations to kernels on a GPU: formats as CUDA text, tracing, and launches.
 
 In order: the text that all kernels begin with, which moves formats in and out and rounds every operation; symbols, with
-which a function that NumPy's kernels call block by block is run once and written as C; how two functions are known to
-mean the same, so that a trace is used again; and the kernel that reads each operand once and writes each result once.
+which a function that NumPy's kernels call block by block is run once and written as C; the kernel that reads each
+operand once and writes each result once; and which functions are traced once and not at every call.
 
 p mantissa bits, emin the smallest normal exponent, as in `formats`; n elements.
 """
@@ -10,7 +10,7 @@ p mantissa bits, emin the smallest normal exponent, as in `formats`; n elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from types import FunctionType, MethodType
@@ -311,65 +311,6 @@ def _refuse(what: str) -> NoReturn:
                      f"{_SPEAKS}, and Python's + - * /; write it with these, element by element")
 
 
-# -- When two functions mean the same ----------------------------------------------------------------------------------
-# They are written into the same kernel with the same numbers if their code and what they close over are equal. To trace
-# a function takes a hundred microseconds, to launch a kernel ten: a step traces each of its functions once, and not
-# once for each tensor, if it can be seen that a function made anew is the one made before.
-
-
-class Unknown(Exception):
-    """A function closes over something that may change, or cannot be compared."""
-
-
-class Named:
-    """A function that equals any other of the same key."""
-
-    __slots__ = ("function", "key")
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        """Raises Unknown for a function whose meaning may change between two calls."""
-        self.function, self.key = function, key_of(function)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Named) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal for equal meanings: numbers by type and bits, functions by code and closure, frozen dataclasses by their
-    fields. Raises Unknown for anything else."""
-    if value is None or isinstance(value, bool | str | np.dtype | np.ufunc | type):
-        return type(value), value
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        return type(value), value.dtype.str, value.tobytes()
-    if isinstance(value, float):
-        return float, value.hex()
-    if isinstance(value, int):
-        return int, value
-    if isinstance(value, FunctionType):
-        try:
-            cells = tuple(key_of(cell.cell_contents) for cell in value.__closure__ or ())
-        except ValueError as error:  # a variable that is not set yet
-            raise Unknown from error
-        return value.__module__, value.__code__, cells, key_of(value.__defaults__ or ())
-    if isinstance(value, MethodType):
-        return key_of(value.__func__), key_of(value.__self__)
-    if isinstance(value, partial) and not value.keywords:
-        return key_of(value.func), key_of(value.args)
-    if isinstance(value, tuple):
-        return tuple(map(key_of, value))
-    return _frozen(value)
-
-
-def _frozen(value: Any) -> Hashable:
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        raise Unknown
-    return type(value), tuple(key_of(getattr(value, field.name)) for field in fields(value))
-
-
 # -- Launches: each operand read once, each result written once --------------------------------------------------------
 # A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
 # the memory: what it computes between a load and a store costs nothing beside them.
@@ -479,17 +420,56 @@ class LaunchPlan:
     numbers: tuple[np.generic, ...]
 
 
-def _planned(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-             scratch: int) -> LaunchPlan:  # fmt: skip
+def _planned(function: Callable[..., object], *rest: Any) -> LaunchPlan:
     try:
-        return _remembered(Named(function), kinds, work, short, scratch)
+        return _remembered(Remembered(key_of(function), function), *rest)
     except Unknown:
-        return _plan(function, kinds, work, short, scratch)
+        return _plan(function, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A function that equals any other of the same key."""
+
+    key: Hashable
+    function: Callable[..., object] = field(compare=False)
 
 
 @lru_cache(maxsize=4096)
-def _remembered(function: Named, *rest: Any) -> LaunchPlan:
-    return _plan(function.function, *rest)
+def _remembered(it: Remembered, *rest: Any) -> LaunchPlan:
+    return _plan(it.function, *rest)
+
+
+class Unknown(Exception):
+    """A function, or a constant of it, that may be another the next time."""
+
+
+def key_of(value: Any) -> Hashable:
+    """A key of a function and its constants: equal for what makes the same kernel with the same numbers.
+
+    Functions are those of modules, methods of frozen dataclasses, and ``partial`` of these; constants are numbers, by
+    type and bits, names, formats and frozen dataclasses. Raises Unknown for anything else, closures among it: they are
+    traced at every call, in a hundred microseconds, where a launch takes ten.
+    """
+    match value:
+        case partial(keywords={}):
+            return key_of(value.func), key_of(value.args)
+        case MethodType():
+            return value.__func__, key_of(value.__self__)
+        case FunctionType() if "<" not in value.__qualname__:
+            return value
+        case tuple():
+            return tuple(map(key_of, value))
+        case np.generic():
+            return type(value), value.tobytes()
+        case float():
+            return float, value.hex()
+        case None | int() | str() | np.dtype() | np.ufunc():
+            return type(value), value
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise Unknown
+    return type(value), tuple(key_of(getattr(value, each.name)) for each in fields(value))
 
 
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
