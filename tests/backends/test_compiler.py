@@ -56,7 +56,7 @@ def test_each_fault_is_seen_where_it_is_planted() -> None:
 def test_four_elements_are_loaded_at_once_and_subnormals_are_kept() -> None:
     """And why kernels are not compiled by cupy.RawKernel, which adds -ftz=true: of two such options the last wins."""
     kinds = ((np.dtype(np.float32), False, False),) * 4
-    adam = PRELUDE + plan_of(partial(AdamW(lr=0.1).update_block, 1), kinds, np.dtype(np.float32), True, 3).text
+    adam = PRELUDE + plan_of(partial(AdamW(lr=0.1).update_block, 1), kinds, np.dtype(np.float32), True, 2).text
     kept, flushed = (nvrtc.compiled(adam, *OPTIONS, *more, "-arch=compute_90").ptx for more in ((), ("-ftz=true",)))
     assert "ld.global.v4" in kept
     assert ".ftz" not in kept

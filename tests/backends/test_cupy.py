@@ -159,7 +159,14 @@ def test_equal_functions_with_equal_constants_have_equal_keys_and_others_have_no
 
 
 def test_what_may_change_is_never_remembered() -> None:
-    for value in (Mutable(), [1.0], np.ones(2), {"lr": 1.0}, lambda x: np.add(x, 1)):
+    lr = [1.0]
+
+    @dataclass(frozen=True)
+    class Closing:
+        def update_block(self, x: Any) -> None:
+            np.multiply(x, lr[0], out=x)
+
+    for value in (Closing().update_block, Mutable(), [1.0], np.ones(2), {"lr": 1.0}, lambda x: np.add(x, 1)):
         with pytest.raises(Unknown):
             key_of(partial(scaled, value))
 

@@ -117,8 +117,8 @@ extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u6
 }
 """
 
-# Every `line` elements are written as rows of `step`, and each column of these is added up: what threads beside each
-# other read lies beside each other, whatever the shape.
+# Every `line` elements are taken as rows of `step`, and each thread adds up a column of these: neighboring threads read
+# neighboring elements, whatever the shape.
 def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:
     return f"""
 extern "C" __global__ void zs_fold({inputs}, To* out, u64 line, u64 step, u64 n) {{

@@ -387,7 +387,7 @@ def run_fused(function: Callable[..., object], inputs: Sequence[Operand], out: A
     """out = function(*inputs, result) for every element; `out` (n,) is contiguous and may be an input too."""
     operands = [*inputs, Operand(out)]
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
-    plan = _planned(function, kinds, work, out.size < SHORT, 0)
+    plan = _planned(function, kinds, work, out.size < SHORT, None)
     _run(plan, operands, out.size)
 
 
@@ -395,7 +395,7 @@ def run_in_place(function: Callable[..., object], arrays: Sequence[Array], scrat
     """function(*arrays, *scratch) for every element of float32 rows (n,): all are read, and those that the function
     assigns to are written."""
     kinds = tuple((x.dtype, False, False) for x in arrays)
-    plan = _planned(function, kinds, FP32, arrays[0].size < SHORT, 1 + scratch)
+    plan = _planned(function, kinds, FP32, arrays[0].size < SHORT, scratch)
     _run(plan, [Operand(x) for x in arrays], arrays[0].size)
 
 
@@ -420,66 +420,14 @@ class LaunchPlan:
     numbers: tuple[np.generic, ...]
 
 
-def _planned(function: Callable[..., object], *rest: Any) -> LaunchPlan:
-    try:
-        return _remembered(Remembered(key_of(function), function), *rest)
-    except Unknown:
-        return _plan(function, *rest)
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """A function that equals any other of the same key."""
-
-    key: Hashable
-    function: Callable[..., object] = field(compare=False)
-
-
-@lru_cache(maxsize=4096)
-def _remembered(it: Remembered, *rest: Any) -> LaunchPlan:
-    return _plan(it.function, *rest)
-
-
-class Unknown(Exception):
-    """A function, or a constant of it, that may be another the next time."""
-
-
-def key_of(value: Any) -> Hashable:
-    """A key of a function and its constants: equal for what makes the same kernel with the same numbers.
-
-    Functions are those of modules, methods of frozen dataclasses, and ``partial`` of these; constants are numbers, by
-    type and bits, names, formats and frozen dataclasses. Raises Unknown for anything else, closures among it: they are
-    traced at every call, in a hundred microseconds, where a launch takes ten.
-    """
-    match value:
-        case partial(keywords={}):
-            return key_of(value.func), key_of(value.args)
-        case MethodType():
-            return value.__func__, key_of(value.__self__)
-        case FunctionType() if "<" not in value.__qualname__:
-            return value
-        case tuple():
-            return tuple(map(key_of, value))
-        case np.generic():
-            return type(value), value.tobytes()
-        case float():
-            return float, value.hex()
-        case None | int() | str() | np.dtype() | np.ufunc():
-            return type(value), value
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        raise Unknown
-    return type(value), tuple(key_of(getattr(value, each.name)) for each in fields(value))
-
-
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-          scratch: int) -> LaunchPlan:  # fmt: skip
-    """Traces the function. `scratch` 0: the last operand is its result; 1 + s: every operand is read, those assigned to
-    are written, and s variables follow."""
+          scratch: int | None) -> LaunchPlan:  # fmt: skip
+    """Traces the function. Without a `scratch` the last operand is its result; with one every operand is read, those
+    assigned to are written, and so many variables follow."""
     tape = TracingTape(work)
-    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch - 1)]
+    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch or 0)]
     function(*map(tape.symbol, names))
-    in_place, last = scratch > 0, len(kinds) - 1
+    in_place, last = scratch is not None, len(kinds) - 1
     ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
     text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")
     return LaunchPlan(text, name, tuple(tape.numbers))
@@ -561,3 +509,59 @@ def as_row(x: Array) -> Array:
 def copied(x: Array) -> Array:
     """The same elements, bit for bit, in contiguous memory of their own."""
     return words(x).copy().view(x.dtype)
+
+
+# -- Which traces are used again ---------------------------------------------------------------------------------------
+# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once,
+# and not once for each tensor. What may be another function the next time, as a closure may, is traced at every call.
+
+
+def _planned(function: Callable[..., object], *rest: Any) -> LaunchPlan:
+    try:
+        return _remembered(Remembered(key_of(function), function), *rest)
+    except Unknown:
+        return _plan(function, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A function that equals any other of the same key."""
+
+    key: Hashable
+    function: Callable[..., object] = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(it: Remembered, *rest: Any) -> LaunchPlan:
+    return _plan(it.function, *rest)
+
+
+class Unknown(Exception):
+    """A function, or a constant of it, that may be another the next time."""
+
+
+def key_of(value: Any) -> Hashable:
+    """A key of a function and its constants: equal for what makes the same kernel with the same numbers.
+
+    Functions are those of modules, methods of frozen dataclasses, and ``partial`` of these; constants are numbers, by
+    type and bits, names, formats and frozen dataclasses. Raises Unknown for anything else, closures among it.
+    """
+    match value:
+        case partial(keywords={}):
+            return key_of(value.func), key_of(value.args)
+        case MethodType(__func__=FunctionType() as function) if set(function.__code__.co_freevars) <= {"__class__"}:
+            return function, key_of(value.__self__)
+        case FunctionType() if "<" not in value.__qualname__:
+            return value
+        case tuple():
+            return tuple(map(key_of, value))
+        case np.generic():
+            return type(value), value.tobytes()
+        case float():
+            return float, value.hex()
+        case None | int() | str() | np.dtype() | np.ufunc():
+            return type(value), value
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise Unknown
+    return type(value), tuple(key_of(getattr(value, each.name)) for each in fields(value))
