@@ -4,6 +4,7 @@ Gel/s are 1e9 elements per second, the best of some repetitions; they are this m
 ratios. "gradients" are numbers of all magnitudes from 1e-10 to 1e-3, most of them subnormal or zero in fp16.
 """
 
+from functools import partial
 
 import numpy as np
 from rich.console import Console
@@ -93,7 +94,7 @@ def adam_table(kernels: NumpyKernels, g: np.ndarray) -> Table:
     target = kernels.empty(COUNT, np.float32)
 
     def step() -> None:
-        kernels.step_blocks(Adam(**HYPER).block(step=10), w, m, v, g, scratch=2)
+        kernels.step_blocks(partial(Adam(**HYPER).update_block, 10), w, m, v, g, scratch=2)
 
     def naive() -> object:
         m_new = 0.9 * m + (1 - 0.9) * g

@@ -106,6 +106,8 @@ CASES = {
         "wide", 3, 2, 3, optimizer=optimizer, layout=layout, gather=layout == "per_unit")
        for (number, optimizer), layout in product(
            enumerate((*MATRIX, zs.optim.Adafactor())), ("whole_matrices", "per_unit"))},
+    "matrices gathered from weights that are their own masters": case(
+        "wide", 3, 2, 3, optimizer=SOAP, gather=True, policy=zs.Policy("fp32")),
     **{f"clipped SOAP on {ranks}, {layout}": case("wide", ranks, 2, 3, optimizer=SOAP, layout=layout, clip_norm=0.5,
                                                   gather=layout != "whole_matrices")
        for ranks, layout in [(1, "whole_matrices"), (9, "whole_matrices"), (3, "per_unit"), (3, "contiguous")]},
