@@ -53,6 +53,15 @@ def test_each_fault_is_seen_where_it_is_planted() -> None:
         assert said in "; ".join(nvrtc.faults(text, 90, fusing)), body
 
 
+def test_eight_addends_are_loaded_before_one_is_added(compiler: None) -> None:
+    """A thread that waited for each of its loads would leave most of the memory's speed unused."""
+    sums = [text for text in texts.launched().texts if "void zs_fold(" in text or "void zs_add_rows(" in text]
+    assert len(sums) > 20
+    for text in sums:
+        ptx = nvrtc.compiled(text, *OPTIONS, "-arch=compute_90").ptx
+        assert ptx.partition("add.rn.f")[0].count("ld.global") >= 8, text.removeprefix(PRELUDE)
+
+
 def test_four_elements_are_loaded_at_once_and_subnormals_are_kept() -> None:
     """And why kernels are not compiled by cupy.RawKernel, which adds -ftz=true: of two such options the last wins."""
     kinds = ((np.dtype(np.float32), False, False),) * 4

@@ -199,6 +199,7 @@ def test_sums_products_and_maxima_of_rows_have_the_stated_order(kernels: Any, na
 
 def test_long_sums_have_more_than_32_rows_in_their_table(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, whole = normal(9000, "fp32"), NUMPY.sum_of_squares(normal(9000, "fp32"))
+    assert gpu_order.WIDTH == gpus_own.WIDTH
     for module in (gpu_order, gpus_own):
         monkeypatch.setattr(module, "WIDTH", 64)
     both(kernels, "sum_of_squares", x, written=())

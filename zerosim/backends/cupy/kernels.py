@@ -118,45 +118,63 @@ extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u6
 """
 
 # Every `line` elements are taken as rows of `step`, and each thread adds up a column of these: neighboring threads read
-# neighboring elements, whatever the shape.
+# neighboring elements, whatever the shape. It loads eight at a time, and no load waits for a branch: beyond the end it
+# loads the first of the eight again.
 def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:
     return f"""
 extern "C" __global__ void zs_fold({inputs}, To* out, u64 line, u64 step, u64 n) {{
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  u64 first = i / step * line, stop = first + line;
+  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread >= n) return;
+  u64 first = thread / step * line, stop = first + line;
   Work sum = {begin};
-  #pragma unroll 8
-  for (u64 at = first + i % step; at < stop; at += step) sum = {join}(sum, {addend});
-  out[i] = narrow(sum);
+  for (u64 at = first + thread % step; at < stop; at += 8 * step) {{
+    Work addends[8];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {{
+      u64 i = at + j * step < stop ? at + j * step : at;
+      addends[j] = {addend};
+    }}
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) sum = at + j * step < stop ? {join}(sum, addends[j]) : sum;
+  }}
+  out[thread] = narrow(sum);
 }}
 """
 
 
-_SUMS = _folding("const Rest* x", "wide(x[at])")
-_PRODUCTS = _folding("const Rest* x, const Rest* y", "zs_multiply(wide(x[at]), wide(y[at]))")
+_SUMS = _folding("const Rest* x", "wide(x[i])")
+_PRODUCTS = _folding("const Rest* x, const Rest* y", "zs_multiply(wide(x[i]), wide(y[i]))")
 _SQUARES = _folding("const Rest* x, Quotient factor, Quotient divisor",
-                    "zs_square((Work)zs_divide(zs_multiply((Quotient)wide(x[at]), factor), divisor))")
-_MAXIMA = _folding("const Rest* x", "wide(x[at])", "zs_maximum", "(Work)-zs_value(0x7f800000u)")
+                    "zs_square((Work)zs_divide(zs_multiply((Quotient)wide(x[i]), factor), divisor))")
+_MAXIMA = _folding("const Rest* x", "wide(x[i])", "zs_maximum", "(Work)-zs_value(0x7f800000u)")
 
 # A thread adds up one column of a block of sorted rows. The first and the last class of a block may go on beside it:
 # their sums are two of the rows that are added next; where they are one class the second is -0, which adds nothing.
 _ADD_ROWS = f"""
-extern "C" __global__ void zs_add_rows(const Rest* x, const long long* order, const long long* classes, Work* parts,
-                                       long long* classes_of_parts, To* out, u64 rows, u64 columns, u64 n) {{
+extern "C" __global__ void zs_add_rows(const Rest* __restrict__ x, const long long* __restrict__ order,
+                                       const long long* __restrict__ classes, Work* __restrict__ parts,
+                                       long long* __restrict__ classes_of_parts, To* __restrict__ out,
+                                       u64 rows, u64 columns, u64 n) {{
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   u64 block = i / columns, column = i % columns, first = block * {HEIGHT}, begin = first;
   u64 stop = first + {HEIGHT} < rows ? first + {HEIGHT} : rows;
   Work sum = 0;
-  #pragma unroll 8
-  for (u64 at = first; at < stop; ++at) {{
-    Work value = wide(x[order[at] * columns + column]);
-    sum = at == begin ? value : zs_add(sum, value);
-    if (at + 1 < stop && classes[at + 1] == classes[at]) continue;
-    if (rows <= {HEIGHT} || (begin > first && at + 1 < stop)) out[classes[at] * columns + column] = narrow(sum);
-    else parts[(2 * block + (begin > first)) * columns + column] = sum;
-    begin = at + 1;
+  for (u64 eight = first; eight < stop; eight += 8) {{
+    Work addends[8];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j)
+      addends[j] = wide(x[order[eight + j < stop ? eight + j : eight] * columns + column]);
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {{
+      u64 at = eight + j;
+      if (at >= stop) break;
+      sum = at == begin ? addends[j] : zs_add(sum, addends[j]);
+      if (at + 1 < stop && classes[at + 1] == classes[at]) continue;
+      if (rows <= {HEIGHT} || (begin > first && at + 1 < stop)) out[classes[at] * columns + column] = narrow(sum);
+      else parts[(2 * block + (begin > first)) * columns + column] = sum;
+      begin = at + 1;
+    }}
   }}
   if (rows <= {HEIGHT}) return;
   if (classes[first] == classes[stop - 1]) parts[(2 * block + 1) * columns + column] = (Work)-0.0f;
