@@ -62,9 +62,9 @@ bench: $(DEV)  ## measure speeds, each beside its floor
 	    echo "== $$script"; $(ONE_THREAD) $(BIN)/python "$$script" || exit 1; \
 	done
 
-gpu-check: $(DEV)  ## on a machine with NVIDIA GPUs: the suite's GPU part and measurements, into gpu_check.json
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
-	$(ONE_THREAD) $(BIN)/python benchmarks/gpu_check.py gpu_check.json
+# With the Python that has CuPy, as it is: nothing is installed. PARTS=speed,nccl runs these alone.
+gpu-check:  ## on a machine with NVIDIA GPUs: all that only it can show, into gpu_check/ (PYTHON= that has CuPy)
+	$(PYTHON) -m zerosim gpu-check $(if $(PARTS),--only $(PARTS))
 
 clean:  ## remove everything that make made, the environment too
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks

@@ -8,6 +8,7 @@ where an array is used on two streams that do not know of each other. This is a 
 from __future__ import annotations
 
 import bisect
+import time
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -17,6 +18,10 @@ Clock = dict[int, int]
 
 class RaceError(AssertionError):
     """Two streams used one array, and nothing said which of them comes first."""
+
+
+class OutOfMemoryError(MemoryError):
+    """What CuPy raises where a card has no more."""
 
 
 class Stream:
@@ -66,8 +71,16 @@ class Event:
         assert stream is not None, "without a stream CuPy would take the null stream"
         assert self.cuda.selected == stream.device_id, "an event is recorded on the device's own streams"
         stream.tick()
-        self.clock = dict(stream.clock)
+        self.clock, self.at = dict(stream.clock), time.perf_counter()
         self.cuda.log.append(("record", stream.ptr, self.number))
+
+    def synchronize(self) -> None:
+        merge(self.cuda.host, self.clock)
+
+
+def get_elapsed_time(begin: Event, end: Event) -> float:
+    """Milliseconds between two moments, in which everything was computed at once."""
+    return 1e3 * (end.at - begin.at)
 
 
 def merge(into: Clock, other: Clock) -> None:
@@ -91,7 +104,7 @@ class Cuda:
         for self.selected in range(count):
             self.stacks.append([Stream(null=True, _cuda=self)])
         self.selected = 0
-        self.used_nbytes = 0
+        self.used_nbytes, self.capacity_nbytes = 0, 1 << 62
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
         self.reads: dict[int, Clock] = defaultdict(dict)
@@ -121,6 +134,8 @@ class Cuda:
         """A new base array, on the current device; its pool hands out multiples of 512 bytes."""
         address, nbytes = array.data.ptr, array.nbytes
         if nbytes:
+            if self.used_nbytes + nbytes > self.capacity_nbytes:
+                raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes")
             self.used_nbytes += -(-nbytes // 512) * 512
             self.starts.insert(bisect.bisect(self.starts, address), address)
             self.owners[address] = nbytes, self.selected

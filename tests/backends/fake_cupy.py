@@ -15,7 +15,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.backends import compiled_kernels
-from tests.backends.fake_cuda import Cuda, Device, Event, Stream
+from tests.backends.fake_cuda import Cuda, Device, Event, Stream, get_elapsed_time
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 WORDS = {name: zs.FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
@@ -70,7 +70,8 @@ class ndarray:
         return getattr(self._a, name)
 
     T = property(lambda self: self._view(self._a.T))
-    data = property(lambda self: SimpleNamespace(ptr=self._a.ctypes.data))
+    data = property(lambda self: SimpleNamespace(
+        ptr=self._a.ctypes.data, copy_from_device_async=lambda source, nbytes: self._copy_from(source.ptr, nbytes)))
     flags = property(lambda self: SimpleNamespace(c_contiguous=self._a.flags.c_contiguous,
                                                   f_contiguous=self._a.flags.f_contiguous, owndata=self.base is None))
 
@@ -80,6 +81,12 @@ class ndarray:
             _used(self)
             return _new(a)
         return ndarray(None, _of=a, _base=self if self.base is None else self.base)
+
+    def _copy_from(self, address: int, nbytes: int) -> None:
+        """The bytes of an array of this device."""
+        Cuda.current.use(address, Cuda.current.here(), writes=False)
+        target, bytes_ = _used(self, writes=True).reshape(-1).view(np.uint8), np.dtype(np.uint8)
+        target[:nbytes] = compiled_kernels.at(address, bytes_, nbytes)
 
     def __len__(self) -> int:
         return len(self._a)
@@ -223,12 +230,14 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
     return out
 
 
+def get_default_memory_pool() -> SimpleNamespace:
+    """The pool, which keeps nothing for later."""
+    return SimpleNamespace(used_bytes=lambda: Cuda.current.used_nbytes, total_bytes=lambda: Cuda.current.used_nbytes,
+                           free_all_blocks=lambda: None)
+
+
 linalg = SimpleNamespace(eigh=lambda a: tuple(map(_new, np.linalg.eigh(_raw(a)))),
                          qr=lambda a: tuple(map(_new, np.linalg.qr(_raw(a)))))
-
-
-def get_default_memory_pool() -> SimpleNamespace:
-    return SimpleNamespace(used_bytes=lambda: Cuda.current.used_nbytes)
 
 
 def compile_using_nvrtc(source: str, options: tuple[str, ...] = (), *, filename: str) -> tuple[bytes, None]:
@@ -295,14 +304,18 @@ def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
     """A module in the place of cupy.cuda with so many devices, and its devices."""
     devices, module = Cuda(count), ModuleType("cupy.cuda")
     vars(module).update(
-        Device=Device, Stream=Stream, Event=Event, get_current_stream=lambda device=-1: devices.here(),
+        Device=Device, Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time,
+        get_current_stream=lambda device=-1: devices.here(),
         compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc), function=SimpleNamespace(Module=Module),
         cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F="32F",
                                CUBLAS_GEMM_DEFAULT="any"),
         runtime=SimpleNamespace(CUDA_R_16F="fp16", CUDA_R_16BF="bf16", CUDA_R_32F="fp32",
                                 getDeviceCount=lambda: count, getDevice=lambda: devices.selected,
-                                getDeviceProperties=lambda index: {"uuid": bytes([index + 1]) * 16},
+                                getDeviceProperties=lambda index: {"uuid": bytes([index + 1]) * 16,
+                                                                   "name": b"a double"},
                                 runtimeGetVersion=lambda: 12090, driverGetVersion=lambda: 13000,
+                                memGetInfo=lambda: (devices.capacity_nbytes - devices.used_nbytes,
+                                                    devices.capacity_nbytes),
                                 CUDARuntimeError=CUDARuntimeError, streamQuery=devices.stream_query,
                                 eventQuery=devices.event_query),
         nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)))

@@ -1,144 +1,422 @@
-"""gpu_check without a GPU: what is left out and why, what counts as failed, the report's shape, and the arithmetic of
-bandwidths. Measurements here are of doubles, or made up; none is a GPU's."""
+"""gpu-check without a GPU: what is left out and why, what counts as failed, what is kept of a part that does not come
+to its end, and the measurements' arithmetic. What is measured here is of doubles, or made up; none is a GPU's."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zerosim as zs
-from benchmarks import gpu_check, gpu_collectives, gpu_training
-from benchmarks.gpu_check import FAILED, LEFT_OUT, RAN, Machine, Part, Report
+from benchmarks import gpu_check
+from benchmarks.gpu_check import collectives, exhaustive, parts, report, sanitizer, speed, suite, training
+from benchmarks.gpu_check.processes import ROOT, Ended, Started
+from benchmarks.gpu_check.report import FAILED, LEFT_OUT, RAN, Check, Machine, Part, Writer
+from tests.backends import doubles
+from tests.backends.test_one_suite import assert_same
+from tests.backends.worlds import TORCHRUN, Processes
+from tests.ranks import programs
+from tests.support import ask
+from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.models import GPTConfig
+from zerosim.numerics import arrays
 
-KERNELS = {"copy": {"bytes_per_second": 4e12}, "smallest_share": 0.85, "kernels": [
-    {"name": "adam_step", "share_of_copy": 0.93, "is_fast_enough": True},
-    {"name": "fp32 to fp16", "share_of_copy": 0.6, "is_fast_enough": False}]}
-TRAINING = {"seconds": 0.1, "python_share": 0.25, "torch": {"seconds": 0.08, "ratio": 1.25}}
 NONE = Machine({"python": "3"}, [], None, "there is no driver")
+CARD = Machine({"cupy": "14.2.0", "nccl": "2.32.3"}, ["NVIDIA H200"], "2.32.3")
+GOOD = {"ring_has_the_simulators_bits": True, "rows": [], "native_is_ulps_and_share_from_the_ring": {}}
 
+
+# -- parts, their files and their ends --------------------------------------------------------------------------------
 
 @pytest.fixture
-def made_up(monkeypatch) -> list[str]:
-    """Every part finds something at once; the list says which ran."""
+def in_this_process(monkeypatch) -> list[str]:
+    """Parts run here, on made-up machines, with two checks each; the list says which ran."""
     ran: list[str] = []
 
-    def stand_in(name: str, found: Any) -> Any:
-        def run(*_: object) -> Any:
-            ran.append(name)
-            return found
-        return run
+    def run(words: list[str], seconds: float, **_: Any) -> Ended:
+        parts.run_part(words[-2], Path(words[-1]))
+        return Ended(0, "", "", 1.0)
 
-    good = {"ring_has_the_simulators_bits": True, "rows": [], "native_is_ulps_and_share_from_the_ring": {}}
-    for name, found in (("suite", {"exit_code": 0, "said": "9 passed", "skipped": []}), ("kernels", KERNELS),
-                        ("collectives", good), ("shared_in_one_process", good), ("shared_by_processes", good),
-                        ("training", TRAINING)):
-        monkeypatch.setattr(gpu_check, name, stand_in(name, found))
+    def made_up(writer: Writer, machine: Machine) -> None:
+        ran.append(writer.part.name)
+        writer.check("works", lambda: {"answer": 42}, remark=lambda found: f"it is {found['answer']}")
+        writer.check("is not here", lambda: 1 / 0, "no need")
+
+    monkeypatch.setattr(gpu_check, "run", run)
+    monkeypatch.setattr(parts, "look", lambda: CARD)
+    monkeypatch.setattr(parts, "PARTS", dict.fromkeys(parts.PARTS, made_up))
     return ran
 
 
-NO_SHARING = "this machine has 8 GPUs, so no two ranks need to share one"
-TOO_FEW = "this machine has 1 GPU, and ranks on GPUs of their own need 2"
-VERSIONS = {"cupy": "14.2.0", "nccl": "2.32.3", "driver": "575"}
+def test_parts_that_are_asked_for_run_in_the_tables_order_and_replace_their_files_alone(
+        monkeypatch, tmp_path, in_this_process) -> None:
+    assert gpu_check.main(["training", "speed"], 60, tmp_path) == 0
+    assert in_this_process == ["speed", "training"]
+    monkeypatch.setattr(parts, "look", lambda: NONE)
+    assert gpu_check.main(["speed"], 60, tmp_path) == 0, "training's file is still there, and well"
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [(row["part"], row["status"], row["reason"], row["checks"]) for row in index["parts"]] == [
+        ("speed", LEFT_OUT, "there is no driver", "no check ended"), ("training", RAN, "", "1 ran, 1 left out")]
+    found = Part.read(tmp_path / "training.json")
+    assert (found.cards, found.versions) == (("NVIDIA H200",), CARD.versions)
+    assert [(check.status, check.reason, check.found) for check in found.checks] == [
+        (RAN, "it is 42", {"answer": 42}), (LEFT_OUT, "no need", None)]
 
 
-@pytest.mark.parametrize(("machine", "ran", "reasons"), [
-    (Machine(VERSIONS, ["A"], "2.32.3"),
-     ["suite", "kernels", "shared_in_one_process", "shared_by_processes", "training"], [TOO_FEW]),
-    (Machine({}, ["A"], "2.27.5"), ["suite", "kernels", "shared_by_processes", "training"],
-     [TOO_FEW, "NCCL 2.27.5 does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30"]),
-    (Machine({}, ["A"] * 8, "2.32.3"), ["suite", "kernels", "collectives", "training"], [NO_SHARING] * 2),
-    (NONE, [], ["there is no driver"] * 6),
-])
-def test_the_report_says_when_and_on_what_and_what_of_it_ran_or_why_not(
-        monkeypatch, tmp_path, made_up, machine: Machine, ran: list[str], reasons: list[str]) -> None:
-    file = tmp_path / "report.json"
-    monkeypatch.setattr(gpu_check, "look", lambda: machine)
-    code, report = gpu_check.main(str(file)), json.loads(file.read_text())
-    assert report.keys() == {"ok", "date", "host", "versions", "cards", "parts"}
-    assert (code, report["ok"]) == ((0, True) if ran else (1, False))
-    assert (report["versions"], report["cards"]) == (machine.versions, machine.cards)
-    assert report["date"].endswith("+00:00")
-    assert made_up == ran
-    assert [part["status"] for part in report["parts"]].count(RAN) == len(ran)
-    assert [part["reason"] for part in report["parts"] if part["status"] == LEFT_OUT] == reasons
+def test_without_a_card_nothing_was_checked_and_that_is_no_success(monkeypatch, tmp_path, in_this_process) -> None:
+    monkeypatch.setattr(parts, "look", lambda: NONE)
+    assert gpu_check.main([], 60, tmp_path) == 1
+    assert in_this_process == []
+    assert {part.status for part in report.parts_in(tmp_path, parts.PARTS)} == {LEFT_OUT}
+    assert gpu_check.page_of(tmp_path) == "Nothing has been run on a GPU yet.\n"
 
 
-def test_a_part_that_raises_has_failed_and_the_others_are_tried(monkeypatch, made_up) -> None:
-    def broken() -> None:
-        raise RuntimeError("out of memory")
+def test_a_check_that_raises_or_is_judged_wrong_has_failed_and_the_others_are_tried(tmp_path) -> None:
+    writer = Writer(tmp_path / "speed.json", "speed", CARD)
+    writer.check("raises", lambda: {}["memory"])
+    writer.check("is slow", lambda: 3, judge=lambda found: f"{found} is not enough")
+    writer.check("is well", lambda: 4, judge=lambda found: "")
+    writer.end()
+    part = Part.read(tmp_path / "speed.json")
+    assert [(check.name, check.status, check.reason) for check in part.checks] == [
+        ("raises", FAILED, "KeyError: 'memory'"), ("is slow", FAILED, "3 is not enough"), ("is well", RAN, "")]
+    assert (part.status, report.all_is_well([part])) == (FAILED, False)
 
-    monkeypatch.setattr(gpu_check, "kernels", broken)
-    parts = gpu_check.check(Machine({}, ["A"], "2.32.3"))
-    assert [(part.name, part.reason) for part in parts if part.status == FAILED] == [
-        ("kernels beside the card's copy", "RuntimeError: out of memory")]
-    assert made_up[-1] == "training"
-    assert not Report("", "", {}, ["A"], parts).ok
+
+def test_a_part_that_is_ended_keeps_what_it_had_checked_and_says_in_what_it_was(tmp_path) -> None:
+    file = tmp_path / "speed.json"
+
+    def hangs() -> None:
+        for status, why in ((report.OUT_OF_TIME, "took longer than 60 seconds, and was ended"), (report.DIED, "died")):
+            part = gpu_check.left("speed", file, status, why)
+            assert (part.status, part.reason) == (status, f"{why} in 'hangs'")
+            assert [check.name for check in part.checks] == ["works"]
+            assert not report.all_is_well([part])
+            writer.part.write(file)
+
+    writer = Writer(file, "speed", CARD)
+    writer.check("works", lambda: 1)
+    writer.check("hangs", hangs)
+    writer.end()
+    assert gpu_check.left("speed", file, report.DIED, "").status == RAN, "it has come to its end"
+    assert gpu_check.left("mpi", tmp_path / "mpi.json", report.DIED, "exit code 3").reason == "exit code 3"
 
 
-def test_a_gpu_without_nccl_and_a_ring_with_other_bits_are_failures_and_not_excused() -> None:
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show processes' environments")
+def test_what_takes_too_long_is_ended_with_processes_that_have_left_its_session(tmp_path) -> None:
+    sleeps = "import sys, pathlib, signal; pathlib.Path(sys.argv[1]).touch(); signal.pause()"
+    program = ("import subprocess, sys\nprint('it runs', flush=True)\n"
+               f"subprocess.run([sys.executable, '-c', {sleeps!r}, sys.argv[1]], start_new_session=True)")
+    started = Started([sys.executable, "-c", program, tmp_path / "there"])
+    while not (tmp_path / "there").exists():
+        assert started.process.poll() is None
+    assert len(started.left()) == 2
+    ended = started.ended(0)
+    assert (ended.code, ended.stdout, started.left()) == (None, "it runs\n", [])
+    assert started.process.returncode is not None
+    started.end()
+
+
+def test_an_interrupted_part_is_written_as_such(monkeypatch, tmp_path) -> None:
+    def interrupted(words: list[str], *_: Any, **__: Any) -> None:
+        Writer(Path(words[-1]), words[-2], CARD).check("works", lambda: 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.main(["speed", "mpi"], 60, tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [(row["part"], row["status"], row["checks"]) for row in index["parts"]] == [
+        ("speed", report.INTERRUPTED, "1 ran")]
+
+
+def test_the_command_refuses_what_it_cannot_do(monkeypatch, tmp_path) -> None:
+    for words, said in ((("--only", "speed,nix"), "--only names 'nix', and the parts are kernels, exhaustive,"),
+                        (("--budget", "601"), "a budget of 601 seconds was asked for; a part takes more than 0 and at "
+                                              "most 600"), (("--budget", "0"), "a budget of 0 seconds")):
+        refused = ask("gpu-check", "--out", str(tmp_path), *words)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert said in refused.stderr
+    monkeypatch.setattr("zerosim.cli.tools.__file__", str(tmp_path / "zerosim/cli/tools.py"))
+    refused = ask("gpu-check")
+    assert refused.exit_code == 2
+    assert f"there are none in {tmp_path}; take a checkout" in refused.stderr
+
+
+def test_the_commands_help_names_every_part() -> None:
+    text = " ".join(ask("gpu-check", "--help", columns=200).stdout.replace("│", " ").split())
+    assert ", ".join(parts.PARTS) in text
+
+
+def test_the_page_has_every_check_of_what_ran_on_a_card_and_the_docs_have_that_page() -> None:
+    part = Part("speed", report.OUT_OF_TIME, "was ended", "2026-11-22T20:00:00+00:00", cards=("A", "A", "B"),
+                versions={"cupy": "14"}, checks=(Check("copy", RAN, "4000 GB/s | best", 1.25), Check("adam", FAILED)))
+    assert report.page([part, Part("mpi", LEFT_OUT)]).split("\n") == [
+        "| part | checks | card | when | versions |", "|---|---|---|---|---|",
+        "| speed | 1 ran, 1 failed; out of time: was ended | 2 × A, B | 2026-11-22 | cupy 14 |", "", "### speed", "",
+        "| check | | remark | seconds |", "|---|---|---|---|", "| copy | ran | 4000 GB/s \\| best | 1.2 |",
+        "| adam | failed |  | 0.0 |", ""]
+    text = (ROOT / "docs/verified_on.md").read_text(encoding="utf-8")
+    assert text.endswith(f"\n## On a GPU\n\n{gpu_check.page_of(ROOT / 'docs/verified')}")
+
+
+# -- what the parts run -----------------------------------------------------------------------------------------------
+
+ALONE = "this machine has 1 GPU, and ranks on GPUs of their own need 2"
+
+
+@pytest.mark.parametrize(("machine", "reasons"), [
+    (CARD, ["", "", ALONE]),
+    (Machine({}, ["A"], "2.27.5"), ["", "NCCL 2.27.5 does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30",
+                                    ALONE]),
+    (Machine({}, ["A"], None, "there is no NCCL"), ["there is no NCCL"] * 3),
+    (Machine({}, ["A"] * 8, "2.32"), [""] * 3)])
+def test_which_bandwidths_are_measured_follows_from_the_cards_and_nccl(monkeypatch, tmp_path, machine, reasons) -> None:
+    for name in ("measured", "by_processes", "in_one_process"):
+        monkeypatch.setattr(collectives, name, lambda *_: GOOD)
+    monkeypatch.setattr(suite, "worlds", lambda *_: None)
+    monkeypatch.setattr(zs, "NCCLCluster", lambda ranks: ranks, raising=False)
+    writer = Writer(tmp_path / "nccl.json", "nccl", machine)
+    parts.nccl(writer, machine)
+    parts.cards(writer, machine)
+    assert [check.reason for check in writer.part.checks if check.status == LEFT_OUT] == list(filter(None, reasons))
+    assert [check.status == RAN for check in writer.part.checks] == [not reason for reason in reasons]
+
+
+def test_pytest_runs_beside_plugins_and_warnings_and_tells_what_failed(tmp_path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, warnings\npytestmark = pytest.mark.gpu\n"
+        "def test_warns(pytestconfig):\n    warnings.warn('no path of CUDA')\n"
+        "    assert not pytestconfig.pluginmanager.has_plugin('xdist')\n"
+        "def test_fails():\n    assert not 1\n")
+    found = suite.pytest([str(tmp_path / "test_it.py")], 600)
+    assert (found["exit_code"], len(found["failures"])) == (1, 1)
+    assert "1 failed, 1 passed" in found["said"]
+    assert "test_fails" in suite.judged(found)
+
+
+def test_what_is_skipped_for_a_card_or_a_library_that_is_here_is_a_failure() -> None:
     lines = ["SKIPPED [3] a.py:1: CuPy is installed, but NCCL is not to be had",
              "SKIPPED [3] a.py:1: needs 8 GPUs, and this machine has 1", "SKIPPED [3] a.py:1: mpi4py is not installed"]
-    found = {"exit_code": 0, "said": "9 passed, 9 skipped", "skipped": lines}
-    assert gpu_check.judged_suite(found) == f"skipped, though there is a GPU: {lines[0]}"
-    assert gpu_check.judged_suite({**found, "skipped": lines[1:]}) == ""
-    assert gpu_check.judged_suite({**found, "exit_code": 1}) == "pytest ended with exit code 1: 9 passed, 9 skipped"
-    assert gpu_check.judged_bits({"ring_has_the_simulators_bits": True}) == ""
-    assert "other bits" in gpu_check.judged_bits({"ring_has_the_simulators_bits": False})
+    found = {"exit_code": 0, "seconds": 2.0, "said": "9 passed", "skipped": lines, "failures": [], "end": ""}
+    assert suite.judged(found) == f"skipped, though there is a GPU: {lines[0]}"
+    assert suite.judged({**found, "skipped": lines[1:]}) == ""
+    assert "was ended after 2 seconds" in suite.judged({**found, "exit_code": None})
 
 
-def test_what_is_told_names_every_part_with_its_status() -> None:
-    report = Report("", "", {"cupy": "14"}, ["NVIDIA H200"], [Part("a", RAN), Part("b", FAILED, "why"),
-                                                              Part("c", LEFT_OUT, "no need")])
-    assert gpu_check.told(report).split("\n") == [
-        "NVIDIA H200; cupy 14", "     ran: a", "  failed: b (why)", "left out: c (no need)",
-        "1 of 3 parts ran; NOT everything is as it should be"]
+def test_the_tests_of_a_world_are_told_from_those_of_another() -> None:
+    tests = ["a.py::test_x[NCCL, 3 processes]", "a.py::test_x[plain-NCCL, 3 processes]",
+             "a.py::test_x[NCCL, 3 processes on one GPU]", "a.py::test_y[NCCL, 3 processes-debug]"]
+    assert suite.of_world(tests, "NCCL, 3 processes") == [tests[0], tests[1], tests[3]]
+    assert suite.of_world(tests, "NCCL, 3 processes on one GPU") == [tests[2]]
 
 
-def test_numbers_that_matter_are_told_beside_the_part() -> None:
-    assert gpu_check.kernels_summary(KERNELS) == "the copy moves 4000 GB/s; below 85% of it: fp32 to fp16 60%"
-    assert gpu_check.training_summary(TRAINING) == "100.0 ms a step, Python's share 25%; 1.25 times PyTorch's"
-    alone = {**TRAINING, "torch": None, "no_torch_because": "PyTorch is not installed"}
-    assert gpu_check.training_summary(alone).endswith("nothing beside it: PyTorch is not installed")
-    rows = [{"operation": "all_reduce", "algorithm": name, "bus_bytes_per_second": rate}
-            for name, rate in (("ring", 1e9), ("ring", 9e9), ("native", 2e9))]
-    found = {"rows": rows, "native_is_ulps_and_share_from_the_ring": {"bf16": (1200, 0.31)}}
-    assert gpu_check.collectives_summary(found) == ("all_reduce, bus bandwidth: ring 9.0 GB/s, native 2.0 GB/s; native "
-                                                 "from the ring: bf16 at most 1,200 ULP, 31% of sums")
+def test_processes_that_share_a_card_send_and_add_as_ranks_of_one_process(compiler: None) -> None:
+    world = Processes("a double that is shared", 3, TORCHRUN, "nccl", doubled_gpus=4, device="cuda:0",
+                      share_devices=True)
+    assert_same(world, programs.every_collective, "bf16", (7,))
 
 
-def test_a_job_that_hangs_is_ended_and_reported() -> None:
-    hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with pytest.raises(RuntimeError, match=r"did not end within 0.3 seconds"):
-        gpu_check._answer([hanging], seconds=0.3)
-    assert hanging.returncode is not None
+@pytest.mark.slow
+def test_the_tests_for_gpus_pass_on_a_double_of_one_in_every_process(gpus, tmp_path, monkeypatch) -> None:
+    """Else nobody runs them where there is no GPU."""
+    gpus(1)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from tests.backends import doubles\nin_place = doubles.installed(1)\nin_place.__enter__()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    writer = Writer(tmp_path / "part.json", "worlds", CARD)
+    writer.check("kernels", lambda: suite.pytest(suite.KERNELS, 600),
+                 judge=lambda found: suite.judged({**found, "skipped": []}))
+    names = ["CuPy over MPI, 4 processes", "NCCL, 3 processes on one GPU"]
+    suite.worlds(writer, lambda world: world.name in names, suite.CONFORMANCE, 600)
+    assert [(check.name, check.reason[-400:]) for check in writer.part.checks if check.status != RAN] == []
+    assert [check.name for check in writer.part.checks] == ["kernels", *names]
 
 
-# -- bandwidths -------------------------------------------------------------------------------------------------------
+def test_a_sanitizer_that_finds_something_or_sums_up_nothing_is_a_failure() -> None:
+    def said(code: int | None, *lines: str) -> str:
+        return sanitizer.judged(Ended(code, "\n".join(f"========= {line}" for line in lines), "", 200.0))
+
+    assert said(0, "COMPUTE-SANITIZER", "ERROR SUMMARY: 0 errors") == ""
+    assert said(0, "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") == ""
+    assert "Invalid __global__ read" in said(9, "Invalid __global__ read of size 4 bytes", "ERROR SUMMARY: 1 error")
+    assert said(0, "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)").startswith("exit code 0")
+    assert "no summary" in said(0, "COMPUTE-SANITIZER")
+    assert said(None) == "did not end within 200 seconds"
+
+
+# -- arithmetic over all inputs ---------------------------------------------------------------------------------------
+
+CODES = [(0, 300), (0x3F000000, 0x3F000300), (0x42B17200, 0x42B17300), (0x7F7FFF00, 0x7F800100),
+         (0x80000000, 0x80000100), (0xC2CFF000, 0xC2CFF100), (0xFF7FFF00, 0xFF800100)]  # subnormal, infinite, NaN too
+
+
+@pytest.mark.parametrize("name", exhaustive.FUNCTIONS)
+def test_errors_of_functions_are_measured_as_numpy_measures_them(stand_in: Any, name: str) -> None:
+    """Of NumPy's own functions, which stand in for CUDA's; a result that is 5 ULP off is found where it is."""
+    found = exhaustive.all_arguments(stand_in, name, iter(CODES))
+    x = np.concatenate([np.arange(*span, dtype=np.uint32) for span in CODES]).view(np.float32)
+    with np.errstate(all="ignore"):
+        y, exact = (exhaustive.FUNCTIONS[name](x.astype(dtype)) for dtype in (np.float32, np.float64))
+        exact32 = exact.astype(np.float32)
+        finite = np.isfinite(y) & np.isfinite(exact32)
+        step = 2.0 ** (np.maximum(np.frexp(exact)[1] - 1, -126) - 23)
+        largest = (np.abs(y - exact) / step)[finite].max()
+    assert (y[~finite] == exact32[~finite])[~np.isnan(exact32[~finite])].all()
+    assert found["arguments"] == len(x)
+    assert found["largest_ulps"] == pytest.approx(largest, rel=1e-6)
+    moved = y.copy()
+    moved[400] = (y[400:401].view(np.uint32) + 5).view(np.float32)[0]
+    apart, at = exhaustive.distance(stand_in, name, stand_in.uploaded(x), stand_in.uploaded(moved))
+    assert (apart > 4, at) == (True, x[400])
+    moved[7] = np.nan
+    assert exhaustive.distance(stand_in, name, stand_in.uploaded(x), stand_in.uploaded(moved))[0] == 1e300
+    assert exhaustive.judged_function({"largest_ulps": 2.5, "at": "0x1p+0"}).startswith("2.5 ULP from the exact value")
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_sums_of_codes_are_judged_by_whole_numbers(stand_in: Any, name: str, monkeypatch) -> None:
+    """Signed zeros, subnormal, largest, infinite and NaN codes, and some in between, each with every code."""
+    left = [0, 1, 0x7F, 0x80, 0x3FF, 0x400, 0x1234, 0x3C00, 0x7BFF, 0x7C00, 0x7E01, 0x7F7F, 0x7F80, 0x8000, 0x8001,
+            0xFF80]
+    found = exhaustive.all_pairs(stand_in, name, iter(left), at_once=4)
+    assert (found["pairs"], found["wrong"]) == (16 << 16, 0), found["example"]
+
+    def wrong(self: CupyKernels, a: Any, b: Any, out: Any) -> None:
+        right(self, a, b, out)
+        codes = arrays.words(out)
+        codes[0x3C00:0x3C01] = stand_in.uploaded(np.array([0x3C01], np.uint16))
+
+    right = CupyKernels.add_rounded
+    monkeypatch.setattr(CupyKernels, "add_rounded", wrong)
+    found = exhaustive.all_pairs(stand_in, name, iter([0]))
+    assert found == {"pairs": 1 << 16, "wrong": 1, "example": "0x0000 + 0x3c00 is 0x3c01 and should be 0x3c00"}
+    assert exhaustive.judged_sums(found).startswith("1 of 65,536 sums are wrong: 0x0000")
+
+
+# -- kernels and their speed ------------------------------------------------------------------------------------------
+
+# What others are made of, or what moves no elements.
+PARTS_OF_KERNELS = {"add_column_sums", "apply", "computes_in", "empty", "fill", "matrix", "onto_grid", "picked", "room",
+                    "room_for", "row_blocks", "row_maxima", "row_products", "row_sums", "scale_past", "scratch",
+                    "serving", "settle", "slack_nbytes", "uploaded", "wide", "widen", "count_targets", "index_range"}
+
+
+def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    names = [name for name in dir(CupyKernels) if not name.startswith("_") and callable(getattr(CupyKernels, name))]
+    found = speed.all_kernels(stand_in, 1009)
+    called = {row["name"].split(",")[0].split()[0] for row in found["kernels"]}
+    assert all(row["seconds"] > 0 for row in (found["copy"], *found["kernels"]))
+    assert {"step_blocks" if name == "adam_step" else name for name in called} == {*names} - PARTS_OF_KERNELS
+
+
+def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: Any) -> None:
+    monkeypatch.setattr(speed, "copy_seconds", lambda n: 8 * n / 4e12)
+    monkeypatch.setattr(speed, "calls", lambda kernels, n: iter([
+        speed.Call("adam_step", lambda: None, 28 * n, streams=True), speed.Call("column_sum", lambda: None, 4 * n),
+        speed.Call("matmul bf16", lambda: None, 6 * n, 100 * n)]))
+    monkeypatch.setattr(speed, "seconds_of", lambda call: 1e-3)
+    found = speed.all_kernels(stand_in, 1 << 27)
+    assert [row["share_of_copy"] for row in found["kernels"]] == pytest.approx(
+        [28 * 2**27 / 4e9, 4 * 2**27 / 4e9, 6 * 2**27 / 4e9])
+    assert speed.judged(found) == ""
+    assert speed.remark(found) == ("the copy moves 4000 GB/s; all that streams at 85% of it or more; of the others "
+                                   "below: column_sum 13%; matmul bf16 13 TFLOP/s")
+    found["kernels"][0]["share_of_copy"] = 0.6
+    assert speed.judged(found) == "the copy moves 4000 GB/s; below 85% of it: adam_step 60%"
+    assert speed.elements_for(140 << 30) == speed.ELEMENTS
+    assert speed.elements_for(8 << 30) == 1 << 26
+    with pytest.raises(ValueError, match="end what else runs on it"):
+        speed.elements_for(1 << 20)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+def test_stages_and_runs_that_differ_in_a_bit_are_named(stand_in: Any) -> None:
+    found = training.stages_agree(ranks=[2], formats=["bf16"])
+    assert (training.judged_bits(found), training.remark_on_bits(found)) == ("", "5 trainings, equal bits")
+    runs = iter(range(100))
+
+    def strange(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, str]:
+        return [((float("nan"),), 1.0, False)], f"{stage == 2}{next(runs) if compute == 'fp16' else ''}"
+
+    found = training.stages_agree(ranks=[1], formats=["bf16", "fp16"], program=strange)
+    assert training.judged_bits(found).split("; ") == [
+        "N=1, bf16: stage 2 differs, a loss is no number",
+        "N=1, fp16: two runs differ, stage 1 differs, stage 2 differs, stage 3 differs, a loss is no number"]
+
+
+def test_the_cards_end_and_ctrl_c_leave_a_cluster_that_trains_as_before(stand_in: Any, monkeypatch) -> None:
+    cuda = doubles.fake_cuda.Cuda.current
+    cuda.capacity_nbytes = cuda.used_nbytes + (8 << 20)
+    monkeypatch.setattr(training, "LARGEST_PIECE", 1 << 22)
+    found = training.at_the_cards_end(zs.CuPyCluster(2))
+    assert training.judged_end(found) == ""
+    assert training.remark_on_end(found).startswith("OutOfMemoryError: Out of memory allocating")
+    found = training.at_ctrl_c(zs.CuPyCluster(2))
+    assert (training.judged_end(found), found["error"]) == ("", "KeyboardInterrupt")
+    assert training.judged_end({"error": "", "held_nbytes": [0, 8], "as_before": False}) == (
+        "the run did not end with an error; 8 bytes are still held; the cluster does not train as before")
+
+
+def test_every_byte_of_the_pool_is_counted_and_one_that_is_not_is_a_failure(stand_in: Any) -> None:
+    config = GPTConfig(layers=1, channels=8, heads=2, context=8, vocabulary=17)
+    measured = training.memory(zs.CuPyCluster, config)
+    assert training.judged_memory(measured) == ""
+    assert measured["card_nbytes"] == measured["counted_nbytes"] > 0
+    found = {"counted_nbytes": 2_000_000_000, "pool_used_nbytes": 2_000_000_000, "card_nbytes": 2_500_000_000}
+    assert training.judged_memory(found) == ""
+    assert training.remark_on_memory(found) == "counted 2.000 GB, pool used 2.000 GB, card 2.500 GB"
+    assert training.judged_memory({**found, "pool_used_nbytes": 8}) == (
+        "2,000,000,000 bytes are counted, and the pool has handed out 8")
+
+
+def test_a_training_step_is_measured_on_doubles_too(gpus, monkeypatch) -> None:
+    gpus(1)
+    monkeypatch.setattr(training, "torch_is_missing", lambda: "PyTorch is not installed")
+    config = GPTConfig(layers=1, channels=8, heads=2, context=8, vocabulary=17)
+    found = training.measured("bf16", zs.NCCLCluster, config, batch=1, rounds=1)
+    assert 0 < found["python_share"] <= 1
+    assert training.remark({**found, "seconds": 0.1, "python_share": 0.25}) == (
+        "100.0 ms a step, Python's share 25%; nothing beside it: PyTorch is not installed")
+    assert training.remark({**found, "torch": {"ratio": 1.25}}).endswith("1.25 times PyTorch's")
+
+
+# -- bandwidths between ranks -----------------------------------------------------------------------------------------
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     """8 ranks, 2^20 float32 in 1 ms: algorithm bandwidth 4.194 GB/s; the bus factors are 2·7/8, 7/8 and 7/8."""
-    found = [[(operation, "ring", 1 << 20, 0.5e-3 if rank else 1e-3) for operation in gpu_collectives.OPERATIONS]
+    found = [[(operation, "ring", 1 << 20, 0.5e-3 if rank else 1e-3) for operation in collectives.OPERATIONS]
              for rank in range(8)]
-    rows = gpu_collectives.rows_of(found)
+    rows = collectives.rows_of(found)
     assert [row["bus_bytes_per_second"] for row in rows] == pytest.approx(
         [4194304e3 * 14 / 8, 4194304e3 * 7 / 8, 4194304e3 * 7 / 8])
     assert {row["seconds"] for row in rows} == {1e-3}  # of the slowest rank
+    assert collectives.remark({"rows": rows, "native_is_ulps_and_share_from_the_ring": {"bf16": (1200, 0.31)}}) == (
+        "all_reduce, bus bandwidth: ring 7.3 GB/s; native from the ring: bf16 at most 1,200 ULP, 31% of sums")
+    assert "other bits" in collectives.judged({"ring_has_the_simulators_bits": False})
+
+
+def test_a_job_on_one_card_that_hangs_or_fails_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"did not end within 120 seconds.*NCCL_MAX_CTAS"):
+        collectives.answer([Ended(0, "{}", "", 1.0), Ended(None, "", "", 120.0)])
+    with pytest.raises(RuntimeError, match="exit code 3: duplicate GPU"):
+        collectives.answer([Ended(3, "", "duplicate GPU", 1.0)])
+    assert collectives.answer([Ended(0, 'NCCL says\n{"rows": []}\n', "", 1.0)]) == {"rows": []}
 
 
 def test_what_is_measured_runs_on_doubles_with_the_simulators_bits(gpus) -> None:
     gpus(3)
-    found = gpu_collectives.measured(zs.NCCLCluster(3), [16, 300], repetitions=2)  # 16: as powers of 2 are
+    found = collectives.measured(zs.NCCLCluster(3), [16, 300], repetitions=2)  # 16: as powers of 2 are
     assert found["ring_has_the_simulators_bits"]
     assert [(row["operation"], row["algorithm"], row["nbytes"]) for row in found["rows"]] == [
-        (operation, algorithm, nbytes) for operation in gpu_collectives.OPERATIONS
-        for algorithm in gpu_collectives.ALGORITHMS for nbytes in (72, 1200)]
+        (operation, algorithm, nbytes) for operation in collectives.OPERATIONS
+        for algorithm in collectives.ALGORITHMS for nbytes in (72, 1200)]
     assert all(row["bus_bytes_per_second"] > 0 for row in found["rows"])
     apart = found["native_is_ulps_and_share_from_the_ring"]
     assert all(ulps > 0 and 0 < share < 1 for ulps, share in apart.values())  # the double adds in rank order
@@ -149,14 +427,5 @@ def test_the_time_of_a_collective_is_that_of_those_that_are_counted(gpus) -> Non
     gpus(2)
     ticks = iter(np.arange(100) / 4)
     results = zs.NCCLCluster(2).run(
-        lambda rank: gpu_collectives.timed(rank, "all_gather", "ring", 8, "float32", 5, lambda: float(next(ticks))))
+        lambda rank: collectives.timed(rank, "all_gather", "ring", 8, "float32", 5, lambda: float(next(ticks))))
     assert all(0 < seconds <= 0.75 / 5 for seconds in results)  # four readings of a clock, over five repetitions
-
-
-def test_a_training_step_is_measured_on_doubles_too(gpus, monkeypatch) -> None:
-    gpus(1)
-    monkeypatch.setattr(gpu_training, "torch_is_missing", lambda: "there is no GPU in this test")
-    config = GPTConfig(layers=1, channels=8, heads=2, context=8, vocabulary=17)
-    found = gpu_training.measured("bf16", zs.NCCLCluster, config, batch=1, rounds=1)
-    assert 0 < found["python_share"] <= 1
-    assert (found["torch"], found["no_torch_because"]) == (None, "there is no GPU in this test")

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 import zerosim as zs
-from tests.backends.worlds import Outcome, Task, notes
+from tests.backends.worlds import Outcome, Task, notes, on_one_card
 from zerosim.backends.cupy.cluster import CuPyDevice, cupy_on, device_count
 from zerosim.backends.processes import cluster
 from zerosim.backends.processes.cluster import ProcessCluster
@@ -79,6 +79,8 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
     transport.HEARSAY_SECONDS = MINUTES
+    if task.options.get("share_devices"):
+        os.environ.update(on_one_card(index))  # NCCL reads it when it is first used
     if "RANK" in os.environ:
         return zs.connect(task.backend, **task.options)
     from zerosim.backends.mpi import MPIChannel

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from zerosim.backends.nccl.adapter import NCCL
 from zerosim.connect import installed_program
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 600.0  # after which processes are taken to hang, on a busy machine too
+# After which processes are taken to hang, on a busy machine too; on a GPU's own machine gpu-check asks for less.
+SECONDS = float(os.environ.get("ZEROSIM_TEST_SECONDS", "600"))
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,8 @@ class Job:
         if self.launcher == "mpiexec":
             return [subprocess.Popen([*launch(self.ranks), sys.executable, "-m", "mpi4py", "-m", *words],
                                      env=one_thread(), **options)]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1), "WORLD_SIZE": str(self.ranks)}
-        return [subprocess.Popen([sys.executable, "-m", *words], **options,
-                                 env={**one_thread(), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-                for rank in range(self.ranks)]
+        return [subprocess.Popen([sys.executable, "-m", *words], env={**one_thread(), **variables}, **options)
+                for variables in torchruns(self.ranks)]
 
     def end(self) -> str:
         """Hangs up, and waits for the processes to end; what they have said on stderr."""
@@ -179,9 +179,10 @@ class Job:
             return ""
         for line in self.lines:
             line.close()
+        until = time.monotonic() + SECONDS
         for process in self.processes:
             try:
-                process.wait(SECONDS)
+                process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -192,12 +193,13 @@ class Job:
 
 
 class Processes(World):
-    """Each rank a process of a job that serves all tests of the session."""
+    """Each rank a process of a job that serves all tests of the session; options are its cluster's."""
 
     def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", *, doubled_gpus: int = 0,
-                 on_gpus: bool = False) -> None:
+                 on_gpus: bool = False, **options: Any) -> None:
         super().__init__(name, ranks)
         self.job, self.backend, self.doubled_gpus, self.on_gpus = job, backend, doubled_gpus, on_gpus
+        self.options = options
         self.library = backend.upper()
         self.in_order = backend == "nccl"
         self.kind = cluster_in_gpu_order if doubled_gpus else zs.Cluster
@@ -209,8 +211,8 @@ class Processes(World):
         return mpi_missing() if self.job.launcher == "mpiexec" else None
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        return self.job.ask(Task(program, args, options, self.ranks, self.backend, self.doubled_gpus, self.on_gpus),
-                            self.ranks)
+        return self.job.ask(Task(program, args, self.options | options, self.ranks, self.backend, self.doubled_gpus,
+                                 self.on_gpus), self.ranks)
 
 
 class OnCards(World):
@@ -269,11 +271,24 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def torchruns(ranks: int) -> list[dict[str, str]]:
+    """The variables that torchrun sets for each process of a job on this machine."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1), "WORLD_SIZE": str(ranks)}
+    return [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def on_one_card(rank: int) -> dict[str, str]:
+    """The settings with which NCCL takes processes that share a card for machines that are linked by sockets."""
+    return {"NCCL_HOSTID": f"zerosim-{rank}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket",
+            "NCCL_SOCKET_IFNAME": "lo"}
+
+
 # One pool of MPI's processes, of which a world takes the first; and one job without MPI, as torchrun starts it. What
 # has GPUs has processes of its own: in those of a double CuPy is the double.
 POOL, TORCHRUN = Job(4, "mpiexec"), Job(3, "torchrun")
-POOL_ON_CARDS, TORCHRUN_ON_CARDS = Job(2, "mpiexec"), Job(3, "torchrun")
-JOBS = (POOL, TORCHRUN, POOL_ON_CARDS, TORCHRUN_ON_CARDS)
+POOL_ON_CARDS, TORCHRUN_ON_CARDS = Job(4, "mpiexec"), Job(3, "torchrun")
+ON_ONE_CARD = {ranks: Job(ranks, "torchrun") for ranks in (2, 3, 4)}
+JOBS = (POOL, TORCHRUN, POOL_ON_CARDS, TORCHRUN_ON_CARDS, *ON_ONE_CARD.values())
 HERE = Here("in-process, 5 ranks in another order", 5, seed=7)
 MPI = [Processes(f"MPI, {ranks} processes", ranks, POOL) for ranks in (2, 3, 4)]
 DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=1),
@@ -283,6 +298,10 @@ DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=
            Processes("doubles of GPUs, 3 processes of torchrun's", 3, TORCHRUN, "nccl", doubled_gpus=4)]
 GPUS = [OnCards(Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster), 1),
         *(OnCards(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster), ranks) for ranks in (2, 3, 4, 8)),
-        OnCards(Processes("CuPy over MPI, 2 processes", 2, POOL_ON_CARDS, on_gpus=True), 1),
+        *(OnCards(Processes(f"CuPy over MPI, {ranks} processes", ranks, POOL_ON_CARDS, on_gpus=True), 1)
+          for ranks in (2, 3, 4)),
+        *(OnCards(Processes(f"NCCL, {ranks} processes on one GPU", ranks, job, "nccl", device="cuda:0",
+                           share_devices=True), 1)
+          for ranks, job in ON_ONE_CARD.items()),
         OnCards(Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl"), 2),
         OnCards(Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl"), 3)]

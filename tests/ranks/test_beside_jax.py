@@ -1,4 +1,4 @@
-"""The ring beside JAX's: the same hops by `jax.lax.ppermute` on CPU devices, an oracle that shares no line with ours."""
+"""The ring beside JAX's: the same hops by `jax.lax.ppermute` on CPU devices, which share no line with ours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ for name, words in asked:
 '''
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed; pip install jax (tried: 0.10.2)")
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed; pip install jax")
 def test_an_all_reduce_has_the_bits_of_a_ring_of_jaxs_own_permutes() -> None:
     asked, expected = [], []
     for name in FORMATS:

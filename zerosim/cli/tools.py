@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,3 +46,30 @@ def doctor(
         typer.echo(f"{backend.name} is required here and cannot be used: {backend.reason}", err=True)
     if missing:
         raise typer.Exit(LACKING)
+
+
+@command("gpu-check")
+def gpu_check(
+    only: Annotated[str, typer.Option(metavar="PARTS", help="The parts to run, with commas between: kernels, "
+                                                            "exhaustive, sanitizer, speed, mpi, nccl, training, "
+                                                            "cards, failures; without it, all.")] = "",
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="The time of each part, at most 600.")] = 600.0,
+    out: Annotated[str, typer.Option(help="The folder of the reports, a file for each part.")] = "gpu_check",
+    page: Annotated[bool, typer.Option("--page", help="Run nothing; print what is in the folder as Markdown.")] = False,
+) -> None:
+    """Checks everything that only a machine with NVIDIA GPUs can show, part by part, from a checkout of the project."""
+    checkout, folder = Path(__file__).resolve().parent.parent.parent, Path(out).absolute()
+    if not (checkout / "benchmarks" / "gpu_check").is_dir():
+        raise ValueError(f"the checks are the project's tests and benchmarks, and there are none in {checkout}; take a "
+                         "checkout of the project, and run python -m zerosim gpu-check in it, with the Python that has "
+                         "CuPy")
+    sys.path.insert(0, str(checkout))
+    from benchmarks import gpu_check as checks
+
+    if page:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder} to make a page of; zerosim gpu-check writes one, or --out "
+                             "names another")
+        typer.echo(checks.page_of(folder), nl=False)
+        return
+    raise typer.Exit(checks.main([name.strip() for name in only.split(",") if name.strip()], budget, folder))

@@ -1,7 +1,7 @@
 """Collectives between GPUs: seconds, bus bandwidth as nccl-tests define it, and whether the ring has the right bits.
 
-Run by gpu_check.py in the environment that a way of sharing a card needs: ``python benchmarks/gpu_collectives.py WAY
-RANKS ELEMENTS ...`` prints one line of JSON. WAY is ``one-process`` (NCCLCluster) or ``processes`` (zs.connect).
+Run in the environment that a way of sharing a card needs: ``python -m benchmarks.gpu_check.collectives WAY RANKS
+ELEMENTS ...`` prints one line of JSON. WAY is ``one-process`` (NCCLCluster) or ``processes`` (zs.connect).
 """
 
 import json
@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
-from benchmarks.apart import from_the_ring
+from benchmarks.apart import distances, from_the_ring
+from benchmarks.gpu_check.processes import Ended, Started, run
+from benchmarks.gpu_check.report import python
 from zerosim.numerics.arrays import to_host
 from zerosim.planning.cost import bus_bytes_per_second
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ALGORITHMS = ("ring", "native")
 ELEMENTS = (1 << 14, 1 << 20, 1 << 26)  # of the whole vector
+SHARED_ELEMENTS = ("16384", "1048576", "16777216")
 REPETITIONS = 20
 Row = dict[str, Any]
 
@@ -94,12 +97,65 @@ def measured(cluster: zs.Cluster, lengths: Sequence[int], repetitions: int = REP
             "rows": rows_of([rows for _, rows in gathered]), **apart}
 
 
+# -- several ranks on one card, in the environment that they need -----------------------------------------------------
+
+SHARING_NCCL = (2, 30)  # the first that takes NCCL_MULTI_RANK_GPU_ENABLE
+SHARING_SECONDS = 120.0
+
+
+def in_one_process(ranks: int = 2) -> dict[str, Any]:
+    """Ranks of one process on one card, as NCCL 2.30 allows it."""
+    words = python("-m", "benchmarks.gpu_check.collectives", "one-process", str(ranks), *SHARED_ELEMENTS)
+    return answer([run(words, SHARING_SECONDS, NCCL_MULTI_RANK_GPU_ENABLE="1")])
+
+
+def by_processes(ranks: int) -> dict[str, Any]:
+    """Processes on one card that take each other for different machines."""
+    from tests.backends.worlds import on_one_card, torchruns
+
+    words = python("-m", "benchmarks.gpu_check.collectives", "processes", str(ranks), *SHARED_ELEMENTS)
+    started = [Started(words, **variables, **on_one_card(rank)) for rank, variables in enumerate(torchruns(ranks))]
+    try:
+        return answer([process.ended(SHARING_SECONDS) for process in started])
+    finally:
+        for process in started:
+            process.end()
+
+
+def answer(ends: Sequence[Ended]) -> dict[str, Any]:
+    """What the first process said. Raises RuntimeError where one failed, or took too long."""
+    for end in ends:
+        if end.code is None:
+            raise RuntimeError(f"did not end within {end.seconds:.0f} seconds, as happens where NCCL_MAX_CTAS is not "
+                               f"lowered: {end.stderr.strip()[-2000:]}")
+        if end.code:
+            raise RuntimeError(f"exit code {end.code}: {end.stderr.strip()[-2000:]}")
+    found: dict[str, Any] = json.loads(ends[0].stdout.strip().split("\n")[-1])
+    return found
+
+
+def judged(found: dict[str, Any]) -> str:
+    """A ring over NCCL must have the simulator's bits."""
+    return "" if found["ring_has_the_simulators_bits"] else "the ring over NCCL has other bits than the simulator's"
+
+
+def remark(found: dict[str, Any]) -> str:
+    """The best bus bandwidth of each algorithm's all-reduce, and how far NCCL's own sums are from the ring's."""
+    best: dict[str, float] = {}
+    for row in found["rows"]:
+        if row["operation"] == "all_reduce":
+            best[row["algorithm"]] = max(row["bus_bytes_per_second"] or 0.0, best.get(row["algorithm"], 0.0))
+    rates = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in best.items())
+    return (f"all_reduce, bus bandwidth: {rates}; native from the ring: "
+            f"{distances(found['native_is_ulps_and_share_from_the_ring'])}")
+
+
 def main(way: str, ranks: str, *lengths: str) -> None:
     """Prints what was measured, on rank 0."""
     if way == "one-process":
         cluster: zs.Cluster = zs.NCCLCluster(int(ranks), share_devices=True)
     else:
-        cluster = zs.connect("nccl", share_devices=True)
+        cluster = zs.connect("nccl", device="cuda:0", share_devices=True)
     found = measured(cluster, tuple(map(int, lengths)) or ELEMENTS)
     if cluster.ranks[0].index == 0:
         print(json.dumps(found))

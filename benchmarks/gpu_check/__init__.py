@@ -1,0 +1,86 @@
+"""The first hour on a machine with NVIDIA GPUs: everything that only such a machine can show, part by part.
+
+``zerosim gpu-check`` runs it. Each part is a process that has a limited time, prints each of its checks when that ends,
+and keeps it in a JSON file of its own; a part that takes longer is ended with all its processes. What cannot be checked
+here is left out with its reason. The last part has the programs that fail, since they can leave a card in disorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.gpu_check.parts import BUDGET_SECONDS, PARTS
+from benchmarks.gpu_check.processes import run
+from benchmarks.gpu_check.report import (
+    DIED,
+    INTERRUPTED,
+    OUT_OF_TIME,
+    UNDER_WAY,
+    Part,
+    all_is_well,
+    page,
+    parts_in,
+    python,
+    write_index,
+)
+
+
+def main(only: Sequence[str], budget_seconds: float, folder: Path) -> int:
+    """Runs parts, one after the other, and returns the exit code: 0 where all that is in the folder is well."""
+    chosen = parts_of(only)
+    if not 0 < budget_seconds <= BUDGET_SECONDS:
+        raise ValueError(f"a budget of {budget_seconds:g} seconds was asked for; a part takes more than 0 and at most "
+                         f"{BUDGET_SECONDS:g}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(chosen, 1):
+        print(f"== {name} ({number} of {len(chosen)}), at most {budget_seconds:g} s", flush=True)
+        file = folder / f"{name}.json"
+        try:
+            words = python("-m", "benchmarks.gpu_check", name, str(file))
+            part = run_part(name, file, budget_seconds, words)
+        finally:
+            parts = write_index(folder, PARTS)
+        said = f": {part.reason}" if part.reason else f", {part.counts()}, {part.seconds:.0f} s"
+        print(f"   {name} {part.status}{said}; {file}", flush=True)
+    well = all_is_well(parts)
+    print("everything is as it should be" if well else "NOT everything is as it should be, or nothing was checked")
+    return 0 if well else 1
+
+
+def parts_of(only: Sequence[str]) -> list[str]:
+    """The parts of these names, in the order of the table; without names, all."""
+    unknown = [name for name in only if name not in PARTS]
+    if unknown:
+        raise ValueError(f"--only names {', '.join(map(repr, unknown))}, and the parts are {', '.join(PARTS)}; name "
+                         "one or more of these, with commas between")
+    return [name for name in PARTS if name in only or not only]
+
+
+def run_part(name: str, file: Path, budget_seconds: float, words: Sequence[str]) -> Part:
+    """The part as its process has left it: one that did not come to its end has what it had checked by then."""
+    file.unlink(missing_ok=True)
+    try:
+        ended = run(words, budget_seconds, captured=False)
+    except KeyboardInterrupt:
+        left(name, file, INTERRUPTED, "interrupted")
+        raise
+    if ended.code is None:
+        return left(name, file, OUT_OF_TIME, f"took longer than {budget_seconds:g} seconds, and was ended")
+    return left(name, file, DIED, f"its process ended with exit code {ended.code}")
+
+
+def left(name: str, file: Path, status: str, why: str) -> Part:
+    """The part; one that is still under way gets this status, and the reason names the check that it was in."""
+    part = Part.read(file) if file.exists() else Part(name)
+    if part.status != UNDER_WAY:
+        return part
+    part = replace(part, status=status, reason=why + f" in {part.now!r}" * bool(part.now))
+    part.write(file)
+    return part
+
+
+def page_of(folder: Path) -> str:
+    """The folder's parts as Markdown."""
+    return page(parts_in(folder, PARTS))

@@ -1,0 +1,8 @@
+"""One part, as a process: ``python -m benchmarks.gpu_check NAME FILE``."""
+
+import sys
+from pathlib import Path
+
+from benchmarks.gpu_check.parts import run_part
+
+run_part(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,290 @@
+"""The speed of every kernel beside the card's own copy, and of products in floating-point operations per second.
+
+One table has all kernels, each with the bytes that it must move at least (every operand once in, every result once
+out): timed here on arrays that no cache holds, run on small ones under compute-sanitizer. The best of several runs
+counts: what is asked is what a kernel can do.
+
+Legend: n elements, M rows, C columns, V classes; B texts of T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from zerosim.backends.cupy.kernels import CupyKernels
+from zerosim.numerics.arrays import words
+from zerosim.numerics.formats import FORMATS
+from zerosim.optim import AdamW
+
+ELEMENTS = 1 << 27  # 512 MiB of float32: no cache holds it
+NBYTES_EACH = 96    # of a card's memory that the largest of the table takes for each element
+SMALLEST_SHARE = 0.85  # of the copy's bandwidth
+COMPUTE = ("fp32", "bf16", "fp16")
+COLUMNS, LONGEST = 1024, 512  # of rows; tokens of a text
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel, ready to be called, and the bytes and floating-point operations that it takes at least.
+
+    ``streams``: every element is read and written once, and a few operations are made of it, so that nothing but the
+    memory should take time.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    nbytes: int = 0
+    flops: int = 0
+    streams: bool = False
+
+
+def calls(kernels: CupyKernels, n: int) -> Iterator[Call]:
+    """Every kernel, on about n elements. The arrays of some kernels are gone when the next ones are asked for."""
+    for group in (_steps, _casts, _sums, _scalings, _activations, _tests, _rows, _normalizations, _losses, _attention,
+                  _products, _matrices):
+        yield from group(kernels, n)
+
+
+def filled(k: CupyKernels, shape: Any, name: str = "fp32", value: float = 0.5) -> Any:
+    """An array of one number."""
+    out = k.empty(shape, FORMATS[name].dtype)
+    code = np.array(value, np.float32).astype(out.dtype).view(f"u{out.itemsize}")
+    words(out).fill(int(code))
+    return out
+
+
+def _nbytes(*arrays: Any) -> int:
+    return int(sum(x.nbytes for x in arrays))
+
+
+def _steps(k: CupyKernels, n: int) -> Iterator[Call]:
+    w, m, v, g = (filled(k, n, value=value) for value in (0.5, 0.0, 0.0, 1e-3))
+    block = partial(AdamW(lr=1e-3, weight_decay=0.01).update_block, 3)
+    yield Call("adam_step", lambda: k.step_blocks(block, w, m, v, g, scratch=2), 28 * n, streams=True)
+    yield Call("gradient_block", lambda: k.gradient_block(g, 3.0, 0.37, m), 8 * n, streams=True)
+    yield Call("elementwise", lambda: k.elementwise(np.sqrt, w, out=m), 8 * n, streams=True)
+    yield Call("run_blocks", lambda: k.run_blocks(np.square, [w], m), 8 * n, streams=True)
+
+
+def _casts(k: CupyKernels, n: int) -> Iterator[Call]:
+    wide = filled(k, n)
+    for name in FORMATS:
+        if name == "fp32":
+            continue
+        narrow = filled(k, n, name)
+        for title, x, out in ((f"fp32 to {name}", wide, narrow), (f"{name} to fp32", narrow, wide)):
+            yield Call(f"cast_pack, {title}", partial(k.cast_pack, x, out), _nbytes(x, out), streams=True)
+
+
+def _sums(k: CupyKernels, n: int) -> Iterator[Call]:
+    """A hop of a ring, a + b rounded, and a chunk of a ring of eight ranks at once."""
+    for name in FORMATS:
+        rows = [filled(k, n // 8 + 1, name) for _ in range(9)]
+        for call in ("add_rounded", "maximum_rounded", "minimum_rounded"):
+            yield Call(f"{call} {name}", partial(getattr(k, call), *rows[:3]), _nbytes(*rows[:3]), streams=True)
+        yield Call(f"sum_rounded of 8 {name}", partial(k.sum_rounded, rows[:8], rows[8]), _nbytes(*rows), streams=True)
+
+
+def _scalings(k: CupyKernels, n: int) -> Iterator[Call]:
+    x, out = filled(k, n, "bf16"), filled(k, n)
+    yield Call("multiply_rounded bf16", lambda: k.multiply_rounded(x, 3.0, out), _nbytes(x, out), streams=True)
+    yield Call("divide_rounded bf16", lambda: k.divide_rounded(x, 3.0, out), _nbytes(x, out), streams=True)
+    yield Call("accumulate bf16", lambda: k.accumulate(out, x), _nbytes(x, out, out), streams=True)
+    yield Call("quantized", lambda: k.quantized(out, "fp8_e4m3"), 2 * out.nbytes)
+
+
+def _activations(k: CupyKernels, n: int) -> Iterator[Call]:
+    x, dy, out = (filled(k, n, "bf16") for _ in range(3))
+    bits, drawn = k.empty(-(-n // 8), np.uint8), k.empty(n, np.uint32)
+    drawn.fill(0)
+    yield Call("relu bf16", lambda: k.relu(x, out, bits), _nbytes(x, out, bits))
+    yield Call("relu_gradient bf16", lambda: k.relu_gradient(bits, dy, out), _nbytes(bits, dy, out))
+    for exact in (False, True):
+        said = " bf16, exact" if exact else " bf16"
+        yield Call("gelu" + said, partial(k.gelu, x, out, exact=exact), _nbytes(x, out))
+        yield Call("gelu_gradient" + said, partial(k.gelu_gradient, x, dy, out, exact=exact), _nbytes(x, dy, out))
+    yield Call("drop bf16", lambda: k.drop(x, lambda span: drawn[span], 1 << 30, 1 / 0.75, out), _nbytes(x, drawn, out))
+
+
+def _tests(k: CupyKernels, n: int) -> Iterator[Call]:
+    for name in ("fp32", "bf16"):
+        x = filled(k, n, name)
+        for call in ("all_finite", "count_nan", "sum_of_squares"):
+            yield Call(f"{call} {name}", partial(getattr(k, call), x), x.nbytes)
+
+
+def _shape(n: int) -> tuple[int, int]:
+    """(M, C)"""
+    columns = min(COLUMNS, max(3, isqrt(n) // 8))
+    return max(1, n // columns), columns
+
+
+def _rows(k: CupyKernels, n: int) -> Iterator[Call]:
+    """Rows (M, C) of a table (V, C) that has a quarter as many, in no order."""
+    rows, columns = _shape(n)
+    asked = k.uploaded(np.random.default_rng(0).integers(0, max(1, rows // 4), rows))
+    for name in ("fp32", "bf16"):
+        x, table, total = (filled(k, s, name) for s in ((rows, columns), (max(1, rows // 4), columns), columns))
+        yield Call(f"column_sum {name}", partial(k.column_sum, x, total), _nbytes(x, total))
+        yield Call(f"take_rows {name}", partial(k.take_rows, table, asked, x), _nbytes(x, x))
+        yield Call(f"add_rows {name}", partial(k.add_rows, x, asked, table), _nbytes(x, table))
+    wide, out, means, others = (filled(k, shape) for shape in ((rows, columns), (rows, columns), rows, columns))
+    yield Call("mean_squares", lambda: k.mean_squares(wide, means, others), wide.nbytes)
+    yield Call("divide_by_roots", lambda: k.divide_by_roots(wide, means, others, out), 2 * wide.nbytes)
+
+
+def _normalizations(k: CupyKernels, n: int) -> Iterator[Call]:
+    rows, columns = _shape(n)
+    for name in ("fp32", "bf16"):
+        x, dy, y = (filled(k, (rows, columns), name) for _ in range(3))
+        w, b, dw, db = (filled(k, columns, name) for _ in range(4))
+        mean, rstd = filled(k, rows), filled(k, rows)
+        yield Call(f"normalize_rows {name}", partial(k.normalize_rows, x, w, b, 1e-5, mean, rstd, y), _nbytes(x, y))
+        yield Call(f"scale_rows {name}", partial(k.scale_rows, x, w, b, mean, rstd, y), _nbytes(x, y))
+        yield Call(f"normalize_rows_gradient {name}",
+                   partial(k.normalize_rows_gradient, x, w, mean, rstd, dy, y, dw, db), _nbytes(x, dy, y))
+
+
+def _losses(k: CupyKernels, n: int) -> Iterator[Call]:
+    rows, classes = (n // 65536, 65536) if n >= 1 << 20 else (max(1, n // 64), 64)
+    targets = k.uploaded(np.arange(rows) % classes)
+    for name in ("fp32", "bf16"):
+        logits, sums = filled(k, (rows, classes), name), filled(k, rows)
+        yield Call(f"softmax_loss {name}", partial(k.softmax_loss, logits, targets, sums), logits.nbytes)
+        yield Call(f"softmax_loss_gradient {name}",
+                   partial(k.softmax_loss_gradient, logits, targets, sums, 0.5, logits), 2 * logits.nbytes)
+
+
+def _attention(k: CupyKernels, n: int) -> Iterator[Call]:
+    """Operations are counted over all pairs of tokens, masked ones too."""
+    tokens = min(LONGEST, max(5, isqrt(n) // 8))
+    heads, width = (8, 64) if tokens == LONGEST else (2, 5)
+    batch = max(1, n // (tokens * 3 * heads * width))
+    qkv, dqkv = (filled(k, (batch, tokens, 3 * heads * width), "bf16") for _ in range(2))
+    o, do = (filled(k, (batch, tokens, heads * width), "bf16") for _ in range(2))
+    p, sums = filled(k, (batch, heads, tokens, tokens), "bf16"), filled(k, (batch, heads, tokens))
+    pairs = 2 * width * p.size  # operations of one product of tokens with tokens
+    yield Call("attend bf16", lambda: k.attend(qkv, heads, p, o), _nbytes(qkv, p, o), 2 * pairs)
+    yield Call("attend_gradient bf16", lambda: k.attend_gradient(qkv, heads, p, do, dqkv),
+               _nbytes(qkv, p, do, dqkv), 4 * pairs)
+    yield Call("attend_tiled bf16", lambda: k.attend_tiled(qkv, heads, sums, o), _nbytes(qkv, o), 2 * pairs)
+    yield Call("attend_tiled_gradient bf16", lambda: k.attend_tiled_gradient(qkv, heads, sums, o, do, dqkv),
+               _nbytes(qkv, o, do, dqkv), 5 * pairs)
+
+
+def _products(k: CupyKernels, n: int) -> Iterator[Call]:
+    """Square matrices whose sides are a power of two; fp8 is widened to fp16, which has all its values."""
+    side = 1 << (isqrt(n).bit_length() - 1)
+    for name in (*COMPUTE, "fp8_e4m3"):
+        a, b, out = (filled(k, (side, side), name) for _ in range(3))
+        yield Call(f"matmul {name}", partial(k.matmul, a, b, out=out), _nbytes(a, b, out), 2 * side**3)
+
+
+def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
+    """What is done to one matrix at a time, of at most COLUMNS columns; of decompositions the seconds alone."""
+    side = min(COLUMNS, isqrt(n))
+    x = np.random.default_rng(0).standard_normal((side, side)).astype(np.float32)
+    a, out = k.uploaded(x @ x.T), filled(k, (side, side))
+    yield Call("trace", lambda: k.trace(a))
+    yield Call("symmetric_power", lambda: k.symmetric_power(a, -0.25, 1e-4, out))
+    yield Call("eigenvectors", lambda: k.eigenvectors(a, out))
+    yield Call("orthogonal_factor", lambda: k.orthogonal_factor(a, out))
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+REPEATS, MOST_SECONDS = 20, 2.0
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The shortest time of a call on the current stream, of REPEATS or as many as MOST_SECONDS are enough for, after
+    two that are not counted."""
+    import cupy
+
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    stream, found = cupy.cuda.get_current_stream(), list[float]()
+    for turn in range(REPEATS + 2):
+        begin.record(stream)
+        call()
+        end.record(stream)
+        end.synchronize()
+        if turn >= 2:
+            found.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+        if sum(found) > MOST_SECONDS:
+            break
+    return min(found)
+
+
+def copy_seconds(n: int) -> float:
+    """Seconds of CUDA's own copy of n float32 from device memory to device memory."""
+    import cupy
+
+    x, y = (cupy.zeros(n, np.float32) for _ in range(2))
+    return seconds_of(lambda: y.data.copy_from_device_async(x.data, x.nbytes))
+
+
+def row_of(call: Call, seconds: float, copy_bytes_per_second: float) -> dict[str, Any]:
+    """What was moved and computed, how fast, and what fraction of the copy's bandwidth that is."""
+    rate = call.nbytes / seconds
+    return {"name": call.name, "nbytes": call.nbytes, "flops": call.flops, "seconds": seconds,
+            "bytes_per_second": rate, "flops_per_second": call.flops / seconds,
+            "share_of_copy": rate / copy_bytes_per_second if call.nbytes else None, "streams": call.streams}
+
+
+def elements_for(free_nbytes: int) -> int:
+    """As many elements as there is room for, at most ELEMENTS; a power of two."""
+    room = free_nbytes // NBYTES_EACH
+    if room < 1 << 20:
+        raise ValueError(f"{free_nbytes:,} bytes of the card are free, and the measurements need "
+                         f"{NBYTES_EACH << 20:,}; end what else runs on it")
+    return min(ELEMENTS, 1 << (room.bit_length() - 1))
+
+
+def all_kernels(kernels: CupyKernels, n: int, progress: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """The copy, and every kernel beside it."""
+    seconds = copy_seconds(n)
+    copy = {"nbytes": 8 * n, "seconds": seconds, "bytes_per_second": 8 * n / seconds}
+    rows = []
+    for call in calls(kernels, n):
+        rows.append(row_of(call, seconds_of(call.run), copy["bytes_per_second"]))
+        progress(line_of(rows[-1]))
+    return {"elements": n, "copy": copy, "kernels": rows, "smallest_share": SMALLEST_SHARE}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A kernel's speed in words."""
+    said = [f"{row['name']}: {1e3 * row['seconds']:.3f} ms"]
+    if row["share_of_copy"] is not None:
+        said.append(f"{row['bytes_per_second'] / 1e9:.0f} GB/s, {row['share_of_copy']:.0%} of the copy")
+    if row["flops"]:
+        said.append(f"{row['flops_per_second'] / 1e12:.1f} TFLOP/s")
+    return ", ".join(said)
+
+
+def judged(found: dict[str, Any]) -> str:
+    """Kernels that only stream, and are slower than they should be beside the copy."""
+    slow = [f"{row['name']} {row['share_of_copy']:.0%}" for row in found["kernels"]
+            if row["streams"] and row["share_of_copy"] < found["smallest_share"]]
+    return f"{copy_text(found)}; below {found['smallest_share']:.0%} of it: {', '.join(slow)}" if slow else ""
+
+
+def remark(found: dict[str, Any]) -> str:
+    """The copy's bandwidth, the slowest of the others beside it, and the products."""
+    others = sorted((row["share_of_copy"], row["name"]) for row in found["kernels"]
+                    if row["share_of_copy"] is not None and not row["streams"] and not row["flops"])
+    slow = ", ".join(f"{name} {share:.0%}" for share, name in others if share < found["smallest_share"])
+    products = ", ".join(f"{row['name']} {row['flops_per_second'] / 1e12:.0f} TFLOP/s" for row in found["kernels"]
+                         if row["name"].startswith("matmul"))
+    return (f"{copy_text(found)}; all that streams at {found['smallest_share']:.0%} of it or more; of the others "
+            f"below: {slow or 'none'}; {products}")
+
+
+def copy_text(found: dict[str, Any]) -> str:
+    """The copy's bandwidth."""
+    return f"the copy moves {found['copy']['bytes_per_second'] / 1e9:.0f} GB/s"

@@ -1,0 +1,295 @@
+"""Training on one GPU: the same bits on every stage and in every run, the card's end and Ctrl-C, memory, and time.
+
+Time is that of a GPT's step, beside the same step in PyTorch where that is installed. The share of it that Python alone
+takes is measured on a model of as many layers whose arrays are so small that the card has nothing to do: all launches,
+all bookkeeping, no work.
+"""
+
+import gc
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import zerosim as zs
+from benchmarks.gpu_check.report import nvidia_smi
+from zerosim.models import GPT, GPTConfig
+from zerosim.numerics.arrays import sha256, to_host
+
+FORMATS = ("fp32", "bf16", "fp16")
+RANKS = range(1, 9)
+Cluster = Callable[[int], zs.Cluster]
+
+# -- the same bits ----------------------------------------------------------------------------------------------------
+
+
+def trained(rank: zs.Rank, stage: int, compute: str, steps: int = 2) -> tuple[Any, ...]:
+    """Losses and norms of some steps of gpt-nano, and what all parameters are then: of one micro-batch a step, so that
+    every stage adds in one order."""
+    model = GPT("gpt-nano")
+    policy = zs.Policy(compute, loss_scale=1024.0) if compute == "fp16" else zs.Policy(compute)
+    engine = zs.Engine(rank, model, zs.optim.AdamW(lr=1e-3), stage=stage, policy=policy, clip_norm=1.0)
+    rng = np.random.default_rng(rank.index)
+    said = []
+    for _ in range(steps):
+        tokens, targets = rng.integers(0, model.config.vocabulary, (2, 2, model.config.context))
+        step = engine.step([(tokens, targets)])
+        said.append((step.losses, step.norm, step.skipped))
+    states = {(name, key): to_host(value) for name in model.shapes for key, value in engine.state(name).items()
+              if value is not None}
+    return said, sha256(sorted(states.items()))
+
+
+def stages_agree(make: Cluster = zs.CuPyCluster, ranks: Sequence[int] = RANKS, formats: Sequence[str] = FORMATS,
+                 program: Callable[..., Any] = trained) -> dict[str, Any]:
+    """For each N and format: whether all stages, and the first of them run again, give the same."""
+    rows, (first, *others) = [], zs.STAGES
+    for count, compute in product(ranks, formats):
+        results = list(make(count).run(program, first, compute))
+        right, again, *found = (sha256(results), *(sha256(list(make(count).run(program, stage, compute)))
+                                                   for stage in (first, *others)))
+        rows.append({"ranks": count, "compute": compute, "runs": 2 + len(found), "same_twice": again == right,
+                     "different_stages": [stage for stage, its in zip(others, found, strict=True) if its != right],
+                     "losses": [loss for losses, *_ in results[0][0] for loss in losses]})
+    return {"rows": rows}
+
+
+def judged_bits(found: dict[str, Any]) -> str:
+    """Stages that differ from the first, runs that differ from themselves, and losses that are no numbers."""
+    wrong = []
+    for row in found["rows"]:
+        said = ["two runs differ"] * (not row["same_twice"])
+        said += [f"stage {stage} differs" for stage in row["different_stages"]]
+        said += ["a loss is no number"] * (not np.isfinite(row["losses"]).all())
+        wrong += [f"N={row['ranks']}, {row['compute']}: {', '.join(said)}"] * bool(said)
+    return "; ".join(wrong)
+
+
+def remark_on_bits(found: dict[str, Any]) -> str:
+    """How many trainings."""
+    return f"{sum(row['runs'] for row in found['rows'])} trainings, equal bits"
+
+
+# -- where a run ends before its end ----------------------------------------------------------------------------------
+
+LARGEST_PIECE, SMALLEST_PIECE = 1 << 30, 1 << 9  # bytes with which a card is filled; the least that CuPy's pool gives
+
+
+def fills_the_card(rank: zs.Rank, stage: int, compute: str) -> Any:
+    """Trains, after it has taken all memory that the card gives."""
+    held, nbytes = [], LARGEST_PIECE
+    while nbytes >= SMALLEST_PIECE:
+        try:
+            held.append(rank.memory.alloc(nbytes, np.uint8, "input"))
+        except MemoryError:
+            nbytes //= 2
+    return trained(rank, stage, compute)
+
+
+def trains_for_ever(rank: zs.Rank, begun: threading.Event) -> None:
+    """Trains step by step until somebody stops it, and says when it has begun."""
+    while True:
+        trained(rank, 3, "bf16")
+        begun.set()
+
+
+def at_the_cards_end(cluster: zs.Cluster) -> dict[str, Any]:
+    """The error of a training without memory; and whether the cluster then trains as before."""
+    before, error = sha256(list(cluster.run(trained, 2, "bf16"))), ""
+    try:
+        cluster.run(fills_the_card, 2, "bf16")
+    except MemoryError as raised:  # its text alone is kept: its frames hold what fills the card
+        error = f"{type(raised).__name__}: {raised}"
+    return {"error": error, **_afterwards(cluster, before)}
+
+
+def at_ctrl_c(cluster: zs.Cluster) -> dict[str, Any]:
+    """The seconds in which an endless training ends when this process is interrupted; and whether the cluster then
+    trains as before."""
+    before, begun, sent = sha256(list(cluster.run(trained, 2, "bf16"))), threading.Event(), list[float]()
+
+    def interrupt() -> None:
+        begun.wait()
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs in a background ignores
+    threading.Thread(target=interrupt, daemon=True).start()
+    error = ""
+    try:
+        cluster.run(trains_for_ever, begun)
+    except KeyboardInterrupt:
+        error = "KeyboardInterrupt"
+    finally:
+        seconds = time.monotonic() - sent[0] if sent else None
+        signal.signal(signal.SIGINT, handler)
+    return {"error": error, "seconds_to_end": seconds, **_afterwards(cluster, before)}
+
+
+def _afterwards(cluster: zs.Cluster, before: str) -> dict[str, Any]:
+    """What is held after a run that was broken off, and whether the cluster trains as before."""
+    gc.collect()
+    held = list(cluster.memory.now_nbytes)
+    return {"held_nbytes": held, "as_before": sha256(list(cluster.run(trained, 2, "bf16"))) == before}
+
+
+def judged_end(found: dict[str, Any]) -> str:
+    """Wrong where nothing was raised, something stayed held, or the cluster does not work as before."""
+    wrong = ["the run did not end with an error"] * (not found["error"])
+    wrong += [f"{sum(found['held_nbytes']):,} bytes are still held"] * any(found["held_nbytes"])
+    wrong += ["the cluster does not train as before"] * (not found["as_before"])
+    return "; ".join(wrong)
+
+
+def remark_on_end(found: dict[str, Any]) -> str:
+    """The error."""
+    took = f" after {found['seconds_to_end']:.2f} s" if found.get("seconds_to_end") is not None else ""
+    return f"{found['error']}{took}; then the same bits as before"
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+def memory(make: Cluster = zs.CuPyCluster, config: GPTConfig | None = None, ranks: int = 2) -> dict[str, Any]:
+    """Bytes of a GPT in training, at rest: as the ranks' memories count them, as CuPy's pool does, and as the driver
+    and nvidia-smi see the card, which count what other programs take too."""
+    import cupy
+
+    gc.collect()
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    used, card, seen = pool.used_bytes(), _card_nbytes(cupy), nvidia_smi("memory.used")
+    cluster, config = make(ranks), config or replace(CONFIG, context=64)
+
+    def program(rank: zs.Rank) -> zs.Engine:
+        engine = zs.Engine(rank, GPT(config), zs.optim.AdamW(lr=1e-4), stage=2, policy=zs.Policy("bf16"))
+        engine.step([tokens_of(config, 1)])
+        return engine
+
+    engines = cluster.run(program)
+    gc.collect()
+    counted = sum(each.now_nbytes + each.slack_nbytes for each in cluster.memory) + cluster.kernels.scratch_nbytes
+    found = {"counted_nbytes": counted, "pool_used_nbytes": pool.used_bytes() - used,
+             "pool_total_nbytes": pool.total_bytes(), "card_nbytes": _card_nbytes(cupy) - card}
+    with suppress(ValueError):  # where nvidia-smi says nothing
+        found["nvidia_smi_nbytes"] = (int(nvidia_smi("memory.used")) - int(seen)) << 20
+    del engines
+    return found
+
+
+def _card_nbytes(cupy: Any) -> int:
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return int(total - free)
+
+
+def judged_memory(found: dict[str, int]) -> str:
+    """Every byte of the pool must be counted."""
+    counted, used = found["counted_nbytes"], found["pool_used_nbytes"]
+    return "" if counted == used else f"{counted:,} bytes are counted, and the pool has handed out {used:,}"
+
+
+def remark_on_memory(found: dict[str, int]) -> str:
+    """All four numbers."""
+    return ", ".join(f"{name.removesuffix('_nbytes').replace('_', ' ')} {nbytes / 1e9:.3f} GB"
+                     for name, nbytes in found.items())
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+CONFIG = GPTConfig(layers=12, channels=768, heads=12, context=512, vocabulary=50304)
+BATCH, ROUNDS = 8, 10
+
+
+def seconds_of(action: Callable[[], object], finish: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Median seconds of an action and what it leaves under way, after two that are not counted."""
+    found = []
+    for turn in range(rounds + 2):
+        began = time.perf_counter()
+        action()
+        finish()
+        if turn >= 2:
+            found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def tokens_of(config: GPTConfig, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, targets), each (B, T)."""
+    tokens, targets = np.random.default_rng(0).integers(0, config.vocabulary, (2, batch, config.context))
+    return tokens, targets
+
+
+def ours(config: GPTConfig, batch: int, compute: str, make: Callable[[int], zs.Cluster], rounds: int = ROUNDS) -> float:
+    """Seconds of ``Engine.step`` with AdamW on one rank."""
+    found: list[float] = []
+
+    def program(rank: zs.Rank) -> None:
+        engine = zs.Engine(rank, GPT(config), zs.optim.AdamW(lr=1e-4), stage=0, policy=zs.Policy(compute))
+        device = rank.xp.cuda.Device()
+        pair = tokens_of(config, batch)
+        found.append(seconds_of(lambda: engine.step([pair]), device.synchronize, rounds))
+
+    make(1).run(program)
+    return found[0]
+
+
+def torchs(config: GPTConfig, batch: int, compute: str) -> float:
+    """Seconds of the same step in PyTorch's eager mode on the first GPU: autocast, its fused AdamW."""
+    import torch
+
+    from benchmarks import torch_gpt
+
+    model = GPT(config)
+    weights = {name: unit.initial(name, 0, int(np.prod(shape))).reshape(shape).astype(np.float32)
+               for unit in model.units for name, shape in unit.shapes.items()}
+    w = {name: tensor.detach().cuda().requires_grad_() for name, tensor in torch_gpt.tensors_of(weights).items()}
+    optimizer = torch.optim.AdamW(w.values(), lr=1e-4, fused=True)
+    tokens, targets = (torch.tensor(array).cuda() for array in tokens_of(config, batch))
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute)
+
+    def step() -> None:
+        with torch.autocast("cuda", kind, enabled=kind is not None):
+            loss = torch_gpt.loss_of(model, w, tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return seconds_of(step, torch.cuda.synchronize)
+
+
+def torch_is_missing() -> str | None:
+    """Why PyTorch cannot stand beside; None where it can."""
+    if find_spec("torch") is None:
+        return "PyTorch is not installed; pip install torch"
+    import torch
+
+    return None if torch.cuda.is_available() else "PyTorch is installed, but built without CUDA, or finds no GPU"
+
+
+def measured(compute: str = "bf16", make: Callable[[int], zs.Cluster] = zs.CuPyCluster, config: GPTConfig = CONFIG,
+             batch: int = BATCH, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Seconds of a step here and in PyTorch, and the share of Python in ours."""
+    small = replace(config, channels=config.heads, context=8, vocabulary=64)
+    mine, python = ours(config, batch, compute, make, rounds), ours(small, 1, compute, make, rounds)
+    found: dict[str, Any] = {"compute": compute, "parameters": GPT(config).parameter_count,
+                             "tokens": batch * config.context, "seconds": mine, "python_seconds": python,
+                             "python_share": min(1.0, python / mine)}
+    missing = torch_is_missing()
+    if missing is not None:
+        return found | {"torch": None, "no_torch_because": missing}
+    theirs = torchs(config, batch, compute)
+    return found | {"torch": {"seconds": theirs, "ratio": mine / theirs}}
+
+
+def remark(found: dict[str, Any]) -> str:
+    """Seconds, Python's share, and the ratio to PyTorch's."""
+    beside = (f"{found['torch']['ratio']:.2f} times PyTorch's" if found["torch"]
+              else f"nothing beside it: {found['no_torch_because']}")
+    return f"{1e3 * found['seconds']:.1f} ms a step, Python's share {found['python_share']:.0%}; {beside}"
