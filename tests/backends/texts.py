@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 SUITE = ("tests/backends/test_kernels.py", "tests/backends/test_cupy.py", "tests/backends/test_one_suite.py",
          "-k", "not test_one_suite or (double and not doubles)", "-m", "not gpu", "-q", "-p", "no:cacheprovider")
 # What launches, and what is called with a function that is written into a kernel; NumPy's own loops aside.
-LAUNCHES = re.compile(r"launch|launch_typed|run_fused|run_in_place|(self|k)\.apply|"
+LAUNCHES = re.compile(r"launch|launch_typed|run_fused|(self|k)\.apply|"
                       r"(\w+\.)*kernels\.(step_blocks|elementwise)")
 CALLERS = ("backends/cupy/kernels.py", "numerics/layer_kernels.py", "numerics/kernels.py", "optim", "models")
 

@@ -43,7 +43,6 @@ from zerosim.backends.cupy.tracing import (
     launch_typed,
     row_for,
     run_fused,
-    run_in_place,
 )
 from zerosim.numerics.arrays import (
     Scratch,
@@ -273,7 +272,7 @@ class CupyKernels(NumpyKernels):
         arrays = [x.values if isinstance(x, PerRow | PerColumn) else x for x in rest]
         with self._row(out) as row:
             operands = [_beside(x, out) or Operand(row_for(array, row)) for x, array in zip(rest, arrays, strict=True)]
-            run_fused(function, operands, row, work or work_type(*arrays, out))
+            run_fused(function, [*operands, Operand(row)], work or work_type(*arrays, out))
 
     @contextmanager
     def _row(self, out: Array) -> Iterator[Array]:
@@ -391,7 +390,7 @@ class CupyKernels(NumpyKernels):
         self.apply(function, inputs, out, work)
 
     def _step(self, rows: list[Any], function: Callable[..., object], scratch: int) -> None:
-        run_in_place(function, rows, scratch)
+        run_fused(function, [Operand(row) for row in rows], FP32, scratch)
 
     def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""

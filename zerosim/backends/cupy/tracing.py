@@ -20,7 +20,6 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
-from zerosim.numerics.checks import FP32
 from zerosim.numerics.formats import FORMATS, Format
 
 # -- The text that all kernels begin with ------------------------------------------------------------------------------
@@ -383,23 +382,13 @@ def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *
     launch("\n".join(types) + text, name, threads, arguments)
 
 
-def run_fused(function: Callable[..., object], inputs: Sequence[Operand], out: Array, work: np.dtype[Any]) -> None:
-    """out = function(*inputs, result) for every element; `out` (n,) is contiguous and may be an input too."""
-    operands = [*inputs, Operand(out)]
+def run_fused(function: Callable[..., object], operands: Sequence[Operand], work: np.dtype[Any],
+              scratch: int | None = None) -> None:  # fmt: skip
+    """function(*operands, *scratch) for every element, each of n or spread. Without a ``scratch`` the last operand is
+    the result, and may be an input too; with one every operand is read, and those assigned to are written."""
+    count = operands[-1].array.size
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
-    plan = _planned(function, kinds, work, out.size < SHORT, None)
-    _run(plan, operands, out.size)
-
-
-def run_in_place(function: Callable[..., object], arrays: Sequence[Array], scratch: int) -> None:
-    """function(*arrays, *scratch) for every element of float32 rows (n,): all are read, and those that the function
-    assigns to are written."""
-    kinds = tuple((x.dtype, False, False) for x in arrays)
-    plan = _planned(function, kinds, FP32, arrays[0].size < SHORT, scratch)
-    _run(plan, [Operand(x) for x in arrays], arrays[0].size)
-
-
-def _run(plan: LaunchPlan, operands: list[Operand], count: int) -> None:
+    plan = _planned(function, kinds, work, count < SHORT, scratch)
     index = np.uint32 if count < SHORT else np.uint64
     whole = [operand.array for operand in operands if not operand.is_spread]
     aligned = all(start(x) % (PER_THREAD * x.dtype.itemsize) == 0 for x in whole)
@@ -422,8 +411,7 @@ class LaunchPlan:
 
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
           scratch: int | None) -> LaunchPlan:  # fmt: skip
-    """Traces the function. Without a `scratch` the last operand is its result; with one every operand is read, those
-    assigned to are written, and so many variables follow."""
+    """Traces the function; operands and scratch as for `run_fused`."""
     tape = TracingTape(work)
     names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch or 0)]
     function(*map(tape.symbol, names))
