@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,22 +13,14 @@ from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE
 from zerosim.backends.cupy.tracing import _plan as plan_of
 from zerosim.optim import AdamW
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, *([] if nvrtc.library() else [pytest.mark.skip(reason=nvrtc.MISSING)])]
 ARCHITECTURES = (80, 90)  # an A100's and an H100's
 
 
-@pytest.fixture(autouse=True)
-def nvidias_compiler() -> None:
-    """NVRTC."""
-    if nvrtc.library() is None:
-        pytest.skip(nvrtc.MISSING)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kernel_compiles_without_warning_spill_or_contraction(compiler: None, architecture: int) -> None:
+def test_every_kernel_compiles_without_warning_spill_or_contraction(compiler: None) -> None:
     found = texts.launched().texts
     assert len(found) > 200
-    wrong = {text.removeprefix(PRELUDE): faults for text in found
+    wrong = {(architecture, text.removeprefix(PRELUDE)): faults for architecture, text in product(ARCHITECTURES, found)
              if (faults := nvrtc.faults(text, architecture, OPTIONS))}
     assert not wrong
 
