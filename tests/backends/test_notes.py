@@ -1,6 +1,6 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.cluster import OwnResult, ProcessBackend
 from zerosim.backends.processes.notes import (
     Entered,
+    Failed,
     Finished,
     IssueCounts,
     Waiting,
@@ -94,6 +95,23 @@ def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: A
     found = unmet(endings)
     assert type(found) is (error or type(None))
     assert said in str(found)
+
+
+# -- exceptions -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def test_a_note_of_an_exception_is_made_whatever_its_class_does() -> None:
+    huge = 10**5000
+    for error, expected in ((Frozen(3), Frozen), (ValueError(huge), ValueError), (ValueError(print), zs.RemoteError),
+                            (zs.BackendError("MPI", "is missing"), zs.BackendError)):
+        made = Failed.of(error).error(1, 2)
+        assert type(made) is expected
+        assert made.args == error.args or expected is zs.RemoteError
+        assert any("raised by rank 1 of 2" in note for note in getattr(made, "__notes__", ())) or expected is Frozen
 
 
 # -- agreements in debug mode -----------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from zerosim.backends.processes.notes import (
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
 from zerosim.ranks.collectives import Delivery
-from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread
+from zerosim.ranks.errors import MismatchError, RankStopped, add_note, place_of_call, ranks_text
+from zerosim.ranks.hub import NAP_SECONDS, STOP_ITERATION, Carried, RunOptions, Transport, check_thread
 from zerosim.ranks.process import clear_frames, forget_frames
 from zerosim.ranks.trace import Hop
 
@@ -154,7 +154,10 @@ class ProcessBackend(Backend):
         try:
             try:
                 (program,) = programs
-                result = program()
+                try:
+                    result = program()
+                except StopIteration as error:  # which this generator must not let through
+                    raise RuntimeError(STOP_ITERATION) from error
                 self._check_going()
                 self._end(Finished(self.issued, tuple(self.recent)))
                 self._until(self._all_ended)
@@ -194,7 +197,7 @@ class ProcessBackend(Backend):
             self._end(Stopped())
             return failed[0][1].error(failed[0][0], self.channel.size)
         self._end(Failed.of(error))
-        error.add_note(f"raised by rank {self.channel.index} of {self.channel.size}")
+        add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
     def _end(self, ending: Finished | Stopped | Failed) -> None:
