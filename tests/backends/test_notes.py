@@ -1,5 +1,6 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
+import signal
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from zerosim.backends.processes.notes import (
     Entered,
     Failed,
     Finished,
+    Going,
     IssueCounts,
     Waiting,
     unmet,
@@ -173,6 +175,43 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
         alone().run(program)
     assert reached == ["before"]
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+
+
+@pytest.mark.parametrize("where", ["post", "everyone"])
+def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
+        alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    cluster = alone()
+    ordinary = getattr(cluster._channel, where)
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return ordinary(*args)
+
+    monkeypatch.setattr(cluster._channel, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank.index)
+    assert [*cluster.runs[0].results] == [0], "the others have theirs too"
+    monkeypatch.undo()
+    assert cluster.run(lambda rank: rank.index + 1)[0] == 1
+
+
+def test_a_note_that_has_arrived_is_read_though_a_ctrl_c_comes_between(
+        alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = alone()
+
+    def arrived() -> Any:
+        if not seen:
+            signal.raise_signal(signal.SIGINT)
+            yield 0, Going()
+
+    seen: list[Any] = []
+    monkeypatch.setattr(cluster._channel, "arrived", arrived)
+    ordinary = ProcessBackend._receive
+    monkeypatch.setattr(ProcessBackend, "_receive", lambda self, rank, note: (seen.append(note),
+                                                                              ordinary(self, rank, note)))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank._state.backend.progress())
+    assert isinstance(seen[0], Going)
 
 
 def test_the_own_result_is_found_from_both_ends() -> None:
