@@ -1,6 +1,7 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
-from dataclasses import replace
+import signal
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.cluster import OwnResult, ProcessBackend
 from zerosim.backends.processes.notes import (
     Entered,
+    Failed,
     Finished,
+    Going,
     IssueCounts,
     Waiting,
     unmet,
@@ -96,6 +99,23 @@ def test_what_is_left_over_is_told_when_all_have_finished(endings: Any, error: A
     assert said in str(found)
 
 
+# -- exceptions -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def test_a_note_of_an_exception_is_made_whatever_its_class_does() -> None:
+    huge = 10**5000
+    for error, expected in ((Frozen(3), Frozen), (ValueError(huge), ValueError), (ValueError(print), zs.RemoteError),
+                            (zs.BackendError("MPI", "is missing"), zs.BackendError)):
+        made = Failed.of(error).error(1, 2)
+        assert type(made) is expected
+        assert made.args == error.args or expected is zs.RemoteError
+        assert any("raised by rank 1 of 2" in note for note in getattr(made, "__notes__", ())) or expected is Frozen
+
+
 # -- agreements in debug mode -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -155,6 +175,43 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
         alone().run(program)
     assert reached == ["before"]
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+
+
+@pytest.mark.parametrize("where", ["post", "everyone"])
+def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
+        alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    cluster = alone()
+    ordinary = getattr(cluster._channel, where)
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return ordinary(*args)
+
+    monkeypatch.setattr(cluster._channel, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank.index)
+    assert [*cluster.runs[0].results] == [0], "the others have theirs too"
+    monkeypatch.undo()
+    assert cluster.run(lambda rank: rank.index + 1)[0] == 1
+
+
+def test_a_note_that_has_arrived_is_read_though_a_ctrl_c_comes_between(
+        alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = alone()
+
+    def arrived() -> Any:
+        if not seen:
+            signal.raise_signal(signal.SIGINT)
+            yield 0, Going()
+
+    seen: list[Any] = []
+    monkeypatch.setattr(cluster._channel, "arrived", arrived)
+    ordinary = ProcessBackend._receive
+    monkeypatch.setattr(ProcessBackend, "_receive", lambda self, rank, note: (seen.append(note),
+                                                                              ordinary(self, rank, note)))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank._state.backend.progress())
+    assert isinstance(seen[0], Going)
 
 
 def test_the_own_result_is_found_from_both_ends() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
@@ -37,8 +37,8 @@ from zerosim.backends.processes.notes import (
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
 from zerosim.ranks.collectives import Delivery
-from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread
+from zerosim.ranks.errors import MismatchError, RankStopped, add_note, place_of_call, ranks_text
+from zerosim.ranks.hub import NAP_SECONDS, STOP_ITERATION, Carried, RunOptions, Transport, check_thread
 from zerosim.ranks.process import clear_frames, forget_frames
 from zerosim.ranks.trace import Hop
 
@@ -123,16 +123,18 @@ class ProcessBackend(Backend):
 
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does.
         """
-        coming = Joining(key, self.transport.invitation(key))
-        self._receive(self.channel.index, coming)
-        for rank in key[0]:
-            self.channel.post(coming, rank)
-        while not self.joining[key].keys() >= set(key[0]):
-            if any(isinstance(self.endings.get(rank), Stopped | Failed) for rank in key[0]):
-                raise RankStopped
-            time.sleep(0)
-            self._read()
-        self.transport.new_group(parent, key, self.joining.pop(key)[key[0][0]])
+        with self.interrupts.holding():  # who has said that it comes does
+            coming = Joining(key, self.transport.invitation(key))
+            self._receive(self.channel.index, coming)
+            for rank in key[0]:
+                self.channel.post(coming, rank)
+            while not self.joining[key].keys() >= set(key[0]):
+                if any(isinstance(self.endings.get(rank), Stopped | Failed) for rank in key[0]):
+                    raise RankStopped
+                time.sleep(0)
+                self._read()
+            self.transport.new_group(parent, key, self.joining.pop(key)[key[0][0]])
+        self.interrupts.raise_pending()
 
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""
@@ -151,29 +153,35 @@ class ProcessBackend(Backend):
         listening = threading.Thread(target=self._listen, daemon=True, name="zerosim listens")
         if self.transport.watched:
             listening.start()
-        try:
+        with ExitStack() as ending:  # no Ctrl-C of this rank's alone comes between what ranks do together at the end
             try:
-                (program,) = programs
-                result = program()
-                self._check_going()
-                self._end(Finished(self.issued, tuple(self.recent)))
-                self._until(self._all_ended)
-                error = unmet(self._finished)  # a library takes small messages that nobody has asked for
-                if error is not None:
-                    raise error
-                self._until(self.transport.idle)
-            finally:
-                self.run_over.set()
-                if self.transport.watched:
-                    listening.join()
-        except BaseException as failure:
-            raised = self._raised(failure)
-            self._part(raised)
-            if raised is failure:
-                raise
-            raise raised from None
-        self.transport.close()
-        self.channel.everyone(None)
+                try:
+                    (program,) = programs
+                    try:
+                        result = program()
+                    except StopIteration as error:  # which this generator must not let through
+                        raise RuntimeError(STOP_ITERATION) from error
+                    self._check_going()
+                    ending.enter_context(self.interrupts.holding())  # who says that it has finished does not fail
+                    self._end(Finished(self.issued, tuple(self.recent)))
+                    self._until(self._all_ended)
+                    unlike = unmet(self._finished)  # a library takes small messages that nobody has asked for
+                    if unlike is not None:
+                        raise unlike
+                    self._until(self.transport.idle)
+                finally:
+                    self.run_over.set()
+                    if self.transport.watched:
+                        listening.join()
+            except BaseException as failure:
+                ending.enter_context(self.interrupts.holding())
+                raised = self._raised(failure)
+                self._part(raised)
+                if raised is failure:
+                    raise
+                raise raised from None
+            self.transport.close()
+            self.channel.everyone(None)
         self.results = [result]
         yield from ()
 
@@ -194,7 +202,7 @@ class ProcessBackend(Backend):
             self._end(Stopped())
             return failed[0][1].error(failed[0][0], self.channel.size)
         self._end(Failed.of(error))
-        error.add_note(f"raised by rank {self.channel.index} of {self.channel.size}")
+        add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
     def _end(self, ending: Finished | Stopped | Failed) -> None:
@@ -266,13 +274,15 @@ class ProcessBackend(Backend):
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
         """
         self._check_going()
-        self._read()
+        with self.interrupts.holding():  # between the arrival of a note, or of a message, and what is known of it
+            self._read()
+            self._check_going()
+            try:
+                moved = self._moved()
+            except MismatchError as mismatch:
+                self.found = forget_frames(mismatch)
         self._check_going()
-        try:
-            return self._moved()
-        except MismatchError as mismatch:
-            self.found = forget_frames(mismatch)
-        raise RankStopped
+        return moved
 
     def _moved(self) -> bool:
         moved = False

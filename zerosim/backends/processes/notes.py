@@ -19,10 +19,12 @@ from zerosim.ranks.errors import (
     MismatchError,
     RankPosition,
     RemoteError,
+    add_note,
     deadlock_text,
     left_over_text,
     misfit_text,
     mismatch_text,
+    text_of,
 )
 
 
@@ -168,22 +170,22 @@ class Failed:
     @classmethod
     def of(cls, error: BaseException) -> "Failed":
         """The note about an exception."""
-        kind = type(error)
-        note = cls(kind.__module__, kind.__qualname__, error.args, f"{kind.__name__}: {error}",
+        kind, its_text = type(error), text_of(error)
+        note = cls(kind.__module__, kind.__qualname__, arguments_of(error), f"{kind.__name__}: {its_text}",
                    "".join(traceback.format_exception(error)))
         try:
             note = from_bytes(to_bytes(note))  # as others will read it
         except ValueError:
             note.args = None
         made = note._made()
-        if type(made) is not kind or str(made) != str(error):
+        if made is None or type(made) is not kind or text_of(made) != its_text:
             note.args = None
         return note
 
     def error(self, rank: int, ranks: int) -> BaseException:
         """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
         raised = self._made() or RemoteError(self.summary)
-        raised.add_note(f"raised by rank {rank} of {ranks}{ELSEWHERE}\n{self.text}")
+        add_note(raised, f"raised by rank {rank} of {ranks}{ELSEWHERE}\n{self.text}")
         return raised
 
     def _made(self) -> BaseException | None:
@@ -195,6 +197,15 @@ class Failed:
             return kind(*self.args)
         except Exception:  # whatever a class's own way of being made may raise
             return None
+
+
+def arguments_of(error: BaseException) -> tuple[Any, ...]:
+    """The arguments of which its class makes the exception; not always ``args``, as an OSError's leave its file out."""
+    try:
+        made_by, arguments, *_ = error.__reduce__()
+    except Exception:  # a class's own way may fail
+        return error.args
+    return arguments if made_by is type(error) and isinstance(arguments, tuple) else error.args
 
 
 def raised_elsewhere(error: BaseException) -> bool:
