@@ -202,10 +202,11 @@ class Failed:
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
     """The arguments of which its class makes the exception; not always ``args``, as an OSError's leave its file out."""
     try:
-        made_by, arguments, *_ = error.__reduce__()
+        made = error.__reduce__()
     except Exception:  # a class's own way may fail
         return error.args
-    return arguments if made_by is type(error) and isinstance(arguments, tuple) else error.args
+    made_of_them = isinstance(made, tuple) and made[0] is type(error) and isinstance(made[1], tuple)
+    return made[1] if made_of_them else error.args
 
 
 def raised_elsewhere(error: BaseException) -> bool:

@@ -70,7 +70,7 @@ def _value(plain: Any) -> Any:
             array = np.frombuffer(b64decode(text), np.dtype(name)).reshape(shape).copy()
             return array if kind == "array" else array[()]
         case "int":
-            return int(*rest, 16)
+            return int(rest[0], 16)
         case "dtype":
             return np.dtype(*rest)
         case "bytes":
