@@ -205,8 +205,9 @@ def arguments_of(error: BaseException) -> tuple[Any, ...]:
         made = error.__reduce__()
     except Exception:  # a class's own way may fail
         return error.args
-    made_of_them = isinstance(made, tuple) and made[0] is type(error) and isinstance(made[1], tuple)
-    return made[1] if made_of_them else error.args
+    if isinstance(made, tuple) and made[0] is type(error) and isinstance(made[1], tuple):
+        return made[1]
+    return error.args
 
 
 def raised_elsewhere(error: BaseException) -> bool:
