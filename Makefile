@@ -4,10 +4,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# The stamps say what was installed, and when: the package alone, with its tools, or with what builds its site.
+# The stamps say what was installed, and when: the package alone, with its tools, with what builds its site, or
+# with CUDA's compiler.
 CORE   := $(VENV)/.stamp-core
 DEV    := $(VENV)/.stamp-dev
 DOCS   := $(VENV)/.stamp-docs
+NVRTC  := $(VENV)/.stamp-nvrtc
 
 # The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -30,7 +32,7 @@ demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to
 test: $(DEV)  ## run the tests (about 5 minutes of one core)
 	$(ONE_THREAD) $(PYTEST)
 
-test-all: $(DEV)  ## run all tests, the slow ones too, with many more examples
+test-all: $(DEV) $(NVRTC)  ## run all tests, the slow ones too, with many more examples
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(PYTEST) -m ""
 
 lint: $(DEV)  ## run the linter
@@ -82,6 +84,10 @@ $(CORE): pyproject.toml
 $(DEV): $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+$(NVRTC): $(DEV)
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[nvrtc]'; then touch $@; \
+	    else echo "CUDA's compiler could not be installed; see the tests that are skipped" >&2; fi
 
 $(DOCS): $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

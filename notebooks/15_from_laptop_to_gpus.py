@@ -169,12 +169,12 @@ print("rounded to bf16, from the first number and from the last: the same bits?"
 # |---|---|---|
 # | what is sent and added up in the ring | same bits | same bits |
 # | casts, roundings, optimizers' steps | same bits | same bits |
-# | matrix products, exp, log, tanh | same bits | within a bound |
+# | matrix products, exp, log, tanh; a GPU's sums of rows and columns | same bits | within a bound |
 # | `algorithm="native"` | within a bound | within a bound |
 # | bytes held and sent | same | same |
 #
-# Where products differ the losses differ in their last digits, and after many steps the weights do. The four stages
-# still agree with each other to the bit, for they make the same products.
+# Where these differ the losses differ in their last digits, and after many steps the weights do. The four stages
+# still agree with each other to the bit, for they make the same products and sums.
 #
 # ## On GPUs
 #

@@ -12,9 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.backends import fake_cuda, fake_cupy, fake_nccl
-from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.cupy.tracing import compiled
-from zerosim.numerics import arrays, kernels
 
 
 @dataclass
@@ -28,12 +26,7 @@ class Doubles:
 
 @contextmanager
 def installed(gpus: int) -> Iterator[Doubles]:
-    """So many GPUs, whose streams are judged. Rows are added up in the order of NumPy's kernels: a library's is its
-    own."""
-
-    def row_products(self: Any, x: Any, y: Any) -> Any:
-        return fake_cupy.asarray(kernels.NumpyKernels().row_products(arrays.to_host(x), arrays.to_host(y)))
-
+    """So many GPUs, whose streams are judged."""
     cuda, devices = fake_cupy.cuda_of(gpus)
     world = fake_nccl.World(devices)
     cuda.nccl = fake_nccl.fake_module(world)
@@ -41,7 +34,6 @@ def installed(gpus: int) -> Iterator[Doubles]:
         stack.enter_context(patch.object(fake_cupy, "cuda", cuda, create=True))
         names = {"cupy": fake_cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": cuda.nccl}
         stack.enter_context(patch.dict(sys.modules, names))
-        stack.enter_context(patch.object(CupyKernels, "row_products", row_products))
         stack.enter_context(np.errstate(all="ignore"))  # NumPy computes here, and warns
         compiled.cache_clear()
         yield Doubles(fake_cupy, devices, world)

@@ -12,6 +12,7 @@ from tests.backends.worlds import DOUBLES, HERE, MPI, World
 from tests.cases import THOROUGH
 from tests.ranks import programs
 from zerosim.backends.processes.notes import raised_elsewhere
+from zerosim.ranks.errors import text_of
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
 CALLS = ("another collective", "another shape", "another type", "another op")
@@ -49,6 +50,16 @@ def test_an_exception_that_cannot_travel_is_told_by_its_type_and_text(world: Wor
     elsewhere = [error for error in errors if isinstance(error, zs.RemoteError)]
     assert len(elsewhere) + sum(isinstance(error, programs.Stubborn) for error in errors) == world.ranks
     assert {str(error) for error in elsewhere} <= {"Stubborn: 1 and 2"}
+
+
+def test_whatever_kind_of_exception_a_rank_raises_it_ends_the_run_on_every_rank(world: World) -> None:
+    said = {"mute": r"<Mute, whose str\(\) failed>", "endless": r"\[\[\.\.\.\]\]", "stop": "let a StopIteration out",
+            "file": "^\\[Errno 2\\] No such file: 'data.bin'$"}
+    for kind, pattern in said.items():
+        for error in errors_of(world, programs.fails, 1, kind):
+            assert re.search(pattern, text_of(error)), kind
+            if kind == "file":
+                assert type(error) is FileNotFoundError, "as it would be in one process"
 
 
 def test_in_debug_mode_ranks_that_disagree_are_told_what_each_of_them_asked_for(world: World) -> None:

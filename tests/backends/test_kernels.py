@@ -1,7 +1,8 @@
 """CuPy's kernels beside NumPy's: the same bits, all codes and by chance; bounds where a library computes.
 
 Without a GPU the kernels' CUDA text is compiled by a C++ compiler and run on the CPU (see compiled_kernels), and what
-is a library's on a GPU (sums along rows, matmul, exp) is NumPy's, in the same order. With one the same tests run on it.
+is a library's on a GPU (matmul, exp) is NumPy's. With one the same tests run on it. Sums are compared with those that
+NumPy adds up in a GPU's order (see gpu_order).
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.backends import gpu_order
 from tests.backends.doubles import differing
+from tests.backends.gpu_order import InGpuOrder
 from tests.cases import chosen
+from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.numerics import arrays, random
-from zerosim.numerics import kernels as numpys
 from zerosim.optim import SGD, AdamW
 
-NUMPY = numpys.NumpyKernels()
+NUMPY = InGpuOrder()  # element by element they are NumPy's, and a GPU's order of additions is stated there
 DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
 NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
@@ -170,8 +173,8 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
 # -- sums and tests ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_sums_of_squares_and_columns_are_numpys_to_the_last_bit(kernels: Any, name: str) -> None:
-    for count, divisor in product((0, 1, 127, 65536, 65537, 200000), (1.0, 3.0, 3 * 2.0**127)):
+def test_sums_of_squares_and_columns_have_the_stated_order(kernels: Any, name: str) -> None:
+    for count, divisor in product((0, 1, 32, 33, 1024, 1025, 40000), (1.0, 3.0, 3 * 2.0**127)):
         x = (normal(count, "fp64", count) * 0.01).astype(DTYPES[name])
         both(kernels, "sum_of_squares", x, divisor, written=(), case=(count, divisor))
     for shape in ((0, 3), (1, 1), (700, 1), (33, 65), (3000, 40)):
@@ -181,6 +184,35 @@ def test_sums_of_squares_and_columns_are_numpys_to_the_last_bit(kernels: Any, na
             both(kernels, "column_sum", x, zeros(shape[1], out), case=shape)
         if shape[1] == 65:
             both(kernels, lambda k, x, out: k.column_sum(x[:, 2:7], out), x, zeros(5, name))
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp64"])
+def test_sums_products_and_maxima_of_rows_have_the_stated_order(kernels: Any, name: str) -> None:
+    for shape in ((1, 1), (3, 32), (40, 33), (2, 3, 1025), (5, 3000)):
+        x, y = normal(shape, name), normal(shape, name, 1)
+        x[0, ..., 0], x[-1] = np.inf, 1e-45  # of float32 the smallest, and not 0
+        given = kernels.uploaded(x), kernels.uploaded(y)
+        for call, taken in (("row_sums", 1), ("row_products", 2), ("row_maxima", 1)):
+            found, expected = getattr(kernels, call)(*given[:taken]), getattr(NUMPY, call)(*(x, y)[:taken])
+            assert differing(arrays.to_host(found), expected) == 0, (call, shape)
+
+
+def test_long_sums_have_more_than_32_rows_in_their_table(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, whole = normal(9000, "fp32"), NUMPY.sum_of_squares(normal(9000, "fp32"))
+    assert gpu_order.WIDTH == gpus_own.WIDTH
+    for module in (gpu_order, gpus_own):
+        monkeypatch.setattr(module, "WIDTH", 64)
+    both(kernels, "sum_of_squares", x, written=())
+    assert NUMPY.sum_of_squares(x) != whole
+
+
+def test_the_stated_order_is_not_numpys_and_more_exact_than_from_the_first_to_the_last() -> None:
+    x = normal((100_000, 3), "fp32")
+    exact, found = x.sum(axis=0, dtype=np.float64), zeros(3, "fp32")
+    NUMPY.column_sum(x, found)
+    assert np.any(found != x.sum(axis=0))
+    assert np.all(np.abs(found - exact) <= 4 * 32 * 2.0**-24 * np.abs(x).sum(axis=0, dtype=np.float64))
+    assert np.abs(found - exact).sum() < np.abs(x.sum(axis=0) - exact).sum()
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -207,15 +239,29 @@ def test_relu_and_dropout_let_the_same_elements_through(kernels: Any, name: str)
 
 
 @pytest.mark.parametrize("name", zs.FORMATS)
-def test_rows_are_taken_and_added_in_numpys_order(kernels: Any, name: str) -> None:
+def test_rows_are_taken_and_added_in_the_stated_order(kernels: Any, name: str) -> None:
     rows, table, x = np.random.default_rng(6).integers(0, 11, 900), chance(name, 13 * 200), normal((900, 200), name)
     both(kernels, "take_rows", table.reshape(13, 200), rows, zeros((900, 200), name))
     both(kernels, "add_rows", x, rows, zeros((13, 200), name))
-    if name == "fp32":  # one channel makes the longest blocks, of 65,536 rows, which are halved
-        for count in (128, 129, 257, 4097, 65536, 65537, 140000):
-            x, rows = normal((count, 1), "fp32", 7), np.zeros(count, np.int64)
-            rows[::3001] = 1
-            both(kernels, "add_rows", x, rows, zeros((2, 1), "fp32"), case=count)
+    if name == "fp32":  # classes within a block, at its edges, and over many; one that has nothing but -0; and none
+        for count, classes in product((0, 1, 32, 33, 64, 2000, 20000), (1, 2, 700)):
+            x, rows = normal((count, 2), "fp32", 7), np.random.default_rng(8).integers(0, classes, count)
+            x[rows == 1] = -0.0
+            both(kernels, "add_rows", x, rows, normal((classes + 1, 2), "fp32"), case=(count, classes))
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_rows_are_normalized_to_the_same_bits(kernels: Any, name: str) -> None:
+    for shape in ((1, 1), (40, 24), (700, 130)):
+        rows, columns = shape
+        x, w, b, dy = normal(shape, name), normal(columns, name, 1), normal(columns, name, 2), normal(shape, name, 3)
+        mean, rstd = zeros(rows, wide(name)), zeros(rows, wide(name))
+        y, dx, dw, db = zeros(shape, name), zeros(shape, name), zeros(columns, name), zeros(columns, name)
+        both(kernels, "normalize_rows", x, w, b, 1e-5, mean, rstd, y, written=(4, 5, 6), case=shape)
+        NUMPY.normalize_rows(x, w, b, 1e-5, mean, rstd, np.empty_like(x))
+        both(kernels, "scale_rows", x, w, b, mean, rstd, y, case=shape)
+        if columns > 1:
+            both(kernels, "normalize_rows_gradient", x, w, mean, rstd, dy, dx, dw, db, written=(5, 6, 7), case=shape)
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
@@ -247,20 +293,6 @@ def test_products_are_rounded_once_with_their_bias(stand_in: Any, name: str) -> 
         both(stand_in, lambda k, a, b, out: k.matmul(a[::2], b, out=out[::2]), a, b, zeros((m, n), name))
     a, b = normal((9, 20), "bf16"), normal((20, 11), "fp16", 1)  # two formats are multiplied as float32
     both(stand_in, lambda k, a, b, out: k.matmul(k.widen(a), b, out=out), a, b, zeros((9, 11), "bf16"))
-
-
-@pytest.mark.parametrize("name", COMPUTE)
-def test_rows_are_normalized_by_the_same_formula(stand_in: Any, name: str) -> None:
-    for shape in ((1, 1), (40, 24), (700, 130)):
-        rows, columns = shape
-        x, w, b, dy = normal(shape, name), normal(columns, name, 1), normal(columns, name, 2), normal(shape, name, 3)
-        mean, rstd = zeros(rows, wide(name)), zeros(rows, wide(name))
-        y, dx, dw, db = zeros(shape, name), zeros(shape, name), zeros(columns, name), zeros(columns, name)
-        both(stand_in, "normalize_rows", x, w, b, 1e-5, mean, rstd, y, written=(4, 5, 6), case=shape)
-        NUMPY.normalize_rows(x, w, b, 1e-5, mean, rstd, np.empty_like(x))
-        both(stand_in, "scale_rows", x, w, b, mean, rstd, y, case=shape)
-        if columns > 1:
-            both(stand_in, "normalize_rows_gradient", x, w, mean, rstd, dy, dx, dw, db, written=(5, 6, 7), case=shape)
 
 
 @pytest.mark.parametrize("name", COMPUTE)

@@ -1,8 +1,9 @@
 """What ranks in different processes find out from each other's notes, without any process; and a world of one."""
 
 import re
+import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from zerosim.backends.processes.notes import (
     Channel,
     Counts,
     Entered,
+    Failed,
     Finished,
     Value,
     Waiting,
@@ -137,6 +139,23 @@ def test_a_process_that_has_gone_is_not_waited_for_unless_its_value_has_come() -
     assert_refused(lambda: channel.everyone(None), "rank 1 of 3 can no longer be reached", zs.RemoteError)
 
 
+# -- exceptions -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def test_a_note_of_an_exception_is_made_whatever_its_class_does() -> None:
+    huge = 10**5000
+    for error, expected in ((Frozen(3), Frozen), (ValueError(huge), ValueError), (ValueError(print), zs.RemoteError),
+                            (zs.BackendError("MPI", "is missing"), zs.BackendError)):
+        made = Failed.of(error, 1).error(2)
+        assert type(made) is expected
+        assert made.args == error.args or expected is zs.RemoteError
+        assert any("raised by rank 1 of 2" in note for note in getattr(made, "__notes__", ())) or expected is Frozen
+
+
 # -- agreements in debug mode -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -203,6 +222,43 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
         alone().run(program)
     assert reached == ["before"]
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
+
+
+@pytest.mark.parametrize("where", ["post", "everyone"])
+def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
+        alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    cluster = alone()
+    ordinary = getattr(cluster._channel, where)
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.undo()  # once: a second Ctrl-C does not wait
+        signal.raise_signal(signal.SIGINT)
+        return ordinary(*args)
+
+    monkeypatch.setattr(cluster._channel, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank.index)
+    assert [*cluster.runs[0].results] == [0], "the others have theirs too"
+    assert cluster.run(lambda rank: rank.index + 1)[0] == 1
+
+
+def test_a_note_that_has_arrived_is_read_though_a_ctrl_c_comes_between(
+        alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = alone()
+
+    def arrived() -> Any:
+        if not seen:
+            signal.raise_signal(signal.SIGINT)
+            yield 0, None
+
+    seen: list[Any] = []
+    monkeypatch.setattr(cluster._channel, "arrived", arrived)
+    ordinary = ProcessBackend._receive
+    monkeypatch.setattr(ProcessBackend, "_receive", lambda self, rank, note: (seen.append(note),
+                                                                              ordinary(self, rank, note)))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(lambda rank: rank._state.backend.progress())
+    assert seen[0] is None
 
 
 def test_the_own_result_is_found_from_both_ends() -> None:

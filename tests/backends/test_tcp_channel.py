@@ -11,6 +11,7 @@ import queue
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -257,10 +258,19 @@ def test_arrays_come_back_bit_for_bit(dtype: Any) -> None:
         assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
+def test_integers_of_any_length_come_back() -> None:
+    for value in (10**5000, -1 << 20000, [1 << 1024, (1 << 1024) - 1]):
+        assert (from_bytes(to_bytes(value)) == value) is True
+
+
 def test_what_is_not_plain_is_refused_on_both_ends() -> None:
-    for value in (object(), [print], {1: np.array([print])}, Threads):
+    endless: list[Any] = []
+    endless.append(endless)
+    assert_refused(lambda: to_bytes(endless), "found a list that holds itself, or is nested too deep to travel")
+    for value in (object(), [print], {1: np.array([print])}, Threads, np.ma.array([1, 2], mask=[0, 1]), Counter("ab"),
+                  np.zeros(2, "V0")):
         assert_refused(lambda value=value: to_bytes(value),
                        "processes tell each other plain data alone: .* or start the job with mpiexec")
     for data in (b"{", b"[]", b'["object","subprocess","Popen"]', b'["object","zerosim.ranks.errors","RemoteError"]',
-                 b'["tuple"', b'["array","O",[1],""]', b'["unknown"]', pickle.dumps(1)):
+                 b'["tuple"', b'[' * 10**5, b'["array","O",[1],""]', b'["unknown"]', pickle.dumps(1)):
         assert_refused(lambda data=data: from_bytes(data), "")

@@ -20,6 +20,7 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends import compiled_kernels, doubles
+from tests.backends.gpu_order import cluster_in_gpu_order
 from zerosim.backends.cupy.cluster import cupy_on, device_count
 from zerosim.backends.nccl.adapter import NCCL
 from zerosim.connect import installed_program
@@ -65,7 +66,7 @@ class World:
     library: str | None = None
     checks = True  # that ranks send what others do not expect is found, and not only in debug mode
     in_order = False  # calls that some ranks begin in another order than others wait for each other for ever
-    kind: Callable[[int], zs.Cluster] = zs.Cluster  # whose bits are had where matrices are multiplied
+    kind: Callable[[int], zs.Cluster] = zs.Cluster  # whose bits are had where numbers are added up
 
     def __init__(self, name: str, ranks: int) -> None:
         self.name, self.ranks = name, ranks
@@ -95,6 +96,7 @@ class Here(World):
         super().__init__(name, ranks)
         self.cluster, self.doubled_gpus, self.options = cluster, doubled_gpus, options
         self.library = "NCCL" if cluster is zs.NCCLCluster else None
+        self.kind = cluster_in_gpu_order if doubled_gpus else zs.Cluster
 
     def missing(self) -> str | None:
         return compiled_kernels.MISSING if self.doubled_gpus and compiled_kernels.COMPILER is None else None
@@ -200,6 +202,7 @@ class Processes(World):
         self.options = options
         self.library = backend.upper()
         self.in_order = backend == "nccl"
+        self.kind = cluster_in_gpu_order if doubled_gpus else zs.Cluster
         self.checks = not self.in_order  # NCCL trusts both sides of a message, and its doubles ask the first they see
 
     def missing(self) -> str | None:

@@ -42,6 +42,13 @@ class Stubborn(Exception):
         super().__init__(f"{one} and {two}")
 
 
+class Mute(Exception):
+    """A failure that has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
 def vector(rank: zs.Rank, length: int, dtype: Any, seed: int = 0) -> Any:
     """(n,) normals that differ on every rank, and from call to call."""
     values = np.random.default_rng([seed, rank.index, length]).standard_normal(length).astype(np.float32)
@@ -264,7 +271,10 @@ def fails(rank: zs.Rank, failing: int, kind: str) -> None:
     """One rank raises, while the others wait for it, or have works under way."""
     begun = rank.all_reduce(vector(rank, 3000, np.float32), async_op=True) if kind == "work" else None
     if rank.index == failing:
-        raise {"stubborn": Stubborn(1, 2)}.get(kind) or Boom(f"only on rank {rank.index}")
+        endless: list[Any] = []
+        endless.append(endless)
+        raise {"stubborn": Stubborn(1, 2), "mute": Mute(), "endless": ValueError(endless), "stop": StopIteration(4),
+               "file": FileNotFoundError(2, "No such file", "data.bin")}.get(kind) or Boom(f"only on rank {rank.index}")
     if begun is not None:
         begun.wait()
     rank.barrier()

@@ -4,6 +4,7 @@ Legend: B batch, O outputs, T tokens of a sample, M = B·T places, V classes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
@@ -70,16 +71,16 @@ class HalfSquaredError:
     def backward(self, ctx: Context, saved: tuple[np.ndarray, np.ndarray], scale: float) -> np.ndarray:
         """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
         y, target = saved
-        factor = scale / y.shape[0]
-
-        def scaled_difference(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
-            np.subtract(y, target, out=dy)
-            dy *= factor
-
         dy = ctx.empty(y.shape, "activation_gradient", name="loss.dy")
-        ctx.kernels.elementwise(scaled_difference, y.reshape(-1), target.reshape(-1), out=dy.reshape(-1))
+        function = partial(_scaled_difference, scale / y.shape[0])
+        ctx.kernels.elementwise(function, y.reshape(-1), target.reshape(-1), out=dy.reshape(-1))
         ctx.note(flops=2 * y.size, nbytes=y.nbytes + target.nbytes + dy.nbytes)
         return dy
+
+
+def _scaled_difference(factor: float, y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
+    np.subtract(y, target, out=dy)
+    dy *= factor
 
 
 def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:

@@ -214,9 +214,12 @@ class BlockKernels:
         """The rows of x (M, C) that are taken together: at most BLOCK elements, but at least one row."""
         return spans(len(x), max(1, self.BLOCK // max(1, x.shape[1])))
 
-    def row_sums(self, x: Array) -> Array:
-        """The sums along the last axis of x (..., n), in x's type; a row's sum depends on nothing but the row."""
-        return self._sums_of_rows("...n->...", x)
+    def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:
+        """The sums along the last axis of x (..., n), in the type ``work``, x's if it is None; a row's sum depends on
+        nothing but the row."""
+        if work is None or work == x.dtype:
+            return self._sums_of_rows("...n->...", x)
+        return np.asarray(np.add.reduce(x, axis=-1, dtype=work))
 
     def row_products(self, x: Array, y: Array) -> Array:
         """The sums along the last axis of x·y (..., n), likewise; no array of products is made."""
@@ -240,8 +243,8 @@ class BlockKernels:
         return maxima
 
     def add_column_sums(self, x: Array, total: Array) -> None:
-        """total (C,) += the sum over the rows of x (M, C)."""
-        total += np.add.reduce(x, axis=0)
+        """total (C,) += the sum over the rows of x (M, C), in total's type."""
+        total += np.add.reduce(x, axis=0, dtype=total.dtype)
 
     def picked(self, x: Array, columns: Array) -> Array:
         """The element of each row of x (M, C) in the column given for it (M,), or any where that is below 0."""

@@ -145,8 +145,8 @@ def mean_squares(k: BlockKernels, x: Array, rows: Array, columns: Array) -> None
     for here in k.row_blocks(x):
         squares = k.room("matrix block", x[here].shape, FP32)
         k.apply(np.multiply, [x[here], x[here]], squares)
-        k.apply(np.divide, [squares.sum(axis=1, dtype=FP64), max(1, x.shape[1])], rows[here])
-        k.apply(np.add, [total, squares.sum(axis=0, dtype=FP64)], total)
+        k.apply(np.divide, [k.row_sums(squares, FP64), max(1, x.shape[1])], rows[here])
+        k.add_column_sums(squares, total)
     k.apply(np.divide, [total, max(1, x.shape[0])], columns)
 
 
@@ -155,12 +155,12 @@ def divide_by_roots(k: BlockKernels, x: Array, rows: Array, columns: Array, out:
     mean = float(np.add.reduce(to_host(rows), dtype=FP64) / max(1, rows.size))
     shares = k.room("shares", rows.shape, FP32)  # before the product, which would leave float32's range from below
     k.apply(np.divide, [rows, mean], shares, FP64)
-
-    def divided(x: Array, share: Array, column: Array, result: Array) -> None:
-        np.divide(x, np.sqrt(np.multiply(share, column)), out=result)
-
     for here in k.row_blocks(x):
-        k.apply(divided, [x[here], PerRow(shares[here]), PerColumn(columns)], out[here], FP32)
+        k.apply(_over_root, [x[here], PerRow(shares[here]), PerColumn(columns)], out[here], FP32)
+
+
+def _over_root(x: Array, share: Array, column: Array, result: Array) -> None:
+    np.divide(x, np.sqrt(np.multiply(share, column)), out=result)
 
 
 def check_square(call: str, a: Array) -> None:
@@ -355,8 +355,8 @@ class NumpyKernels(BlockKernels):
     def multiply_rounded(self, x: Array, factor: float, out: Array) -> None:
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
         check_operands("multiply_rounded", x=x, out=out)
-        number = np.array(factor, work_type(x, out))
-        self.run_blocks(lambda block, result: np.multiply(block, number, out=result), (x,), out, in_place=True)
+        number = np.asarray(factor, work_type(x, out))[()]
+        self.run_blocks(partial(_multiplied, number), (x,), out, in_place=True)
 
     @quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
@@ -509,17 +509,20 @@ class NumpyKernels(BlockKernels):
             self.multiply_rounded(out, factor, out)
 
 
+def _multiplied(factor: Any, block: Array, result: Array) -> None:
+    np.multiply(block, factor, out=result)
+
+
 def _division_by(divisor: float, work: np.dtype[Any]) -> Operation:
     """result = block/divisor in a type, also where the divisor lies beyond its range."""
-    factor, divisor = split_divisor(divisor, work)
-    first, second = np.array(factor, work), np.array(divisor, work)
+    return partial(divided, *[np.asarray(number, work)[()] for number in split_divisor(divisor, work)])
 
-    def divided(block: Array, result: Array) -> None:
-        if factor != 1:
-            np.multiply(block, first, out=result)
-        np.divide(block if factor == 1 else result, second, out=result)
 
-    return divided
+def divided(factor: Any, divisor: Any, block: Array, result: Array) -> None:
+    """result = block·factor/divisor, of a divisor that `split_divisor` has split."""
+    if factor != 1:
+        np.multiply(block, factor, out=result)
+    np.divide(block if factor == 1 else result, divisor, out=result)
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:

@@ -371,15 +371,14 @@ def _probability_gradients(k: BlockKernels, g: Array, value: Array) -> Array:
 def _score_gradients(k: BlockKernels, p: Array, dp: Array, dots: Array, dtype: np.dtype[np.generic],
                      query: Array) -> Array:
     """One part of P·(dP - Σ P·dP)/√D (b, h, R, S), wide and on the grid of its type; it takes the place of dP."""
-    scale = query.shape[-1] ** -0.5
-
-    def finished(p: Array, dp: Array, dots: Array, result: Array) -> None:
-        np.subtract(dp, dots, out=result)
-        result *= p
-        result *= scale
-
-    k.apply(finished, [p, dp, PerRow(dots)], dp, grid=dtype)
+    k.apply(_score_gradient, [p, dp, PerRow(dots), query.shape[-1] ** -0.5], dp, grid=dtype)
     return dp
+
+
+def _score_gradient(p: Array, dp: Array, dots: Array, scale: float, result: Array) -> None:
+    np.subtract(dp, dots, out=result)
+    result *= p
+    result *= scale
 
 
 # --- tiled: no T·T array at any moment ------------------------------------------------------------------
@@ -516,45 +515,38 @@ def normalize_rows(k: BlockKernels, x: Array, w: Array, b: Array, epsilon: float
                    y: Array) -> None:
     """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
     work, columns = work_type(x), x.shape[1]
-
-    def deviation(squares: Array, result: Array) -> None:
-        np.divide(squares, columns, out=result)
-        result += epsilon
-        np.divide(1, np.sqrt(result, out=result), out=result)
-
     for rows in k.row_blocks(x):
         wide = k.wide("rows", x[rows], work)
         k.apply(np.divide, [k.row_sums(wide), columns], mean[rows])
         centered = k.room("centered", wide.shape, work)
         k.apply(np.subtract, [wide, PerRow(mean[rows])], centered)
-        k.apply(deviation, [k.row_products(centered, centered)], rstd[rows])
+        k.apply(_reciprocal_deviation, [k.row_products(centered, centered), columns, epsilon], rstd[rows])
         scale_rows(k, wide, w, b, mean[rows], rstd[rows], y[rows])
+
+
+def _reciprocal_deviation(squares: Array, columns: int, epsilon: float, result: Array) -> None:
+    np.divide(squares, columns, out=result)
+    result += epsilon
+    np.divide(1, np.sqrt(result, out=result), out=result)
 
 
 def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array, mean: Array, rstd: Array, y: Array) -> None:
     """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
-
-    def scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
-        _normal(x, mean, rstd, result)
-        result *= w
-        result += b
-
     for rows in k.row_blocks(x):
         statistics = PerRow(mean[rows]), PerRow(rstd[rows])
-        k.apply(scaled, [x[rows], *statistics, PerColumn(w), PerColumn(b)], y[rows], work_type(x))
+        k.apply(_scaled, [x[rows], *statistics, PerColumn(w), PerColumn(b)], y[rows], work_type(x))
+
+
+def _scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
+    _normal(x, mean, rstd, result)
+    result *= w
+    result += b
 
 
 def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array, rstd: Array, dy: Array, dx: Array,
                             dw: Array, db: Array) -> None:
     """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy."""
     work, columns = work_type(x, dy), x.shape[1]
-
-    def finished(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, result: Array) -> None:
-        np.multiply(normal, np.divide(along, columns), out=result)
-        np.subtract(gradient, result, out=result)
-        result -= np.divide(shift, columns)
-        result *= rstd
-
     sums = k.room("row sums", (2, columns), work)
     sums[...] = 0
     for rows in k.row_blocks(x):
@@ -567,9 +559,18 @@ def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array, rs
         k.add_column_sums(wide_dy, sums[1])
         k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient)
         along, shift = k.row_products(gradient, normal), k.row_sums(gradient)
-        k.apply(finished, [gradient, normal, PerRow(along), PerRow(shift), statistics[1]], dx[rows], work)
+        k.apply(_through_normal, [gradient, normal, PerRow(along), PerRow(shift), statistics[1], columns], dx[rows],
+                work)
     k.settle(sums[0], dw)
     k.settle(sums[1], db)
+
+
+def _through_normal(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, columns: int,
+                    result: Array) -> None:
+    np.multiply(normal, np.divide(along, columns), out=result)
+    np.subtract(gradient, result, out=result)
+    result -= np.divide(shift, columns)
+    result *= rstd
 
 
 def _normal(x: Array, mean: Array, rstd: Array, result: Array) -> None:

@@ -8,8 +8,8 @@ Legend: a matrix W (I, O), inputs by outputs as a linear layer has it, with grad
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Self
 
@@ -57,25 +57,22 @@ def orthogonalize(ctx: UpdateContext, x: np.ndarray, iteration: str = "quintic",
     wide = x.shape[0] <= x.shape[1]  # the smaller of X Xᵀ and Xᵀ X has the same action on X
     side = min(x.shape)
     gram, square, change = ctx.empty((side, side)), ctx.empty((side, side)), ctx.empty(x.shape)
-
-    def polynomial(gram: np.ndarray, square: np.ndarray) -> None:
-        np.multiply(gram, b, out=gram)
-        np.multiply(square, c, out=square)
-        np.add(gram, square, out=gram)
-
-    def move(x: np.ndarray, change: np.ndarray) -> None:
-        np.multiply(x, a, out=x)
-        np.add(x, change, out=x)
-
     for _ in range(steps):
         ctx.matmul(*((x, x.T) if wide else (x.T, x)), gram)
         if c:
             ctx.matmul(gram, gram, square)
-            kernels.step_blocks(polynomial, gram, square, scratch=0)
+            kernels.step_blocks(partial(_weighted_sum, b, c), gram, square, scratch=0)
         else:
             kernels.multiply_rounded(gram, b, gram)
         ctx.matmul(*((gram, x) if wide else (x, gram)), change)
-        kernels.step_blocks(move, x, change, scratch=0)
+        kernels.step_blocks(partial(_weighted_sum, a, 1.0), x, change, scratch=0)
+
+
+def _weighted_sum(weight: float, others: float, x: np.ndarray, other: np.ndarray) -> None:
+    """x = weight·x + others·other; the other is overwritten."""
+    np.multiply(x, weight, out=x)
+    np.multiply(other, others, out=other)
+    np.add(x, other, out=x)
 
 
 # -- Muon and Adafactor ------------------------------------------------------------------------------------------------
@@ -134,23 +131,24 @@ class Muon(MatrixOptimizer):
     def _matrix_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, b: np.ndarray) -> None:
         moved = ctx.empty(w.shape)
         rate, decay = self.lr * max(1.0, w.shape[1] / w.shape[0])**0.5, 1.0 - self.lr * self.weight_decay
-
-        def look(b: np.ndarray, g: np.ndarray, moved: np.ndarray) -> None:
-            np.multiply(b, self.momentum, out=b)
-            np.add(b, g, out=b)
-            np.multiply(b, self.momentum if self.nesterov else 1.0, out=moved)
-            if self.nesterov:
-                np.add(moved, g, out=moved)
-
-        def move(w: np.ndarray, moved: np.ndarray) -> None:
-            np.multiply(moved, rate, out=moved)
-            if decay != 1.0:
-                np.multiply(w, decay, out=w)
-            np.subtract(w, moved, out=w)
-
-        ctx.kernels.step_blocks(look, b, g, moved, scratch=0)
+        ctx.kernels.step_blocks(self._look_ahead, b, g, moved, scratch=0)
         orthogonalize(ctx, moved, self.iteration, self.iterations)
-        ctx.kernels.step_blocks(move, w, moved, scratch=0)
+        ctx.kernels.step_blocks(partial(_move, rate, decay), w, moved, scratch=0)
+
+    def _look_ahead(self, b: np.ndarray, g: np.ndarray, moved: np.ndarray) -> None:
+        np.multiply(b, self.momentum, out=b)
+        np.add(b, g, out=b)
+        np.multiply(b, self.momentum if self.nesterov else 1.0, out=moved)
+        if self.nesterov:
+            np.add(moved, g, out=moved)
+
+
+def _move(rate: float, decay: float, w: np.ndarray, change: np.ndarray) -> None:
+    """w = decay·w - rate·change; the change is overwritten."""
+    np.multiply(change, rate, out=change)
+    if decay != 1.0:
+        np.multiply(w, decay, out=w)
+    np.subtract(w, change, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,42 +182,30 @@ class Adafactor(Optimizer):
         (self._matrix_direction if w.ndim == 2 else self._vector_direction)(ctx, g, state, step, u)
         alpha = min(self.lr, step**-0.5) * max(self.epsilon2, _rms(ctx, w))
         alpha /= max(1.0, _rms(ctx, u) / self.threshold)
-
-        def move(w: np.ndarray, u: np.ndarray) -> None:
-            np.multiply(u, alpha, out=u)
-            np.subtract(w, u, out=w)
-
-        ctx.kernels.step_blocks(move, w, u, scratch=0)
+        ctx.kernels.step_blocks(partial(_move, alpha, 1.0), w, u, scratch=0)
 
     def _matrix_direction(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int, u: np.ndarray) -> None:
         """Moves the means and writes g/√V."""
         means = {name: ctx.empty(state[name].shape) for name in ("rows", "columns")}
         ctx.kernels.mean_squares(g, means["rows"], means["columns"])
         for name, mean in means.items():
-            ctx.kernels.step_blocks(self._move_mean(step), state[name], mean)
+            ctx.kernels.step_blocks(partial(self._move_mean, step), state[name], mean)
         ctx.kernels.divide_by_roots(g, state["rows"], state["columns"], u)
 
     def _vector_direction(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int, u: np.ndarray) -> None:
         """Moves V and writes g/√V."""
-        move_mean = self._move_mean(step)
+        ctx.kernels.step_blocks(partial(self._vector_block, step), state["v"], g, u)
 
-        def block(v: np.ndarray, g: np.ndarray, u: np.ndarray, part: np.ndarray) -> None:
-            np.multiply(g, g, out=u)
-            move_mean(v, u, part)
-            np.sqrt(v, out=part)
-            np.divide(g, part, out=u)
+    def _vector_block(self, step: int, v: np.ndarray, g: np.ndarray, u: np.ndarray, part: np.ndarray) -> None:
+        np.multiply(g, g, out=u)
+        self._move_mean(step, v, u, part)
+        np.sqrt(v, out=part)
+        np.divide(g, part, out=u)
 
-        ctx.kernels.step_blocks(block, state["v"], g, u)
-
-    def _move_mean(self, step: int) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+    def _move_mean(self, step: int, mean: np.ndarray, squares: np.ndarray, part: np.ndarray) -> None:
         """mean = β·mean + (1-β)·(squares + ε₁); the squares are overwritten."""
-        beta = 1.0 - step**-self.decay
-
-        def block(mean: np.ndarray, squares: np.ndarray, part: np.ndarray) -> None:
-            np.add(squares, self.epsilon1, out=squares)
-            move_average(mean, squares, beta, part)
-
-        return block
+        np.add(squares, self.epsilon1, out=squares)
+        move_average(mean, squares, 1.0 - step**-self.decay, part)
 
 
 def _rms(ctx: UpdateContext, x: np.ndarray) -> float:
@@ -242,17 +228,21 @@ def between(ctx: UpdateContext, left: np.ndarray, x: np.ndarray, right: np.ndarr
 
 def move_factor(ctx: UpdateContext, factor: np.ndarray, product: np.ndarray, kept: float) -> None:
     """factor = kept·factor + (1-kept)·product, in place; the product is left as it is."""
-    ctx.kernels.step_blocks(lambda factor, product, part: move_average(factor, product, kept, part), factor, product)
+    ctx.kernels.step_blocks(partial(_average, kept), factor, product)
+
+
+def _average(kept: float, factor: np.ndarray, product: np.ndarray, part: np.ndarray) -> None:
+    move_average(factor, product, kept, part)
 
 
 def subtract(ctx: UpdateContext, w: np.ndarray, direction: np.ndarray, rate: float) -> None:
     """w -= rate·direction, in place."""
+    ctx.kernels.step_blocks(partial(_subtract, rate), w, direction)
 
-    def block(w: np.ndarray, direction: np.ndarray, part: np.ndarray) -> None:
-        np.multiply(direction, rate, out=part)
-        np.subtract(w, part, out=w)
 
-    ctx.kernels.step_blocks(block, w, direction)
+def _subtract(rate: float, w: np.ndarray, direction: np.ndarray, part: np.ndarray) -> None:
+    np.multiply(direction, rate, out=part)
+    np.subtract(w, part, out=w)
 
 
 def _product(ctx: UpdateContext, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -282,7 +272,7 @@ class Shampoo(MatrixOptimizer):
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
-            self._vector_step(ctx, w, g, state["v"])
+            ctx.kernels.step_blocks(self._vector_block, w, state["v"], g, scratch=2)
             return
         factors = (state["left"], state["right"])
         roots = outer_products(ctx, g)
@@ -291,17 +281,14 @@ class Shampoo(MatrixOptimizer):
             ctx.symmetric_power(factor, -0.25, self.epsilon, root)
         subtract(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
 
-    def _vector_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, v: np.ndarray) -> None:
-        def block(w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
-            np.multiply(g, g, out=change)
-            np.add(v, change, out=v)
-            np.add(v, self.epsilon, out=root)
-            np.sqrt(root, out=root)
-            np.multiply(g, self.lr, out=change)
-            np.divide(change, root, out=change)
-            np.subtract(w, change, out=w)
-
-        ctx.kernels.step_blocks(block, w, v, g, scratch=2)
+    def _vector_block(self, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
+        np.multiply(g, g, out=change)
+        np.add(v, change, out=v)
+        np.add(v, self.epsilon, out=root)
+        np.sqrt(root, out=root)
+        np.multiply(g, self.lr, out=change)
+        np.divide(change, root, out=change)
+        np.subtract(w, change, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,22 +332,21 @@ class SOAP(MatrixOptimizer):
         """Adam on the rotated gradient, and back; ``step`` counts those that moved w."""
         left, right, decay = state["left_basis"], state["right_basis"], 1.0 - self.lr * self.weight_decay
         turned = between(ctx, left.T, g, right)
-
-        def average(m: np.ndarray, v: np.ndarray, g: np.ndarray, turned: np.ndarray, part: np.ndarray) -> None:
-            move_average(m, g, self.beta1, part)
-            move_square_average(v, turned, self.beta2, part)
-
-        def divide(turned: np.ndarray, v: np.ndarray, root: np.ndarray) -> None:
-            corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
-            np.divide(turned, 1.0 - self.beta1**step, out=turned)
-            np.divide(turned, root, out=turned)
-
-        ctx.kernels.step_blocks(average, state["m"], state["v"], g, turned)
+        ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g, turned)
         turned = between(ctx, left.T, state["m"], right)
-        ctx.kernels.step_blocks(divide, turned, state["v"])
+        ctx.kernels.step_blocks(partial(self._divide, step), turned, state["v"])
         if decay != 1.0:
             ctx.kernels.multiply_rounded(w, decay, w)
         subtract(ctx, w, between(ctx, left, turned, right.T), self.lr)
+
+    def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, turned: np.ndarray, part: np.ndarray) -> None:
+        move_average(m, g, self.beta1, part)
+        move_square_average(v, turned, self.beta2, part)
+
+    def _divide(self, step: int, turned: np.ndarray, v: np.ndarray, root: np.ndarray) -> None:
+        corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
+        np.divide(turned, 1.0 - self.beta1**step, out=turned)
+        np.divide(turned, root, out=turned)
 
     def _turn(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int) -> None:
         """Moves the factors, and the bases where it is their turn."""

@@ -9,6 +9,7 @@ Group.
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, cast
 
 import numpy as np
@@ -64,24 +65,19 @@ class LAMB(TensorNormOptimizer):
     def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·(g·g)."""
         require_update(self, w, g, state, step)
+        ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g)
 
-        def block(m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-            move_average(m, g, self.beta1, part)
-            move_square_average(v, g, self.beta2, part)
-
-        ctx.kernels.step_blocks(block, state["m"], state["v"], g)
+    def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
+        move_average(m, g, self.beta1, part)
+        move_square_average(v, g, self.beta2, part)
 
     def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                   out: np.ndarray) -> None:
         """Writes u (n,)."""
+        ctx.kernels.step_blocks(partial(self._direction, step), w, state["m"], state["v"], out)
 
-        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
-            self._direction(w, m, v, u, root, step)
-
-        ctx.kernels.step_blocks(block, w, state["m"], state["v"], out)
-
-    def _direction(self, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray,
-                   step: int) -> None:
+    def _direction(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray,
+                   root: np.ndarray) -> None:
         corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
         np.divide(m, 1.0 - self.beta1**step, out=u)
         np.divide(u, root, out=u)
@@ -93,13 +89,13 @@ class LAMB(TensorNormOptimizer):
         weights, direction = norms_in(ctx, self)
         require_update(self, w, g, state, step)
         rate = self.lr * (weights / direction if weights > 0 and direction > 0 else 1.0)
+        ctx.kernels.step_blocks(partial(self._move, step, rate), w, state["m"], state["v"], scratch=2)
 
-        def block(w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray, root: np.ndarray) -> None:
-            self._direction(w, m, v, u, root, step)
-            np.multiply(u, rate, out=u)
-            np.subtract(w, u, out=w)
-
-        ctx.kernels.step_blocks(block, w, state["m"], state["v"], scratch=2)
+    def _move(self, step: int, rate: float, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray,
+              root: np.ndarray) -> None:
+        self._direction(step, w, m, v, u, root)
+        np.multiply(u, rate, out=u)
+        np.subtract(w, u, out=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +130,15 @@ class LARS(TensorNormOptimizer):
         require_update(self, w, g, state, step)
         divisor = gradient + self.weight_decay * weights
         rate = self.lr * (self.trust * weights / divisor if weights > 0 and divisor > 0 else 1.0)
+        ctx.kernels.step_blocks(partial(self._move, rate), w, state["b"], g)
 
-        def block(w: np.ndarray, b: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-            np.multiply(w, self.weight_decay, out=part)
-            np.add(g, part, out=part)
-            np.multiply(part, rate, out=part)
-            np.multiply(b, self.momentum, out=b)
-            np.add(b, part, out=b)
-            np.subtract(w, b, out=w)
-
-        ctx.kernels.step_blocks(block, w, state["b"], g)
+    def _move(self, rate: float, w: np.ndarray, b: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
+        np.multiply(w, self.weight_decay, out=part)
+        np.add(g, part, out=part)
+        np.multiply(part, rate, out=part)
+        np.multiply(b, self.momentum, out=b)
+        np.add(b, part, out=b)
+        np.subtract(w, b, out=w)
 
 
 def norms_in(ctx: UpdateContext, optimizer: Optimizer) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -52,6 +53,20 @@ class RemoteError(RuntimeError):
 
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed; a BaseException, so that ``except Exception`` lets it pass."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an exception, unless its class refuses whatever is set, as a frozen dataclass does."""
+    with suppress(Exception):
+        error.add_note(note)
+
+
+def text_of(error: BaseException, way: Callable[[object], str] = str) -> str:
+    """The exception as text; a class may fail to make its own."""
+    try:
+        return way(error)
+    except Exception:  # whatever it may raise
+        return f"<{type(error).__name__}, whose {way.__name__}() failed>"
 
 
 # -- Sentences: who is in which call, who waits for whom, and where in the source ------------------------------------

@@ -30,14 +30,17 @@ from zerosim.ranks.errors import (
     RankPosition,
     RankStopped,
     RankUseError,
+    add_note,
     deadlock_text,
     misfit_text,
     mismatch_text,
     place_of,
+    text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.trace import Hop
 
+STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
 NAP_SECONDS = 50e-6  # between two looks at what is not done yet
 Watch = Literal["hop", "collective"]  # what a run stops after
 
@@ -380,8 +383,7 @@ class Hub(Backend):
                 else:  # the program's own, which stops nobody
                     self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
-                self._failed(rank, RuntimeError("the program let a StopIteration out; catch it where next() is called"),
-                             error)
+                self._failed(rank, RuntimeError(STOP_ITERATION), error)
             except BaseException as error:  # whatever it is, _resume raises it again
                 self._failed(rank, error)
 
@@ -504,9 +506,9 @@ class Hub(Backend):
     def release(self, error: BaseException) -> None:
         """After a failure: names the ranks in notes, and clears what the error's frames would keep in memory."""
         if self.failure is not None and self.failure[1] is error:
-            error.add_note(f"raised by rank {self.failure[0]} of {len(self.results)}")
+            add_note(error, f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
-            error.add_note(f"rank {rank} raised {later!r} when it was stopped")
+            add_note(error, f"rank {rank} raised {text_of(later, repr)} when it was stopped")
             clear_frames(later)
         # A rank's own error has only that rank's errors behind it; the hub's may have the caller's.
         clear_frames(error, chain=self.failure is not None)

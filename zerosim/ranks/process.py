@@ -64,20 +64,30 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.pending = False
+        self.held = 0
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, a Ctrl-C waits; a second one does not."""
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.endswith(TRANSPARENT):
             frame = frame.f_back
         if frame is not None and (_in_a_collection(frame)
-                                  or (not self.pending and frame.f_code in GUARDED)):
+                                  or (not self.pending and (self.held or frame.f_code in GUARDED))):
             self.pending = True
             return
         self.pending = False
         raise KeyboardInterrupt
 
     def raise_pending(self) -> None:
-        """Raises the KeyboardInterrupt that had to wait, if there is one."""
-        if self.pending:
+        """Raises the KeyboardInterrupt that had to wait, if there is one and it need not wait any more."""
+        if self.pending and not self.held:
             self.pending = False
             raise KeyboardInterrupt
 

@@ -99,10 +99,10 @@ class CuPyCluster(Cluster):
     """N ranks on one GPU, of which exactly one runs at a time: the same program, memory and trace as on a Cluster.
 
     ``device`` is the GPU's number. The hub, the algorithms and the traces are those of every cluster; ``rank.xp`` is
-    CuPy. Where the arithmetic is zerosim's own the bits are those of a Cluster; products of matrices and sums along
-    rows are the library's, within the bounds that `backends.cupy.kernels` states. All ranks' bytes lie in CuPy's pool;
-    ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some bytes that travel on the host are in
-    the memories too, as on a Cluster, and at rest there are none.
+    CuPy. Element by element the bits are those of a Cluster. Sums have a GPU's own order, and products of matrices the
+    library's, within the bounds that `backends.cupy.kernels` states: stages and ranks agree in bits, as on a Cluster.
+    All ranks' bytes lie in CuPy's pool; ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some
+    bytes that travel on the host are in the memories too, as on a Cluster, and at rest there are none.
     """
 
     def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,

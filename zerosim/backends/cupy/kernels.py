@@ -3,14 +3,22 @@
 What is promised, beside `NumpyKernels` on the same inputs (a NaN is a NaN, whatever its code):
 
 - The same bits: casts, sums, products and quotients of elements, maxima, accumulation, gradients' blocks, ReLU,
-  dropout, taking and adding rows, column sums, sums of squares, every optimizer's step that is a function of
-  elements.
+  dropout, taking rows, every optimizer's step that is a function of elements.
+- A GPU's own order of additions, which depends on the shape alone, and so is one for all stages, ranks and worlds: sums
+  of rows, of columns and of squares, adding rows; means and variances of rows, softmax's sums.
 - The same formula with CUDA's exp, log and tanh, each within 2 ULP of the exact value where NumPy's are within 4
   (CUDA C++ Programming Guide, "Mathematical Functions"): GELU, softmax.
 - The library's order of additions: products of matrices (cuBLAS, 16-bit operands on tensor cores, sums in float32,
-  one rounding at the end), means and variances of rows, softmax's sums, attention, decompositions of matrices. A sum
-  of k products is within k·2^-23·Σ|a·b| of the exact one, before the one rounding (tensor cores cut what they add
-  off, which doubles float32's 2^-24). CuPy's own sums along rows take subnormal float32 numbers for zeros.
+  one rounding at the end), those of attention too, and decompositions of matrices. A sum of k products is within
+  k·2^-23·Σ|a·b| of the exact one, before the one rounding (tensor cores cut what they add off, which doubles float32's
+  2^-24).
+
+The order: k addends are written row by row into a table of ⌈k/32⌉ columns, but at most 2^20. Each column is added up
+from its top, to a 0 that it begins with, and the columns' sums are such addends again, until one is left. So threads
+that are neighbors read neighboring elements, and a float32 sum is within 31·⌈log₃₂ k⌉·2^-24·Σ|x|. Rows that are
+added by class are sorted, those of one class in their own order, and cut into blocks of 32. In a block those of one
+class are added from the first on; the sums of a block's first and last class are such rows again, until there is one
+block.
 
 Shapes: n elements; m rows, k inner, n columns in a product of matrices; M rows, C columns, V classes. All arrays are on
 the device, where a line does not say otherwise.
@@ -21,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,14 +40,11 @@ from zerosim.backends.cupy.tracing import (
     TracedScratch,
     as_row,
     copied,
-    launch,
     launch_typed,
     row_for,
     run_fused,
-    run_in_place,
 )
 from zerosim.numerics.arrays import (
-    BLOCK,
     Scratch,
     contiguous,
     copy_elements,
@@ -63,7 +69,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels, scale_for
+from zerosim.numerics.kernels import NumpyKernels, divided, scale_for
 from zerosim.numerics.layer_kernels import FORMULAS, times_slope
 
 Array = Any  # cupy.ndarray
@@ -71,7 +77,8 @@ FP16, BF16 = FORMATS["fp16"].dtype, FORMATS["bf16"].dtype
 POOL_NBYTES = 512  # CuPy's pool hands out multiples of it (cupy.cuda.memory, "round up to 512")
 AT_ONCE = 16  # addends of one launch
 DRAWN_AT_ONCE = 1 << 22  # words from the host's generator
-LEAF = 128  # elements that NumPy's pairwise sum adds without halving (PW_BLOCKSIZE, numpy/_core/src/umath)
+HEIGHT = 32  # addends of a thread: few, so that there are many threads, and sums are short
+WIDTH = 1 << 20  # threads of one sum at most: enough for any GPU, and their sums take 8 MB
 _ONE, _ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 # -- CUDA texts --------------------------------------------------------------------------------------------------------
@@ -109,111 +116,71 @@ extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u6
 }
 """
 
-# A thread adds a leaf as NumPy does, in eight partial sums; 512 leaves make a block, halved and halved again.
-_LEAVES = """
-extern "C" __global__ void zs_leaves(const Rest* x, double* sums, Work factor, Work divisor, u64 leaves) {
-  u64 leaf = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (leaf >= leaves) return;
-  double part[8];
-  for (int i = 0; i < 128; i += 8) {
+# Every `line` elements are taken as rows of `step`, and each thread adds up a column of these: neighboring threads read
+# neighboring elements, whatever the shape. It loads eight at a time, and no load waits for a branch: beyond the end it
+# loads the first of the eight again.
+def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:
+    return f"""
+extern "C" __global__ void zs_fold({inputs}, To* out, u64 line, u64 step, u64 n) {{
+  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread >= n) return;
+  u64 first = thread / step * line, stop = first + line;
+  Work sum = {begin};
+  for (u64 at = first + thread % step; at < stop; at += 8 * step) {{
+    Work addends[8];
     #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      double quotient = zs_divide(zs_multiply(wide(x[leaf * 128 + i + j]), factor), divisor);
-      double square = zs_multiply(quotient, quotient);
-      part[j] = i ? zs_add(part[j], square) : square;
-    }
-  }
-  sums[leaf] = zs_add(zs_add(zs_add(part[0], part[1]), zs_add(part[2], part[3])),
-                      zs_add(zs_add(part[4], part[5]), zs_add(part[6], part[7])));
-}
+    for (int j = 0; j < 8; ++j) {{
+      u64 i = at + j * step < stop ? at + j * step : at;
+      addends[j] = {addend};
+    }}
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) sum = at + j * step < stop ? {join}(sum, addends[j]) : sum;
+  }}
+  out[thread] = narrow(sum);
+}}
 """
 
-_HALVES = """
-extern "C" __global__ void zs_halves(const double* leaves, double* sums, u64 blocks) {
-  u64 block = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (block >= blocks) return;
-  double level[10];  // level[k]: a sum of 2^k leaves that waits for its neighbor
-  double sum = 0;
-  for (int i = 0; i < 512; ++i) {
-    sum = leaves[block * 512 + i];
-    int k = 0;
-    for (; (i >> k) & 1; ++k) sum = zs_add(level[k], sum);
-    level[k] = sum;
-  }
-  sums[block] = sum;
-}
-"""
 
-_COLUMNS = """
-extern "C" __global__ void zs_columns(const Rest* x, To* out, u64 rows, u64 columns, u64 step, u64 n, int ends) {
+_SUMS = _folding("const Rest* x", "wide(x[i])")
+_PRODUCTS = _folding("const Rest* x, const Rest* y", "zs_multiply(wide(x[i]), wide(y[i]))")
+_SQUARES = _folding("const Rest* x, Quotient factor, Quotient divisor",
+                    "zs_square((Work)zs_divide(zs_multiply((Quotient)wide(x[i]), factor), divisor))")
+_MAXIMA = _folding("const Rest* x", "wide(x[i])", "zs_maximum", "(Work)-zs_value(0x7f800000u)")
+
+# A thread adds up one column of a block of sorted rows. The first and the last class of a block may go on beside it:
+# their sums are two of the rows that are added next; where they are one class the second is -0, which adds nothing.
+_ADD_ROWS = f"""
+extern "C" __global__ void zs_add_rows(const Rest* __restrict__ x, const long long* __restrict__ order,
+                                       const long long* __restrict__ classes, Work* __restrict__ parts,
+                                       long long* __restrict__ classes_of_parts, To* __restrict__ out,
+                                       u64 rows, u64 columns, u64 n) {{
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  u64 first = i / columns * step, column = i % columns, stop = first + step < rows ? first + step : rows;
+  u64 block = i / columns, column = i % columns, first = block * {HEIGHT}, begin = first;
+  u64 stop = first + {HEIGHT} < rows ? first + {HEIGHT} : rows;
   Work sum = 0;
-  #pragma unroll 8
-  for (u64 row = first; row < stop; ++row) {
-    Work value = wide(x[row * columns + column]);
-    sum = row == first ? value : zs_add(sum, value);
-  }
-  if (ends) sum = zs_add(sum, (Work)0);
-  out[i] = narrow(sum);
-}
-"""
-
-# A thread adds one column of one class, in the blocks that NumPy's kernel makes: the class's first row in the block,
-# plus the others, which np.add.reduceat halves down to 128 and adds in eight partial sums. Halves that wait for their
-# other half are kept in arrays: of recursion a compiler cannot tell how much of a thread's stack, 1 KiB, it takes.
-_ADD_ROWS = """
-ZS Work zs_leaf_of(const Rest* x, const long long* order, u64 columns, u64 column, u32 n) {
-  Work part[8], sum = 0;
-  u32 at = 0;
-  for (; at + 8 <= n; at += 8)
-    for (int j = 0; j < 8; ++j) {
-      Work value = wide(x[order[at + j] * columns + column]);
-      part[j] = at ? zs_add(part[j], value) : value;
-    }
-  if (at) sum = zs_add(zs_add(zs_add(part[0], part[1]), zs_add(part[2], part[3])),
-                       zs_add(zs_add(part[4], part[5]), zs_add(part[6], part[7])));
-  for (; at < n; ++at) {
-    Work value = wide(x[order[at] * columns + column]);
-    sum = at ? zs_add(sum, value) : value;
-  }
-  return sum;
-}
-ZS Work zs_pairwise(const Rest* x, const long long* order, u64 columns, u64 column, u32 n) {
-  Work left[11];  // a left half's sum, while the right one is added; 65,536 rows are halved so often, to 128
-  u32 right[11];  // rows of a right half that is not begun yet; 0 when it is
-  for (int depth = 0;;) {
-    for (; n > 128; ++depth) {
-      u32 half = n / 2 - n / 2 % 8;
-      right[depth] = n - half;
-      n = half;
-    }
-    Work sum = zs_leaf_of(x, order, columns, column, n);
-    order += n;
-    for (; depth && !right[depth - 1]; --depth) sum = zs_add(left[depth - 1], sum);
-    if (!depth) return sum;
-    left[depth - 1] = sum;
-    n = right[depth - 1];
-    right[depth - 1] = 0;
-  }
-}
-extern "C" __global__ void zs_add_rows(const Rest* x, const long long* order, const long long* starts,
-                                       To* out, u64 columns, u64 step, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  u64 first = starts[i / columns], stop = starts[i / columns + 1], column = i % columns;
-  Work sum = 0;
-  for (u64 at = first; at < stop;) {
-    u64 ends = (at / step + 1) * step < stop ? (at / step + 1) * step : stop;
-    Work part = wide(x[order[at] * columns + column]);
-    if (ends > at + 1)
-      part = zs_add(part, zs_pairwise(x, order + at + 1, columns, column, (u32)(ends - at - 1)));
-    sum = at == first ? part : zs_add(sum, part);
-    at = ends;
-  }
-  out[i] = narrow(sum);
-}
+  for (u64 eight = first; eight < stop; eight += 8) {{
+    Work addends[8];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j)
+      addends[j] = wide(x[order[eight + j < stop ? eight + j : eight] * columns + column]);
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {{
+      u64 at = eight + j;
+      if (at >= stop) break;
+      sum = at == begin ? addends[j] : zs_add(sum, addends[j]);
+      if (at + 1 < stop && classes[at + 1] == classes[at]) continue;
+      if (rows <= {HEIGHT} || (begin > first && at + 1 < stop)) out[classes[at] * columns + column] = narrow(sum);
+      else parts[(2 * block + (begin > first)) * columns + column] = sum;
+      begin = at + 1;
+    }}
+  }}
+  if (rows <= {HEIGHT}) return;
+  if (classes[first] == classes[stop - 1]) parts[(2 * block + 1) * columns + column] = (Work)-0.0f;
+  if (column) return;
+  classes_of_parts[2 * block] = classes[first];
+  classes_of_parts[2 * block + 1] = classes[stop - 1];
+}}
 """
 
 _PICK = """
@@ -305,7 +272,7 @@ class CupyKernels(NumpyKernels):
         arrays = [x.values if isinstance(x, PerRow | PerColumn) else x for x in rest]
         with self._row(out) as row:
             operands = [_beside(x, out) or Operand(row_for(array, row)) for x, array in zip(rest, arrays, strict=True)]
-            run_fused(function, operands, row, work or work_type(*arrays, out))
+            run_fused(function, [*operands, Operand(row)], work or work_type(*arrays, out))
 
     @contextmanager
     def _row(self, out: Array) -> Iterator[Array]:
@@ -324,40 +291,49 @@ class CupyKernels(NumpyKernels):
         """s (..., R, S)·scale, and -inf in the last columns where the mask ``future`` (R, R) says so, in place."""
         mask = np.zeros(s.shape[-2:], np.uint8)
         mask[:, -len(future) :] = future
-
-        def scaled(s: Any, mask: Any, result: Any) -> None:
-            np.multiply(s, scale, out=result)
-            np.copyto(result, -np.inf, where=mask > 0)
-
-        self.apply(scaled, [s, PerColumn(self.uploaded(mask))], s)
+        self.apply(_scaled_past, [s, scale, PerColumn(self.uploaded(mask))], s)
 
     def row_blocks(self, x: Array) -> Iterator[slice]:
         """The rows of x (M, C) that are taken together: all."""
         return spans(len(x), max(1, len(x)))
 
-    def row_sums(self, x: Array) -> Array:
-        """The sums along the last axis of x (..., n), in x's type, in the library's order."""
-        return x.sum(axis=-1)
+    def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:
+        """The sums along the last axis of x (..., n), in the type `work`, x's if it is None."""
+        return self._of_rows(_SUMS, [x], work or x.dtype)
 
     def row_products(self, x: Array, y: Array) -> Array:
-        """The sums along the last axis of x·y (..., n), likewise."""
-        products = self.room("row products", x.shape, x.dtype)
-        self.apply(np.multiply, [x, y], products)
-        return self.row_sums(products)
+        """The sums along the last axis of x·y (..., n), each product rounded."""
+        return self._of_rows(_PRODUCTS, [x, y], x.dtype)
 
     def row_maxima(self, x: Array) -> Array:
-        """The largest values along the last axis of x (..., n)."""
-        return x.max(axis=-1)
+        """The largest values along the last axis of x (..., n); NaN where a row has one."""
+        return self._of_rows(_MAXIMA, [x], x.dtype)
+
+    def _of_rows(self, text: str, inputs: Sequence[Array], work: np.dtype[Any]) -> Array:
+        *lines, length = inputs[0].shape
+        found = self.xp.empty(tuple(lines), work)
+        self._fold(text, [contiguous(x) for x in inputs], found.size, length, 1, found, work)
+        return found
 
     def add_column_sums(self, x: Array, total: Array) -> None:
-        """total (C,) += the sum over the rows of x (M, C), blocks of BLOCK elements first, then the blocks, as NumPy's
-        kernels add them."""
-        step = max(1, BLOCK // max(1, x.shape[1]))
-        sums = self.room("sums of blocks", (-(-len(x) // step), x.shape[1]), x.dtype)
-        added = self.room("sum of blocks", x.shape[1:], x.dtype)
-        self._columns(x, sums, step, x.dtype)
-        self._columns(sums, added, max(1, len(sums)), x.dtype)
+        """total (C,) += the sum over the rows of x (M, C), in total's type."""
+        added = self.room("column sums", total.shape, total.dtype)
+        self._fold(_SUMS, [contiguous(x)], 1, len(x), x.shape[1], added, total.dtype)
         self.apply(np.add, [total, added], total)
+
+    def _fold(self, text: str, given: list[Any], lines: int, length: int, columns: int, out: Array,
+              work: np.dtype[Any], **types: np.dtype[Any]) -> None:
+        """out (lines, columns) = what the text makes of arrays (lines, length, columns), in the order that is stated
+        at the top; ``given`` is what the text takes, out may have any shape of so many elements."""
+        for turn in count():
+            rows = min(-(-length // HEIGHT), WIDTH)
+            target = out if rows <= 1 else self.room(f"sums {turn % 2}", lines * rows * columns, work)
+            launch_typed(text, "zs_fold", target.size,
+                         [*given, target, length * columns, max(1, rows) * columns, target.size],
+                         Rest=given[0].dtype, To=target.dtype, Work=work, **types)
+            if rows <= 1:
+                return
+            text, given, length = _MAXIMA if text is _MAXIMA else _SUMS, [target], rows
 
     def picked(self, x: Array, columns: Array) -> Array:
         """The element of each row of x (M, C) in the column given for it (M,), or 0 where that is below 0."""
@@ -397,8 +373,7 @@ class CupyKernels(NumpyKernels):
         self.apply(np.add, [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _extremum(self, integers: np.ufunc, floats: Operation, a: Any, b: Any, out: Any) -> None:
-        work = None if is_floating(out.dtype) else out.dtype
-        self.apply(lambda a, b, result: integers(a, b, out=result), [a, b], out, work)
+        self.apply(partial(_extreme, integers), [a, b], out, None if is_floating(out.dtype) else out.dtype)
 
     def _sum(self, addends: Sequence[Any], out: Any) -> None:
         work = None if is_floating(out.dtype) else out.dtype
@@ -415,29 +390,19 @@ class CupyKernels(NumpyKernels):
         self.apply(function, inputs, out, work)
 
     def _step(self, rows: list[Any], function: Callable[..., object], scratch: int) -> None:
-        run_in_place(function, rows, scratch)
+        run_fused(function, [Operand(row) for row in rows], FP32, scratch)
 
     def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
         check_operands("gradient_block", x=x, out=out)
-        brought, into_range = split_divisor(divisor, work_type(x, out))
-
-        def scaled(x: Any, result: Any) -> None:
-            if brought != 1:
-                np.multiply(x, brought, out=result)
-            np.divide(x if brought == 1 else result, into_range, out=result)
-            result.tape.rounded(result, out.dtype)
-            if factor != 1:
-                np.multiply(result, factor, out=result)
-
-        self.apply(scaled, [x], out)
+        self.apply(_scaled_gradient, [x, *split_divisor(divisor, work_type(x, out)), factor], out)
 
     # --- activation functions and dropout -------------------------------------------------------------------
 
     def relu(self, x: Any, out: Any, bits: Any) -> None:
         """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
         check_operands("relu", x=x, out=out)
-        self.apply(lambda x, result: np.maximum(x, 0, out=result), [x], out)
+        self.apply(partial(_extreme, np.maximum), [x, 0], out)
         row = words(as_row(out))
         launch_typed(_PACK, "zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
 
@@ -511,7 +476,7 @@ class CupyKernels(NumpyKernels):
                       _ZERO.ctypes.data, start(product), types[FP32], n, cublas.CUBLAS_COMPUTE_32F,
                       cublas.CUBLAS_GEMM_DEFAULT)  # fmt: skip
 
-    # --- sums and tests, in NumPy's own order of additions --------------------------------------------------
+    # --- sums and tests -------------------------------------------------------------------------------------
 
     def all_finite(self, x: Any) -> bool:
         """True where no element of x is infinite or NaN."""
@@ -538,40 +503,19 @@ class CupyKernels(NumpyKernels):
         return int(to_host(found)[0])
 
     def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
-        """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64: NumPy's
-        order, that is blocks of BLOCK elements added pairwise and their sums left to right. The last, shorter block is
-        brought to the host, where NumPy itself adds it."""
+        """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64."""
         check_floating("sum_of_squares", x=x)
         if not on_device(x):
             return self._numbers.sum_of_squares(x, divisor)
-        row, total = as_row(x), 0.0
-        blocks = row.size // BLOCK
-        if blocks:
-            for sum_of_block in to_host(self._square_sums(row, blocks, divisor)).tolist():
-                total += sum_of_block
-        if row.size % BLOCK:
-            total += self._numbers.sum_of_squares(to_host(row[blocks * BLOCK :]), divisor)
-        return total
-
-    def _square_sums(self, row: Array, blocks: int, divisor: float) -> Array:
-        work, count = work_type(row), blocks * (BLOCK // LEAF)
-        leaves, sums = self.room("leaves", count, FP64), self.room("square sums", blocks, FP64)
+        row, total, work = as_row(x), self.room("square sum", 1, FP64), work_type(x)
         with np.errstate(all="ignore"):
             numbers = [np.asarray(number, work)[()] for number in split_divisor(divisor, work)]
-        launch_typed(_LEAVES, "zs_leaves", count, [row, leaves, *numbers, count], Rest=row.dtype, Work=work)
-        launch(_HALVES, "zs_halves", blocks, [leaves, sums, blocks])
-        return sums
+        self._fold(_SQUARES, [row, *numbers], 1, row.size, 1, total, FP64, Quotient=work)
+        return float(to_host(total)[0])
 
     def _column_sum(self, x: Any, out: Any, work: np.dtype[Any]) -> None:
-        """A thread has a column: the order is NumPy's."""
-        self._columns(x, out, max(1, x.shape[0]), work, ends=True)
-
-    def _columns(self, x: Array, out: Array, step: int, work: np.dtype[Any], *, ends: bool = False) -> None:
-        """out (⌈m/step⌉, n) = the sums of every `step` rows of x (m, n), from the first to the last."""
         with self._row(out) as row:
-            launch_typed(_COLUMNS, "zs_columns", row.size,
-                         [contiguous(x), row, *x.shape, step, row.size, np.int32(ends)],
-                         Rest=x.dtype, To=out.dtype, Work=work)
+            self._fold(_SUMS, [contiguous(x)], 1, len(x), x.shape[1], row, work)
 
     def quantized(self, x: Any, fmt: str) -> Any:
         """x as an 8-bit matrix unit sees it, with one scale for all of it: see `kernels.quantized`."""
@@ -579,14 +523,7 @@ class CupyKernels(NumpyKernels):
         self.apply(_finite_magnitude, [x], values, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.
         top = float(to_host(words(values).max()).view(np.float32)) if x.size else 0.0
-        scale, dtype = np.float32(scale_for(top, format_of(fmt))), format_of(fmt).dtype
-
-        def rounded(x: Any, result: Any) -> None:
-            np.multiply(x, scale, out=result)
-            result.tape.rounded(result, dtype)
-            np.divide(result, scale, out=result)
-
-        self.apply(rounded, [x], values, FP32)
+        self.apply(partial(_on_scaled_grid, format_of(fmt).dtype), [x, scale_for(top, format_of(fmt))], values, FP32)
         return values
 
     # --- rows -----------------------------------------------------------------------------------------------
@@ -596,16 +533,21 @@ class CupyKernels(NumpyKernels):
         copy_elements(words(table)[rows].view(out.dtype), out)
 
     def add_rows(self, x: Any, rows: Any, out: Any) -> None:
-        """out (V, C): for each v the sum of the x[i] with rows[i] == v, 0 where there is none; x (M, C), rows (M,);
-        added in NumPy's order."""
-        columns, rows = x.shape[1], rows.astype(np.int64)
-        order = self.xp.argsort(rows, kind="stable")
-        starts = self.xp.searchsorted(rows[order], self.xp.arange(out.shape[0] + 1))
+        """out (V, C): for each v the sum of the x[i] with rows[i] == v, 0 where there is none; x (M, C), rows (M,)."""
+        work, columns, order = work_type(x, out), x.shape[1], self.xp.argsort(rows, kind="stable").astype(np.int64)
+        x, classes = contiguous(x), rows[order].astype(np.int64)
         with self._row(out) as row:
-            launch_typed(_ADD_ROWS, "zs_add_rows", row.size,
-                         [contiguous(x), order.astype(np.int64), starts.astype(np.int64), row, columns,
-                          max(1, BLOCK // max(1, columns)), row.size],
-                         Rest=x.dtype, To=out.dtype, Work=work_type(x, out))  # fmt: skip
+            words(row).fill(0)
+            for turn in count():
+                blocks = -(-len(order) // HEIGHT)
+                parts = self.room(f"sums {turn % 2}", (2 * blocks, columns), work)
+                of_parts = self.xp.empty(2 * blocks, np.int64)
+                launch_typed(_ADD_ROWS, "zs_add_rows", blocks * columns,
+                             [x, order, classes, parts, of_parts, row, len(order), columns, blocks * columns],
+                             Rest=x.dtype, To=out.dtype, Work=work)  # fmt: skip
+                if blocks <= 1:
+                    return
+                x, classes, order = parts, of_parts, self.xp.arange(2 * blocks, dtype=np.int64)
 
     def softmax_loss_gradient(self, logits: Any, targets: Any, log_sums: Any, factor: float, out: Any) -> None:
         """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
@@ -633,6 +575,28 @@ def _added(dtype: np.dtype[Any], *blocks: Any) -> None:
         np.add(result, x, out=result)
         if place < len(addends):
             result.tape.rounded(result, dtype)
+
+
+def _extreme(ufunc: np.ufunc, a: Any, b: Any, result: Any) -> None:
+    ufunc(a, b, out=result)
+
+
+def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:
+    np.multiply(s, scale, out=result)
+    np.copyto(result, -np.inf, where=mask > 0)
+
+
+def _scaled_gradient(x: Any, brought: float, divisor: float, factor: float, result: Any) -> None:
+    divided(brought, divisor, x, result)
+    result.tape.rounded(result, FP32)
+    if factor != 1:
+        np.multiply(result, factor, out=result)
+
+
+def _on_scaled_grid(dtype: np.dtype[Any], x: Any, scale: float, result: Any) -> None:
+    np.multiply(x, scale, out=result)
+    result.tape.rounded(result, dtype)
+    np.divide(result, scale, out=result)
 
 
 def _finite_magnitude(x: Any, result: Any) -> None:

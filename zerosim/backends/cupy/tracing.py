@@ -1,8 +1,8 @@
 """From functions of NumPy's operations to kernels on a GPU: formats as CUDA text, tracing, and launches.
 
 In order: the text that all kernels begin with, which moves formats in and out and rounds every operation; symbols, with
-which a function that NumPy's kernels call block by block is run once and written as C; how two functions are known to
-mean the same, so that a trace is used again; and the kernel that reads each operand once and writes each result once.
+which a function that NumPy's kernels call block by block is run once and written as C; the kernel that reads each
+operand once and writes each result once; and which functions are traced once and not at every call.
 
 p mantissa bits, emin the smallest normal exponent, as in `formats`; n elements.
 """
@@ -10,7 +10,7 @@ p mantissa bits, emin the smallest normal exponent, as in `formats`; n elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from types import FunctionType, MethodType
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
-from zerosim.numerics.checks import FP32
 from zerosim.numerics.formats import FORMATS, Format
 
 # -- The text that all kernels begin with ------------------------------------------------------------------------------
@@ -311,65 +310,6 @@ def _refuse(what: str) -> NoReturn:
                      f"{_SPEAKS}, and Python's + - * /; write it with these, element by element")
 
 
-# -- When two functions mean the same ----------------------------------------------------------------------------------
-# They are written into the same kernel with the same numbers if their code and what they close over are equal. To trace
-# a function takes a hundred microseconds, to launch a kernel ten: a step traces each of its functions once, and not
-# once for each tensor, if it can be seen that a function made anew is the one made before.
-
-
-class Unknown(Exception):
-    """A function closes over something that may change, or cannot be compared."""
-
-
-class Named:
-    """A function that equals any other of the same key."""
-
-    __slots__ = ("function", "key")
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        """Raises Unknown for a function whose meaning may change between two calls."""
-        self.function, self.key = function, key_of(function)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Named) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal for equal meanings: numbers by type and bits, functions by code and closure, frozen dataclasses by their
-    fields. Raises Unknown for anything else."""
-    if value is None or isinstance(value, bool | str | np.dtype | np.ufunc | type):
-        return type(value), value
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        return type(value), value.dtype.str, value.tobytes()
-    if isinstance(value, float):
-        return float, value.hex()
-    if isinstance(value, int):
-        return int, value
-    if isinstance(value, FunctionType):
-        try:
-            cells = tuple(key_of(cell.cell_contents) for cell in value.__closure__ or ())
-        except ValueError as error:  # a variable that is not set yet
-            raise Unknown from error
-        return value.__module__, value.__code__, cells, key_of(value.__defaults__ or ())
-    if isinstance(value, MethodType):
-        return key_of(value.__func__), key_of(value.__self__)
-    if isinstance(value, partial) and not value.keywords:
-        return key_of(value.func), key_of(value.args)
-    if isinstance(value, tuple):
-        return tuple(map(key_of, value))
-    return _frozen(value)
-
-
-def _frozen(value: Any) -> Hashable:
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        raise Unknown
-    return type(value), tuple(key_of(getattr(value, field.name)) for field in fields(value))
-
-
 # -- Launches: each operand read once, each result written once --------------------------------------------------------
 # A thread takes four neighboring elements of every array, in loads of up to 16 bytes, so that a kernel is as fast as
 # the memory: what it computes between a load and a store costs nothing beside them.
@@ -442,23 +382,13 @@ def launch_typed(text: str, name: str, threads: int, arguments: Sequence[Any], *
     launch("\n".join(types) + text, name, threads, arguments)
 
 
-def run_fused(function: Callable[..., object], inputs: Sequence[Operand], out: Array, work: np.dtype[Any]) -> None:
-    """out = function(*inputs, result) for every element; `out` (n,) is contiguous and may be an input too."""
-    operands = [*inputs, Operand(out)]
+def run_fused(function: Callable[..., object], operands: Sequence[Operand], work: np.dtype[Any],
+              scratch: int | None = None) -> None:  # fmt: skip
+    """function(*operands, *scratch) for every element, each of n or spread. Without a ``scratch`` the last operand is
+    the result, and may be an input too; with one every operand is read, and those assigned to are written."""
+    count = operands[-1].array.size
     kinds = tuple((o.array.dtype, bool(o.every), bool(o.cycle)) for o in operands)
-    plan = _planned(function, kinds, work, out.size < SHORT, 0)
-    _run(plan, operands, out.size)
-
-
-def run_in_place(function: Callable[..., object], arrays: Sequence[Array], scratch: int) -> None:
-    """function(*arrays, *scratch) for every element of float32 rows (n,): all are read, and those that the function
-    assigns to are written."""
-    kinds = tuple((x.dtype, False, False) for x in arrays)
-    plan = _planned(function, kinds, FP32, arrays[0].size < SHORT, 1 + scratch)
-    _run(plan, [Operand(x) for x in arrays], arrays[0].size)
-
-
-def _run(plan: LaunchPlan, operands: list[Operand], count: int) -> None:
+    plan = _planned(function, kinds, work, count < SHORT, scratch)
     index = np.uint32 if count < SHORT else np.uint64
     whole = [operand.array for operand in operands if not operand.is_spread]
     aligned = all(start(x) % (PER_THREAD * x.dtype.itemsize) == 0 for x in whole)
@@ -479,27 +409,13 @@ class LaunchPlan:
     numbers: tuple[np.generic, ...]
 
 
-def _planned(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-             scratch: int) -> LaunchPlan:  # fmt: skip
-    try:
-        return _remembered(Named(function), kinds, work, short, scratch)
-    except Unknown:
-        return _plan(function, kinds, work, short, scratch)
-
-
-@lru_cache(maxsize=4096)
-def _remembered(function: Named, *rest: Any) -> LaunchPlan:
-    return _plan(function.function, *rest)
-
-
 def _plan(function: Callable[..., object], kinds: tuple[Kind, ...], work: np.dtype[Any], short: bool,
-          scratch: int) -> LaunchPlan:  # fmt: skip
-    """Traces the function. `scratch` 0: the last operand is its result; 1 + s: every operand is read, those assigned to
-    are written, and s variables follow."""
+          scratch: int | None) -> LaunchPlan:  # fmt: skip
+    """Traces the function; operands and scratch as for `run_fused`."""
     tape = TracingTape(work)
-    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch - 1)]
+    names = [f"v{i}" for i in range(len(kinds))] + [f"s{i}" for i in range(scratch or 0)]
     function(*map(tape.symbol, names))
-    in_place, last = scratch > 0, len(kinds) - 1
+    in_place, last = scratch is not None, len(kinds) - 1
     ways = [(in_place or i < last, names[i] in tape.assigned if in_place else i == last) for i in range(len(kinds))]
     text, name = _text(tape, list(zip(kinds, ways, strict=True)), names[len(kinds) :], "u32" if short else "u64")
     return LaunchPlan(text, name, tuple(tape.numbers))
@@ -581,3 +497,59 @@ def as_row(x: Array) -> Array:
 def copied(x: Array) -> Array:
     """The same elements, bit for bit, in contiguous memory of their own."""
     return words(x).copy().view(x.dtype)
+
+
+# -- Which traces are used again ---------------------------------------------------------------------------------------
+# To trace a function takes a hundred microseconds, to launch a kernel ten. A step traces each of its functions once,
+# and not once for each tensor. What may be another function the next time, as a closure may, is traced at every call.
+
+
+def _planned(function: Callable[..., object], *rest: Any) -> LaunchPlan:
+    try:
+        return _remembered(Remembered(key_of(function), function), *rest)
+    except Unknown:
+        return _plan(function, *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A function that equals any other of the same key."""
+
+    key: Hashable
+    function: Callable[..., object] = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(it: Remembered, *rest: Any) -> LaunchPlan:
+    return _plan(it.function, *rest)
+
+
+class Unknown(Exception):
+    """A function, or a constant of it, that may be another the next time."""
+
+
+def key_of(value: Any) -> Hashable:
+    """A key of a function and its constants: equal for what makes the same kernel with the same numbers.
+
+    Functions are those of modules, methods of frozen dataclasses, and ``partial`` of these; constants are numbers, by
+    type and bits, names, formats and frozen dataclasses. Raises Unknown for anything else, closures among it.
+    """
+    match value:
+        case partial(keywords={}):
+            return key_of(value.func), key_of(value.args)
+        case MethodType(__func__=FunctionType() as function) if set(function.__code__.co_freevars) <= {"__class__"}:
+            return function, key_of(value.__self__)
+        case FunctionType() if "<" not in value.__qualname__:
+            return value
+        case tuple():
+            return tuple(map(key_of, value))
+        case np.generic():
+            return type(value), value.tobytes()
+        case float():
+            return float, value.hex()
+        case None | int() | str() | np.dtype() | np.ufunc():
+            return type(value), value
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise Unknown
+    return type(value), tuple(key_of(getattr(value, each.name)) for each in fields(value))

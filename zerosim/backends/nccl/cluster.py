@@ -47,7 +47,7 @@ class Devices(Processor):
 class NCCLCluster(Cluster):
     """N ranks on N GPUs of this machine; rank r's arrays are CuPy's, on its device, and ``rank.xp`` is CuPy.
 
-    The project's own algorithms give the bits that ``Cluster`` gives, since NCCL only moves what our kernels add;
+    The project's own collectives give the bits that ``Cluster`` gives, since NCCL only moves what our kernels add;
     ``algorithm="native"`` asks NCCL for its own. Rank r has device r, or ``devices[r]``; ``share_devices`` lets several
     ranks have one, for tests, where NCCL is set to allow it. Communication runs on a stream of its own:
     ``Work.wait()`` lets the stream that computes wait for it, and not the program. ``run`` returns when all devices are

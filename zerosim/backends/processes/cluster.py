@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
@@ -38,8 +38,16 @@ from zerosim.backends.processes.notes import (
 )
 from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
-from zerosim.ranks.errors import MismatchError, RankStopped, place_of_call, ranks_text
-from zerosim.ranks.hub import NAP_SECONDS, Carried, RunOptions, Transport, check_thread, message_between
+from zerosim.ranks.errors import MismatchError, RankStopped, add_note, place_of_call, ranks_text
+from zerosim.ranks.hub import (
+    NAP_SECONDS,
+    STOP_ITERATION,
+    Carried,
+    RunOptions,
+    Transport,
+    check_thread,
+    message_between,
+)
 from zerosim.ranks.process import clear_frames, forget_frames
 
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
@@ -118,9 +126,11 @@ class ProcessBackend(Backend):
         So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does. And
         nobody goes on, and may fail, while another one is still in the library.
         """
-        invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
-        self.transport.new_group(parent, key, invitation)
-        self._met(key, b"")
+        with self.interrupts.holding():  # who has said that it comes does
+            invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
+            self.transport.new_group(parent, key, invitation)
+            self._met(key, b"")
+        self.interrupts.raise_pending()
 
     def _met(self, key: GroupKey, invitation: bytes) -> dict[int, bytes]:
         """The invitations of a group's ranks, once each has said that it is here."""
@@ -147,25 +157,31 @@ class ProcessBackend(Backend):
 
         Raises what a rank raised, here or elsewhere, MismatchError or DeadlockError.
         """
-        try:
-            with self._listening():
-                (program,) = programs
-                result = program()
-                self._check_going()
-                self._say(Finished(self.issued, tuple(self.recent)))
-                self._until(lambda: len(self.endings) == self.channel.size)
-                error = unmet(self._finished)  # a library takes small messages that nobody has asked for
-                if error is not None:
-                    raise error
-                self._until(self.transport.idle)
-        except BaseException as failure:
-            raised = self._raised(failure)
-            self._part(raised)
-            if raised is failure:
-                raise
-            raise raised from None
-        self.transport.close()
-        self.channel.everyone(None)
+        with ExitStack() as ending:  # no Ctrl-C of this rank's alone comes between what ranks do together at the end
+            try:
+                with self._listening():
+                    (program,) = programs
+                    try:
+                        result = program()
+                    except StopIteration as error:  # which this generator must not let through
+                        raise RuntimeError(STOP_ITERATION) from error
+                    self._check_going()
+                    ending.enter_context(self.interrupts.holding())  # who says that it has finished does not fail
+                    self._say(Finished(self.issued, tuple(self.recent)))
+                    self._until(lambda: len(self.endings) == self.channel.size)
+                    unlike = unmet(self._finished)  # a library takes small messages that nobody has asked for
+                    if unlike is not None:
+                        raise unlike
+                    self._until(self.transport.idle)
+            except BaseException as failure:
+                ending.enter_context(self.interrupts.holding())
+                raised = self._raised(failure)
+                self._part(raised)
+                if raised is failure:
+                    raise
+                raise raised from None
+            self.transport.close()
+            self.channel.everyone(None)
         self.results = [result]
         yield from ()
 
@@ -188,7 +204,7 @@ class ProcessBackend(Backend):
             self._say(replace(first, drained=False))
             return first.error(self.channel.size)
         self._say(Failed.of(error, self.channel.index))
-        error.add_note(f"raised by rank {self.channel.index} of {self.channel.size}")
+        add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
     def _part(self, error: BaseException) -> None:
@@ -251,13 +267,15 @@ class ProcessBackend(Backend):
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
         """
         self._check_going()
-        self._read()
+        with self.interrupts.holding():  # between the arrival of a note, or of a message, and what is known of it
+            self._read()
+            self._check_going()
+            try:
+                moved = self._moved()
+            except MismatchError as mismatch:
+                self.found = forget_frames(mismatch)
         self._check_going()
-        try:
-            return self._moved()
-        except MismatchError as mismatch:
-            self.found = forget_frames(mismatch)
-        raise RankStopped
+        return moved
 
     def _moved(self) -> bool:
         moved = False

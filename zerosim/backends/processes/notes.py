@@ -20,11 +20,13 @@ from zerosim.ranks.errors import (
     MismatchError,
     RankPosition,
     RemoteError,
+    add_note,
     deadlock_text,
     left_over_text,
     misfit_text,
     mismatch_text,
     ranks_text,
+    text_of,
 )
 from zerosim.ranks.hub import NAP_SECONDS
 
@@ -207,19 +209,19 @@ class Failed:
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failed":
         """The note about an exception that this rank raised first."""
-        kind = type(error)
-        note = cls(rank, kind.__module__, kind.__qualname__, error.args, f"{kind.__name__}: {error}",
+        kind, its_text = type(error), text_of(error)
+        note = cls(rank, kind.__module__, kind.__qualname__, arguments_of(error), f"{kind.__name__}: {its_text}",
                    "".join(traceback.format_exception(error)))
         try:
             made = from_bytes(to_bytes(note))._made()  # as others will
-        except (ValueError, RecursionError):
+        except ValueError:
             made = None
-        return note if type(made) is kind and str(made) == str(error) else replace(note, args=None)
+        return note if type(made) is kind and text_of(made) == its_text else replace(note, args=None)
 
     def error(self, ranks: int) -> BaseException:
         """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
         raised = self._made() or RemoteError(self.summary)
-        raised.add_note(f"raised by rank {self.rank} of {ranks}{ELSEWHERE}\n{self.text}")
+        add_note(raised, f"raised by rank {self.rank} of {ranks}{ELSEWHERE}\n{self.text}")
         return raised
 
     def _made(self) -> BaseException | None:
@@ -231,6 +233,17 @@ class Failed:
             return kind(*self.args)
         except Exception:  # whatever a class's own way of being made may raise
             return None
+
+
+def arguments_of(error: BaseException) -> tuple[Any, ...]:
+    """The arguments of which its class makes the exception; not always ``args``, as an OSError's leave its file out."""
+    try:
+        made = error.__reduce__()
+    except Exception:  # a class's own way may fail
+        return error.args
+    if isinstance(made, tuple) and made[0] is type(error) and isinstance(made[1], tuple):
+        return made[1]
+    return error.args
 
 
 def raised_elsewhere(error: BaseException) -> bool:

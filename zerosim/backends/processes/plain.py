@@ -15,32 +15,39 @@ import numpy as np
 SCALARS = (bool, int, float, str, type(None))
 MANY: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 OURS = "zerosim."
+JSON_BITS = 1024  # longer integers travel in another base: Python refuses to write thousands of decimal digits
 
 
 def to_bytes(value: Any) -> bytes:
     """The value as bytes; ValueError for one that is not plain."""
-    return json.dumps(_plain(value), separators=(",", ":")).encode()
+    try:
+        return json.dumps(_plain(value), separators=(",", ":")).encode()
+    except RecursionError:
+        raise ValueError(f"found a {type(value).__name__} that holds itself, or is nested too deep to travel; send its "
+                         "parts one by one") from None
 
 
 def from_bytes(data: bytes) -> Any:
     """The value again, of the same types; ValueError for bytes that `to_bytes` does not make."""
     try:
         return _value(json.loads(data))
-    except (LookupError, TypeError, AttributeError, UnicodeError) as error:
+    except (LookupError, TypeError, AttributeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"{len(data)} bytes from another process are no plain data ({error})") from error
 
 
 def _plain(value: Any) -> Any:
     """The value in JSON's types: a number or a text is itself, all else a list that begins with its kind."""
+    if type(value) is int and value.bit_length() > JSON_BITS:
+        return ["int", hex(value)]
     if type(value) in SCALARS:
         return value
     if type(value) is bytes:
         return ["bytes", _text(value)]
     if isinstance(value, np.dtype) and (name := _name(value)):
         return ["dtype", name]
-    if isinstance(value, np.ndarray | np.generic) and (name := _name(value.dtype)):
-        return ["array" if isinstance(value, np.ndarray) else "number", name, list(value.shape), _text(value.tobytes())]
-    if isinstance(value, dict):
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and (name := _name(value.dtype)):
+        return ["array" if type(value) is np.ndarray else "number", name, list(value.shape), _text(value.tobytes())]
+    if type(value) is dict:
         return ["dict", *[[_plain(key), _plain(its)] for key, its in value.items()]]
     for many, kind in MANY.items():
         if type(value) is kind:
@@ -62,6 +69,8 @@ def _value(plain: Any) -> Any:
             name, shape, text = rest
             array = np.frombuffer(b64decode(text), np.dtype(name)).reshape(shape).copy()
             return array if kind == "array" else array[()]
+        case "int":
+            return int(rest[0], 16)
         case "dtype":
             return np.dtype(*rest)
         case "bytes":
@@ -93,7 +102,7 @@ def known(module: str, name: str) -> Any:
 
 def _name(dtype: np.dtype[Any]) -> str | None:
     """The text of which NumPy makes the type again; None where there is none, or elements are Python's objects."""
-    if dtype.hasobject or dtype.names:
+    if dtype.hasobject or dtype.names or not dtype.itemsize:
         return None
     return dtype.str if dtype.type.__module__ == "numpy" else dtype.name  # ml_dtypes' names, and not NumPy's codes
 

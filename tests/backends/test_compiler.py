@@ -1,0 +1,65 @@
+"""Every kernel text, compiled by CUDA's compiler without a GPU: no warning, no spill, no contraction."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.backends import nvrtc, texts
+from zerosim.backends.cupy.tracing import OPTIONS, PRELUDE
+from zerosim.backends.cupy.tracing import _plan as plan_of
+from zerosim.optim import AdamW
+
+pytestmark = [pytest.mark.slow, *([] if nvrtc.library() else [pytest.mark.skip(reason=nvrtc.MISSING)])]
+ARCHITECTURES = (80, 90)  # an A100's and an H100's
+
+
+def test_every_kernel_compiles_without_warning_spill_or_contraction(compiler: None) -> None:
+    found = texts.launched().texts
+    assert len(found) > 200
+    wrong = {(architecture, text.removeprefix(PRELUDE)): faults for architecture, text in product(ARCHITECTURES, found)
+             if (faults := nvrtc.faults(text, architecture, OPTIONS))}
+    assert not wrong
+
+
+def test_every_place_that_launches_is_among_those_whose_kernels_are_compiled(compiler: None) -> None:
+    lines = texts.launched().lines
+    unreached = [f"{file}:{first}" for file, first, last in texts.launch_sites()
+                 if not any((file, line) in lines for line in range(first, last + 1))]
+    assert not unreached, "test_kernels.py or test_cupy.py should come here"
+
+
+PLANTED = {
+    "int unused; out[i] = x[i];": "never referenced",
+    "float at[64]; for (int j = 0; j < 99; ++j) at[(int)x[j] & 63] = x[j]; out[i] = at[i & 63];": "256 bytes of stack",
+    "out[i] = x[i] * x[i] + x[0];": "fma.rn.f32",
+    "out[i] = __fdividef(x[i], x[0]);": "div.approx"}
+
+
+def test_each_fault_is_seen_where_it_is_planted() -> None:
+    for body, said in PLANTED.items():
+        text = f"""{PRELUDE}extern "C" __global__ void zs_planted(const float* x, float* out, int i) {{ {body} }}"""
+        fusing = tuple("--fmad=true" if option == "--fmad=false" else option for option in OPTIONS)
+        assert said in "; ".join(nvrtc.faults(text, 90, fusing)), body
+
+
+def test_eight_addends_are_loaded_before_one_is_added(compiler: None) -> None:
+    """A thread that waited for each of its loads would leave most of the memory's speed unused."""
+    sums = [text for text in texts.launched().texts if "void zs_fold(" in text or "void zs_add_rows(" in text]
+    assert len(sums) > 20
+    for text in sums:
+        ptx = nvrtc.compiled(text, *OPTIONS, "-arch=compute_90").ptx
+        assert ptx.partition("add.rn.f")[0].count("ld.global") >= 8, text.removeprefix(PRELUDE)
+
+
+def test_four_elements_are_loaded_at_once_and_subnormals_are_kept() -> None:
+    """And why kernels are not compiled by cupy.RawKernel, which adds -ftz=true: of two such options the last wins."""
+    kinds = ((np.dtype(np.float32), False, False),) * 4
+    adam = PRELUDE + plan_of(partial(AdamW(lr=0.1).update_block, 1), kinds, np.dtype(np.float32), True, 2).text
+    kept, flushed = (nvrtc.compiled(adam, *OPTIONS, *more, "-arch=compute_90").ptx for more in ((), ("-ftz=true",)))
+    assert "ld.global.v4" in kept
+    assert ".ftz" not in kept
+    assert ".ftz" in flushed
