@@ -83,6 +83,20 @@ def test_levels_are_the_messages_that_ranks_make_in_the_steps_in_which_they_make
                 assert totals.steps == max((step for step, *_ in messages), default=-1) + 1, (key, cut, root)
 
 
+@pytest.mark.parametrize("key", [("reduce_scatter", "ring"), ("all_reduce", "ring")])
+@pytest.mark.parametrize("wire", [1, 2, 8])
+def test_partial_sums_in_a_format_of_the_wires_own_are_counted_and_priced_in_it(key, wire):
+    for cut in ((0, 4, 8, 12), (0, 1, 1, 13), (0, 0, 5), (0, 2**59, 2**60)):
+        shape = collectives.checked_shape(collectives.CollectiveShape(*key, cut, 4, wire))
+        nbytes, longest = [0] * shape.ranks, Counter()
+        for level in collectives.levels(shape):
+            for source, each in zip(level.sources.tolist(), level.nbytes.tolist(), strict=True):
+                nbytes[source] += level.times * each
+            longest[((FAST, int(level.nbytes.max())),)] += level.times
+        assert collectives.sent_of(shape).nbytes == tuple(nbytes), cut
+        assert cost.longest_messages(shape, Network(FAST)) == longest, cut
+
+
 def test_one_rank_sends_nothing_an_empty_vector_takes_messages_and_the_longest_are_counted_exactly():
     for key in ALGORITHMS:
         alone, empty = sent(*key, (0, 7), 2), sent(*key, (0, 0, 0, 0, 0), 2)

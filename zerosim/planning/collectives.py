@@ -79,7 +79,8 @@ class CollectiveShape:
 
     def array(self, nbytes: Any) -> Ints:
         """Bytes of messages as an array that can hold n of them."""
-        return np.array(nbytes, np.int64 if self.cut[-1] * self.wire_itemsize < INT64_NBYTES else object)
+        return np.array(nbytes, np.int64 if self.cut[-1] * max(self.itemsize, self.wire_itemsize) < INT64_NBYTES
+                        else object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def _ring(shape: CollectiveShape) -> Iterator[Level]:
     In the first, rank r sends chunk r - 1 of partial sums, or chunk r, and then always what came last.
     """
     ranks, lengths = np.arange(shape.ranks), np.diff(shape.array(shape.cut))
-    halves = {"reduce_scatter": [(-1, shape.wire_itemsize)], "all_gather": [(0, shape.wire_itemsize)],
+    halves = {"reduce_scatter": [(-1, shape.wire_itemsize)], "all_gather": [(0, shape.itemsize)],
               "all_reduce": [(-1, shape.wire_itemsize), (0, shape.itemsize)]}
     for first, itemsize in halves[shape.operation]:
         right, chunks = (ranks + 1) % shape.ranks, lengths * itemsize
@@ -263,9 +264,9 @@ def _ring(shape: CollectiveShape) -> Iterator[Level]:
             yield Level(ranks, right, np.roll(chunks, step - first))
 
 
-def _all_but_own(shape: CollectiveShape) -> Ints:
-    """Every chunk leaves once, but for the one that stays."""
-    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.itemsize
+def _partial_sums(shape: CollectiveShape) -> Ints:
+    """Every chunk of partial sums leaves once, but for the one that stays."""
+    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.wire_itemsize
 
 
 def _all_but_the_last_to_arrive(shape: CollectiveShape) -> Ints:
@@ -273,13 +274,18 @@ def _all_but_the_last_to_arrive(shape: CollectiveShape) -> Ints:
     return np.roll(_all_but_own(shape), -1)
 
 
+def _all_but_own(shape: CollectiveShape) -> Ints:
+    """Every chunk leaves once, but for the one that stays."""
+    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.itemsize
+
+
 # Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all.
 # Every step of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
 ROUNDS: Mapping[tuple[str, str], tuple[Callable[[CollectiveShape], Ints], ...]] = {
-    ("reduce_scatter", "ring"): (_all_but_own,),
-    ("reduce_scatter", "pairwise"): (_all_but_own,),
+    ("reduce_scatter", "ring"): (_partial_sums,),
+    ("reduce_scatter", "pairwise"): (_partial_sums,),
     ("all_gather", "ring"): (_all_but_the_last_to_arrive,),
-    ("all_reduce", "ring"): (_all_but_own, _all_but_the_last_to_arrive),
+    ("all_reduce", "ring"): (_partial_sums, _all_but_the_last_to_arrive),
     ("all_reduce", "everyone"): (lambda shape: np.full(shape.ranks, (shape.ranks - 1) * shape.nbytes, object),),
     ("all_to_all", "pairwise"): (_all_but_own,),
 }

@@ -119,7 +119,8 @@ Longest = tuple[tuple[Link, int], ...]  # of one step: the bytes of its longest 
 
 def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longest]:
     """Number of steps of a collective by their longest messages, inside nodes and between them."""
-    if network.between is None and (shape.operation, shape.algorithm) in ROUNDS and shape.ranks > 1:
+    same_format = shape.wire_itemsize == shape.itemsize  # of all that travels, in both halves of a ring
+    if (same_format and network.between is None and (shape.operation, shape.algorithm) in ROUNDS and shape.ranks > 1):
         # All steps have messages of the same lengths: as many whole vectors, or all chunks.
         nbytes = shape.nbytes if shape.algorithm == "everyone" else largest_chunk(shape.cut) * shape.itemsize
         return Counter({((network.inside, nbytes),): sent_of(shape).steps})

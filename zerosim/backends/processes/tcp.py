@@ -296,7 +296,7 @@ class TCPChannel(Channel):
                     self._pass_on(head, data)
                 if to in (None, self.index):
                     self._take(what, source, data)
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError, TypeError, LookupError):  # the line's end, or a frame that is none
             if not self._closing:
                 self._lost({rank} if self.index == 0 else {0})
 
@@ -379,15 +379,21 @@ def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> 
     while True:
         try:
             accepted, peer = server.accept()
+            line = line_of(accepted)
         except TimeoutError:
             continue
-        except OSError:  # closed: all are here, or time is up
-            return
-        threading.Thread(target=greet, args=(line_of(accepted), peer[0]), daemon=True).start()
+        except OSError:
+            if server.fileno() < 0:  # closed: all are here, or time is up
+                return
+            time.sleep(RETRY_SECONDS)  # one that has gone again, or more lines than this process may have
+            continue
+        threading.Thread(target=greet, args=(line, peer[0]), daemon=True).start()
 
 
 def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
     """The reason to refuse a process that knows the key, where ``here`` ranks are expected; None for none."""
+    if type(index) is not int or type(ranks) is not int:
+        raise ValueError(f"no rank and number of ranks: {index!r}, {ranks!r}")
     if ranks != here:
         return f"rank {index} was started as one of {ranks} ranks, and rank 0 as one of {here}"
     if not 0 < index < ranks:
