@@ -294,6 +294,8 @@ JOB, LAUNCHED = "tests/backends/job.py", {"PMI_SIZE": "1"}
     ((JOB,), LAUNCHED, "write FILE.py:FUNCTION, as in train.py:program"),
     ((f"{JOB}:sums", "--with", "3"), LAUNCHED, "'3' sets nothing; write NAME=VALUE, as in stage=3"),
     ((f"{JOB}:sums", "--with", "n=3"), LAUNCHED, "--with sets 'n', which the program does not take beside its rank"),
+    ((f"{JOB}:sums", "--device", "cuda"), {}, "--device cuda is for ranks that are processes, with mpi or nccl"),
+    ((f"{JOB}:sums", "--device", "cuda"), LAUNCHED, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums", "--backend", "mpl"), {}, "no backend 'mpl'; choose one of"),
     ((f"{JOB}:sums", "--backend", "cupy"), {}, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums", "--backend", "nccl"), {}, "pip install 'zerosim[gpu]'"),

@@ -27,6 +27,8 @@ def run(
     ranks: Annotated[int | None, typer.Option(help="N, in one process; a launcher says it otherwise.")] = None,
     backend: Annotated[str, typer.Option(help="in-process, cupy, mpi or nccl; auto takes mpi where mpiexec or srun has "
                                               "started this process, else in-process.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda: what has a process' arrays, with mpi or nccl; cuda:1 "
+                                                    "for the GPU of that number.")] = None,
     given: Annotated[list[str] | None, typer.Option("--with", metavar="NAME=VALUE",
                                                     help="An argument of the function.")] = None,
     capacity: Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold.")] = None,
@@ -40,7 +42,7 @@ def run(
     from zerosim.ranks.errors import BackendError
 
     try:
-        cluster = _world(backend, ranks, capacity, debug)
+        cluster = _world(backend, device, ranks, capacity, debug)
     except BackendError as error:
         raise ValueError(str(error)) from error
     _run(cluster, _agreed(cluster, lambda: _body(program, given or (), save)), save, as_json)
@@ -80,7 +82,7 @@ def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..
     raise typer.Exit(WRONG_INPUT)
 
 
-def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
+def _world(backend: str, device: str | None, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
     from zerosim.connect import SRUN_COUNT, launched, started_together
 
@@ -96,11 +98,14 @@ def _world(backend: str, ranks: int | None, capacity_nbytes: int | None, debug: 
     if alone:
         here["nccl"] = zs.NCCLCluster
     if found in here:
+        if device is not None:
+            raise ValueError(f"--device {device} is for ranks that are processes, with mpi or nccl; with {found} all "
+                             "ranks are in this one: leave it out")
         return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
     if ranks is not None:
         raise ValueError(f"--ranks {ranks} is for ranks in one process; with {found} the launcher says how many there "
                          f"are: mpiexec -n {ranks} zerosim run ...")
-    return zs.connect(found, capacity_nbytes=capacity_nbytes, debug=debug)
+    return zs.connect(found, device=device, capacity_nbytes=capacity_nbytes, debug=debug)
 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
