@@ -209,14 +209,16 @@ def test_an_abort_ends_every_process_and_says_who_did_it(threads: Threads, capsy
     assert all(f"rank 1 of 3 has ended the job; rank {rank} ends too" in said for rank in (0, 2))
 
 
-@pytest.mark.parametrize("frame", [b"5", b"[]", b"[" * 10**5, b'["tuple",0,1,null,["bytes","!"]]', b"\xff"])
-def test_a_rank_that_sends_what_is_no_frame_has_failed(threads: Threads, frame: bytes) -> None:
+@pytest.mark.parametrize("frame", [[b"5"], [b"[]"], [b"[" * 10**5], [b'["tuple",0,1,null,["bytes","!"]]'], [b"\xff"],
+                                   [b'["tuple",0,1,0]', b"{"]], ids=lambda frame: str(frame)[:40])
+def test_a_rank_that_sends_what_is_no_frame_has_failed(threads: Threads, frame: list[bytes]) -> None:
     def babbles(channel: TCPChannel) -> None:
         if channel.index == 1:
-            channel._lines[0].send_bytes(frame)
+            for part in frame:
+                channel._lines[0].send_bytes(part)
             return
-        (source, note), _ = heard(channel, 2)
-        assert (source, type(note)) == (1, Failed)
+        (source, note), = heard(channel, 1)
+        assert (source, type(note), note.drained) == (1, Failed, True)
 
     for its in [threads.begin(babbles, rank, 2) for rank in range(2)]:
         its.result(600)

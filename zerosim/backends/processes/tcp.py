@@ -288,12 +288,12 @@ class TCPChannel(Channel):
         line = self._lines[rank]
         try:
             while True:
-                head: Head = received(line)
-                data, (what, source, to) = line.recv_bytes(), head
+                what, source, to = received(line)
+                data = line.recv_bytes()
                 if what == BYE:
                     return
                 if self.index == 0 and to != 0:
-                    self._pass_on(head, data)
+                    self._pass_on((what, source, to), data)
                 if to in (None, self.index):
                     self._take(what, source, data)
         except (OSError, EOFError, ValueError, TypeError, LookupError):  # the line's end, or a frame that is none
