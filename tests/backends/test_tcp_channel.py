@@ -245,7 +245,12 @@ def test_a_job_of_one_machine_needs_no_secret_and_its_key_is_its_users_alone(mon
         (folder,) = tmp_path.iterdir()
         assert [path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())] == [0, 0]
     assert list(folder.iterdir()) == []
-    folder.chmod(0o755)
+    (folder / "29501.key").mkdir()
+    assert_refused(left_to_this_user(29501, b"random", needed=True).__enter__,
+                   r"cannot leave the job's key .*29501\.key.*, or set ZEROSIM_JOB_KEY", zs.BackendError)
+    (folder / "29501.key").rmdir()
+    folder.rename(tmp_path / "another")
+    folder.symlink_to(tmp_path / "another")  # whose own mode is 0o777
     for read in (lambda: key_of_this_user(29501), left_to_this_user(29501, b"random", needed=True).__enter__):
         assert_refused(read, "can be read or written by others; remove it, or set ZEROSIM_JOB_KEY", zs.BackendError)
 

@@ -340,11 +340,16 @@ def left_to_this_user(port: int, key: bytes, *, needed: bool) -> Iterator[None]:
         yield
         return
     file = _key_file(port)
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    _check_private(file.parent)
-    file.unlink(missing_ok=True)  # of a job that was killed
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-        opened.write(key)
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        _check_private(file.parent)
+        file.unlink(missing_ok=True)  # of a job that was killed
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(key)
+    except OSError as error:
+        raise BackendError("TCP", f"rank 0 cannot leave the job's key to the other processes of this user: {error}; "
+                                  f"make room for {file}, or set {SECRET} to the same random text for all processes"
+                           ) from error
     try:
         yield
     finally:
@@ -360,7 +365,7 @@ def key_of_this_user(port: int) -> bytes:
 
 def _check_private(folder: Path) -> None:
     """Raises BackendError for a folder in which somebody else may have put a key."""
-    found = folder.stat()
+    found = folder.lstat()  # of a link itself, which somebody else may have made
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077):
         raise BackendError("TCP", f"{folder}, where rank 0 leaves the job's key to the other processes of this user, "
                                   f"can be read or written by others; remove it, or set {SECRET} to the same random "
