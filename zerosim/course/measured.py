@@ -54,10 +54,10 @@ def run(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int
         x = rank.xp.zeros(x_shape, "int64" if model.units[0].integer_inputs else "float32")
         target = rank.xp.zeros(target_shape or x_shape, "int64" if model.loss.integer_targets else "float32")
         with rank.trace.span("step"):
-            for _ in range(micro_batches):
+            for number in range(1, micro_batches + 1):
                 tape = engine.forward(x, target)
                 after_forward = rank.memory.now_nbytes_by_kind
-                engine.backward(tape)
+                engine.backward(tape, last=number == micro_batches)
             engine.reduce()
             engine.update()
             engine.all_gather_parameters()

@@ -132,10 +132,10 @@ class Engine(Shown):
                              f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
-            for x, target in batches:
+            for number, (x, target) in enumerate(batches, 1):
                 tape = self.forward(x, target)
                 losses.append(tape.loss)
-                self.backward(tape)
+                self.backward(tape, last=number == len(batches))
             self.reduce()
             result = self.update(losses)
         except BaseException:
@@ -173,8 +173,12 @@ class Engine(Shown):
         tape.weights = self._weights
         return tape
 
-    def backward(self, tape: Tape) -> None:
-        """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded."""
+    def backward(self, tape: Tape, *, last: bool = False) -> None:
+        """Adds the gradients of S times the tape's loss to this step's, reduced as it goes where they rest sharded.
+
+        ``last`` says that no other micro-batch follows in this step: with overlap gradients that rest partial are then
+        reduced as it goes too, and by reduce() otherwise; the bits are the same. Raises ValueError after the last.
+        """
         if not isinstance(tape, Tape):
             raise ValueError(f"backward() takes the tape that forward() returns, found {tape!r}")
         if self._update.is_ready:
@@ -186,6 +190,7 @@ class Engine(Shown):
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
         self._observer.share = 1.0 if self.model.loss.is_global else tape.tokens / tape.places
+        self.gradients.begin_backward(last=last)
         self._backward_units(tape, self._scale_of_step())
         self.gradients.end_of_backward()
         self._unsharder.reshard_all()

@@ -2,11 +2,11 @@
 
 A unit's backward writes its gradient into `Accumulator.grad_buffers`. `Accumulator.accumulate` completes it with the
 parts of units that share a weight, and hands it to the `Reducer` of its param group, which adds it to what rests in
-``param_group.gradient``. Kept PARTIAL, the addends of all micro-batches are summed first and reduced once, by
-`reduce`; kept SHARDED or REPLICATED, each micro-batch's gradient is reduced in buckets as backward goes, then added.
-At k > 1 the two orders differ in bits. In the end ``param_group.reduced`` has the sum over ranks. With overlap, one
-bucket is under way while backward fills the next. What K-FAC needs of each layer goes the same way beside the
-gradients: `FactorObserver` adds it up over micro-batches, and reduces it over ranks.
+``param_group.gradient``. Kept PARTIAL, the addends of all micro-batches are summed first and reduced once: by `reduce`,
+or with overlap in buckets as the last backward goes. Kept SHARDED or REPLICATED, each micro-batch's gradient is reduced
+in buckets as its backward goes, then added. At k > 1 the two orders differ in bits. In the end ``param_group.reduced``
+has the sum over ranks. With overlap, one bucket is under way while backward fills the next. What K-FAC needs of each
+layer goes the same way beside the gradients: `FactorObserver` adds it up over micro-batches, and reduces it over ranks.
 
 Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches; S loss
 scale; M rows (samples, or tokens) of a micro-batch, I inputs and O outputs of a layer.
@@ -44,11 +44,24 @@ class Accumulator:
                          for group in param_groups if not group.frozen}
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
+        self.is_last = False  # from the beginning of the step's last backward on, where that is known
 
     @property
     def micro_batch(self) -> int:
         """The number of the micro-batch that goes back, from 0 on; between two, how many have."""
         return next(iter(self.reducers.values())).micro_batch
+
+    def begin_backward(self, *, last: bool) -> None:
+        """Opens a micro-batch. After the step's ``last`` there is no other: its gradients are those of the step.
+
+        Raises ValueError after one that was to be the last.
+        """
+        if self.is_last:
+            raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
+                             "since; call reduce() and update(), or abandon()")
+        self.is_last = last
+        for reducer in self.reducers.values():
+            reducer.begin_backward(last=last)
 
     def grad_buffers(self, unit: Unit) -> dict[str, np.ndarray]:
         """The arrays into which a unit writes its gradients, by name: views of one vector (u,) per param group; for a
@@ -143,6 +156,7 @@ class Accumulator:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
+        self.is_last = False
         under_way = [reducer.reset() for reducer in self.reducers.values()]
         for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
             if move is not None:
@@ -159,8 +173,14 @@ class Reducer:
         self.micro_batch = 0  # that goes back; between two, how many have
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: BucketMove | None = None
+        self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
+        self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
 
     # -- during backward ----------------------------------------------------------------------------------------------
+
+    def begin_backward(self, *, last: bool) -> None:
+        """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
+        self._reduces_now = self.placement is not PARTIAL or (last and self.overlap)
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
@@ -180,14 +200,15 @@ class Reducer:
         The first micro-batch of a step, number 0, sets what rests; later ones add to it.
         """
         lies = self.layout.units[unit]
-        if self.placement is not PARTIAL:
+        if self.placement is PARTIAL:
+            resting = self.param_group.gradient[lies]
+            if self.micro_batch > 0:
+                self.rank.kernels.add_rounded(resting, gradient, resting)
+            elif not may_share_memory(gradient, resting):
+                self.rank.kernels.cast_pack(gradient, resting)
+            gradient = resting
+        if self._reduces_now:
             self._collect(lies, gradient)
-            return
-        resting = self.param_group.gradient[lies]
-        if self.micro_batch > 0:
-            self.rank.kernels.add_rounded(resting, gradient, resting)
-        elif not may_share_memory(gradient, resting):
-            self.rank.kernels.cast_pack(gradient, resting)
 
     def _collect(self, lies: slice, gradient: np.ndarray) -> None:
         """Fills the bucket, and reduces it when it is full; without a limit a unit is a bucket.
@@ -216,10 +237,16 @@ class Reducer:
         self._collected = []
         self._wait()
         bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
+        want, target = self.placement, self.param_group.gradient
+        if self.placement is PARTIAL:  # all addends of the step are here
+            want = self.param_group.stage.optimizer
+            if self._sum is None:
+                self._sum = self._target(want, self.policy.reduce_dtype)
+            target = self._sum
         self._under_way = self._move(
-            bucket, PARTIAL, self.placement, bucket.in_stretches([addends for _, addends in collected]),
-            self._parts(bucket, self.param_group.gradient, self.placement), self.policy.reduce_dtype,
-            async_op=self.overlap, add=self.micro_batch > 0)
+            bucket, PARTIAL, want, bucket.in_stretches([addends for _, addends in collected]),
+            self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.overlap,
+            add=self.micro_batch > 0 and self.placement is not PARTIAL)
         if not self.overlap:
             self._wait()
 
@@ -237,7 +264,7 @@ class Reducer:
 
     def reset(self) -> BucketMove | None:
         """Drops what was collected; returns the bucket that is under way, for the caller to drop."""
-        self._collected, self.micro_batch = [], 0
+        self._collected, self.micro_batch, self._sum = [], 0, None
         move, self._under_way = self._under_way, None
         return move
 
@@ -254,15 +281,16 @@ class Reducer:
             # The same, or the optimizer reads its slices of the replicated sum.
             self.param_group.reduced = ReducedGradient(self.param_group.gradient, have, divisor)
             return
-        # Addends travel in the reduce format, sums in that in which they rest.
-        dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
-        gradient = self._target(want, dtype)
-        ranges = [slice(region.low, region.high) for region in self.layout.regions]
-        for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
-            with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
-                           self._parts(bucket, gradient, want), dtype).wait()
-        self.param_group.reduced = ReducedGradient(gradient, want, divisor)
+        if self._sum is None:  # no bucket has been reduced during backward
+            # Addends travel in the reduce format, sums in that in which they rest.
+            dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
+            self._sum = self._target(want, dtype)
+            ranges = [slice(region.low, region.high) for region in self.layout.regions]
+            for bucket in buckets(self.layout, ranges, limit_of(self.bucket_nbytes, dtype.itemsize)):
+                with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                    self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
+                               self._parts(bucket, self._sum, want), dtype).wait()
+        self.param_group.reduced = ReducedGradient(self._sum, want, divisor)
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
