@@ -30,7 +30,7 @@ def jobs(draw, *, overlap=None, prefetch=None):
 
 def steps(job):
     """The events of all micro-batches, and of what follows them."""
-    parts = [list(step.micro_batch(job, first=not index)) for index in range(job.micro_batches)]
+    parts = [list(step.micro_batch(job, number)) for number in range(job.micro_batches)]
     parts.append(list(step.after_backward(job)))
     assert list(step.step_events(job)) == [event for part in parts for event in part]
     return parts

@@ -26,6 +26,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
@@ -311,10 +312,11 @@ class PlanConfig:
         job, moved, flops = self.job(stage, policy), self.host_traffic(stage), self.flops(policy)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
         update = self.update_seconds(job)
-        # All micro-batches take as long as the first, and nothing is under way between two.
-        communication, exposed = communication_seconds(micro_batch(job), self.unit_seconds(job, policy), self.network)
-        last, last_exposed = communication_seconds(after_backward(job), update, self.network)
-        exposed = self.micro_batches * exposed + last_exposed
+        # All micro-batches take as long as the first, but for the last; and nothing is under way between two.
+        communication, exposed = communication_seconds(after_backward(job), update, self.network)
+        for number, times in Counter([0] * (self.micro_batches - 1) + [self.micro_batches - 1]).items():
+            one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
+            communication, exposed = communication + times * one[0], exposed + times * one[1]
         rate = self.device.flops_per_second_in(self.policy.compute)
         compute, transfer = flops.hardware / (rate * self.utilization), moved.seconds if moved else 0.0
         seconds = compute + exposed + sum(update.values()) + transfer
@@ -326,7 +328,7 @@ class PlanConfig:
             capacity_nbytes=self.device.reported_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             flops_per_step=flops.hardware, model_flops_per_step=flops.model, compute_seconds=compute,
-            communication_seconds=self.micro_batches * communication + last, exposed_communication_seconds=exposed,
+            communication_seconds=communication, exposed_communication_seconds=exposed,
             update_seconds=sum(update.values()), host_transfer_nbytes_per_step=moved.nbytes if moved else 0,
             host_transfer_seconds=transfer, model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0)
 

@@ -10,7 +10,8 @@ buffers are held from its issue to its wait, and both are events, so what is hel
   they land in a buffer of u elements, and are copied at the wait.
 - A unit's gradient is reduced when it has gone back. With overlap the reduction is waited for when the next unit has
   gone back: until then its gradient, its landing chunk and two chunks of hops stay.
-- Whole gradients are reduced after backward, unit by unit, beside nothing.
+- Whole gradients are reduced after backward, unit by unit, beside nothing; with overlap in the step's last backward, as
+  above, landing in a buffer, with a copy of what goes where the sum is to replace it.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
   it is updated, landing in u elements beside a copy of the own chunk, and none is waited for before all are updated.
 
@@ -75,10 +76,9 @@ START, AFTER_BACKWARD = At("start", 0), At("after backward", 0)
 
 
 class Reducing(NamedTuple):
-    """The reduction that is under way: of which unit, and the bytes of gradient and of buffers that go with its wait.
-    """
+    """The reduction that is under way: its name, and the bytes of gradient and of buffers that go with its wait."""
 
-    unit: int
+    key: tuple[str, int]
     gradient: int
     buffers: int
 
@@ -88,12 +88,11 @@ def step_events(job: Job) -> Iterator[StepEvent]:
 
     Raises ValueError for a layout other than per_unit, and for states that are no stage's.
     """
-    walks = [micro_batch(job, first=not index) for index in range(job.micro_batches)]
-    return chain(*walks, after_backward(job))
+    return chain(*(micro_batch(job, number) for number in range(job.micro_batches)), after_backward(job))
 
 
-def micro_batch(job: Job, *, first: bool = True) -> Iterator[StepEvent]:
-    """Forward and backward of one micro-batch: of the step's first, whose gradients are set, or of one that adds.
+def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
+    """Forward and backward of the step's micro-batch of this number: 0 sets gradients, the others add to them.
 
     >>> from zerosim.planning.closed_forms import STAGES
     >>> [event for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
@@ -102,14 +101,15 @@ RingIssue(operation='reduce_scatter', unit=0, nbytes=8, ranks=2), RingWait(key=(
 
     Raises ValueError as `step_events` does.
     """
-    yield from MicroBatchWalk(_checked(job), first).events()
+    yield from MicroBatchWalk(_checked(job), number).events()
 
 
 class MicroBatchWalk:
     """The walk of one micro-batch, with the units that are gathered and the reduction under way while it goes."""
 
-    def __init__(self, job: Job, first: bool) -> None:
-        self.job, self.first, self.lengths = job, first, job.padded_lengths
+    def __init__(self, job: Job, number: int) -> None:
+        self.job, self.first, self.last = job, number == 0, number == job.micro_batches - 1
+        self.lengths = job.padded_lengths
         self.written, self.added = job.policy.compute_dtype, job.policy.accumulate_dtype
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
         self.stays = frozenset(job.kept_gathered)
@@ -204,6 +204,8 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, -sum(parts) * added.itemsize)
         if states.gradients_sharded:
             yield from self._reduce(unit, wide or own, added if wide else written)
+        elif self.last and self.job.overlap:
+            yield from self._reduce_resting(unit)
         if of_others:
             yield HeldBytes(GRADIENT, of_others * added.itemsize)
         stays = self.reducing.gradient if self.reducing else 0
@@ -218,14 +220,27 @@ class MicroBatchWalk:
         buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk)
         yield HeldBytes(BUFFER, buffers)
         yield RingIssue("reduce_scatter", unit, length * moving.itemsize, self.job.ranks)
-        self.reducing = Reducing(unit, 0 if packed or not self.job.overlap else whole, buffers)
+        self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
         if not self.job.overlap:
             yield from self._reduced()
+
+    def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
+        """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
+        yield from self._reduced()
+        if unit == len(self.lengths) - 1:  # which goes back first
+            yield HeldBytes(GRADIENT, sum_nbytes(self.job))
+        nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
+        lands = nbytes // self.job.ranks if self.job.states.optimizer_sharded else nbytes
+        copied = nbytes if self.moving != self.added or not sum_nbytes(self.job) else 0
+        buffers = copied + lands + hops_nbytes(self.job, self.lengths[unit] // self.job.ranks)
+        yield HeldBytes(BUFFER, buffers)
+        yield RingIssue(operation, unit, nbytes, self.job.ranks)
+        self.reducing = Reducing((operation, unit), 0, buffers)
 
     def _reduced(self) -> Iterator[StepEvent]:
         """Waits for the reduction that is under way."""
         if self.reducing is not None:
-            yield RingWait(("reduce_scatter", self.reducing.unit))
+            yield RingWait(self.reducing.key)
             yield HeldBytes(BUFFER, -self.reducing.buffers)
             yield HeldBytes(GRADIENT, -self.reducing.gradient)
             self.reducing = None
@@ -238,6 +253,17 @@ def hops_nbytes(job: Job, chunk: int) -> int:
     if wire is not None and format_of(wire).dtype != job.policy.reduce_dtype:
         return chunk * format_of(wire).dtype.itemsize * 2 * (job.ranks > 1)
     return chunk * job.policy.reduce_dtype.itemsize * min(2, job.ranks - 1)
+
+
+def whole_reduction(job: Job) -> str:
+    """The collective that reduces whole gradients."""
+    return "reduce_scatter" if job.states.optimizer_sharded else "all_reduce"
+
+
+def sum_nbytes(job: Job) -> int:
+    """Bytes of a rank's sum of whole gradients over ranks, where it does not replace the addends."""
+    new = job.states.optimizer_sharded or job.policy.reduce_dtype != job.policy.accumulate_dtype
+    return job.held(job.states.optimizer_sharded) * job.policy.reduce_dtype.itemsize if new else 0
 
 
 def _checked(job: Job) -> Job:
@@ -257,12 +283,10 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     states, policy, lengths = _checked(job).states, job.policy, job.padded_lengths
     reduced = policy.reduce_dtype.itemsize
     yield AFTER_BACKWARD
-    taken = 0
-    if not states.gradients_sharded:
-        new = states.optimizer_sharded or policy.reduce_dtype != policy.accumulate_dtype
-        taken = job.held(states.optimizer_sharded) * reduced if new else 0
+    taken = 0 if states.gradients_sharded else sum_nbytes(job)
+    if not states.gradients_sharded and not job.overlap:
         yield HeldBytes(GRADIENT, taken)
-        operation = "reduce_scatter" if states.optimizer_sharded else "all_reduce"
+        operation = whole_reduction(job)
         for unit, length in enumerate(lengths):
             packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
             held = packed + hops_nbytes(job, length // job.ranks)
