@@ -134,13 +134,9 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
-    hops = f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and where a chunk lands"
-    gathered = job.overlap and job.states.optimizer_sharded and not job.states.parameters_sharded
-    ahead = f"; {counted(job.prefetch, 'unit')} ahead landing beside where it is gathered" * bool(
-        job.prefetch and job.states.parameters_sharded)
-    whole = (f"overlapped all-gather of parameters: {itemsize} · {padded:,} · (1 + 1/{job.ranks}), every unit and a "
-             "copy of its own chunk")
-    yield ("buffers of collectives", whole if gathered else hops + ahead, f"{found.buffers_nbytes:,}")
+    hops = (f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and a unit's sum or its cast where "
+            "it needs one")
+    yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)
     phase, unit = most.place

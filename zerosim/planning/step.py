@@ -6,14 +6,13 @@ micro-batch. Activations and tokens grow with B, all else does not.
 The order is that of `zerosim.zero`, and stands here a second time so that a plan takes milliseconds. A collective's
 buffers are held from its issue to its wait, and both are events, so what is held does not depend on time.
 
-- A unit's weights are gathered when it is entered. With prefetch they were issued while an earlier one computed: then
-  they land in a buffer of u elements, and are copied at the wait.
+- A unit's weights are gathered when it is entered. With prefetch they were issued while an earlier one computed.
 - A unit's gradient is reduced when it has gone back. With overlap the reduction is waited for when the next unit has
-  gone back: until then its gradient, its landing chunk and two chunks of hops stay.
+  gone back: until then its gradient, two chunks of hops, and where it is to be added its sum stay.
 - Whole gradients are reduced after backward, unit by unit, beside nothing; with overlap in the step's last backward, as
-  above, landing in a buffer, with a copy of what goes where the sum is to replace it.
+  above.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
-  it is updated, landing in u elements beside a copy of the own chunk, and none is waited for before all are updated.
+  it is updated, and none is waited for before all are updated.
 
 A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
@@ -164,8 +163,6 @@ class MicroBatchWalk:
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
         nbytes = self.weights * self.lengths[unit]
         yield HeldBytes(GATHERED, nbytes)
-        if ahead:
-            yield HeldBytes(BUFFER, nbytes)
         yield RingIssue("all_gather", unit, nbytes, self.job.ranks)
         if not ahead:
             yield RingWait(("all_gather", unit))
@@ -174,7 +171,6 @@ class MicroBatchWalk:
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
         if self.gathered[unit]:
             yield RingWait(("all_gather", unit))
-            yield HeldBytes(BUFFER, -self.weights * self.lengths[unit])
             self.gathered[unit] = False
 
     def _reshard(self, unit: int) -> StepEvent:
@@ -215,7 +211,7 @@ class MicroBatchWalk:
         """Reduces one unit's gradient of so many bytes, after the one that is under way."""
         moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.ranks
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
-        in_place = self.first and moving == self.added and not self.job.overlap
+        in_place = self.first and moving == self.added
         yield from self._reduced()
         buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk)
         yield HeldBytes(BUFFER, buffers)
@@ -230,9 +226,8 @@ class MicroBatchWalk:
         if unit == len(self.lengths) - 1:  # which goes back first
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
         nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
-        lands = nbytes // self.job.ranks if self.job.states.optimizer_sharded else nbytes
-        copied = nbytes if self.moving != self.added or not sum_nbytes(self.job) else 0
-        buffers = copied + lands + hops_nbytes(self.job, self.lengths[unit] // self.job.ranks)
+        packed = nbytes if self.moving != self.added else 0
+        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.ranks)
         yield HeldBytes(BUFFER, buffers)
         yield RingIssue(operation, unit, nbytes, self.job.ranks)
         self.reducing = Reducing((operation, unit), 0, buffers)
@@ -308,15 +303,12 @@ def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     for unit, length in enumerate(lengths):
         yield At("update", unit)
         if ahead:
-            yield HeldBytes(BUFFER, (length + length // job.ranks) * itemsize)
             yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
     yield HeldBytes(GRADIENT, -taken)
     for unit, length in enumerate(lengths if gathered else ()):
         if not ahead:
             yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
         yield RingWait(("all_gather", unit))
-        if ahead:
-            yield HeldBytes(BUFFER, -(length + length // job.ranks) * itemsize)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import checksum, copy_elements, may_share_memory, on_device, poison, same_bytes
+from zerosim.numerics.arrays import (
+    checksum,
+    copy_elements,
+    is_same_memory,
+    may_share_memory,
+    on_device,
+    poison,
+    same_bytes,
+)
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -185,7 +193,8 @@ class Rank:
 
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
-    returns a Work at once; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum", "mean",
+    returns a Work at once, and ``hidden=False`` lets its result arrive in ``out`` itself, which is then undefined until
+    ``wait()``: without a second copy, but a program that reads too early may go unseen; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum", "mean",
     "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
     ``accumulate`` (the format in which an owner adds). Wrong arguments raise ValueError, disagreeing ranks
     MismatchError, ranks that wait for each other DeadlockError, too many bytes OutOfMemoryError.
@@ -266,33 +275,37 @@ class Rank:
 
     def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                        wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                       out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                       out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                       purpose: str = "unspecified") -> Any:
         """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
         checked_vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
         return self._collective("reduce_scatter", algorithm, x, cut, result=(own.stop - own.start,), same=(own, ...),
-                                out=out, async_op=async_op, op=op, average=average, wire=wire, accumulate=accumulate,
-                                purpose=purpose)
+                                out=out, async_op=async_op, hidden=hidden, op=op, average=average, wire=wire,
+                                accumulate=accumulate, purpose=purpose)
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                   out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                   purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
         """
-        return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op, purpose=purpose)
+        return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op, hidden=hidden,
+                              purpose=purpose)
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                   out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                   purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checked_vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
             check_cuts("all_reduce", algorithm, self.size)
-        return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op, op=op, average=average,
-                                wire=wire, accumulate=accumulate, purpose=purpose)
+        return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op, hidden=hidden, op=op,
+                                average=average, wire=wire, accumulate=accumulate, purpose=purpose)
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -350,7 +363,7 @@ class Rank:
 
     def _collective(self, operation: str, algorithm: str, x: Array, cut: Cut, *, out: Array | None,
                     whole: tuple[int, ...] | None = None, result: tuple[int, ...] | None = None,
-                    same: Same | None = WHOLE, async_op: bool = False, wire: str | None = None,
+                    same: Same | None = WHOLE, async_op: bool = False, hidden: bool = True, wire: str | None = None,
                     accumulate: str | None = None, purpose: str = "unspecified", **options: Any) -> Any:
         """Carries a collective out: returns its result, or a Work when it is asynchronous.
 
@@ -372,18 +385,19 @@ class Rank:
             raise ValueError(f"out= was given to {operation} on rank {self.index}, but only the root, rank "
                              f"{call.root}, receives a result; pass out= there alone")
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
+        hidden = async_op and (hidden or memory.debug or out is None)  # what arrives lands in a copy until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
         rule = mean_rule(call.average, self.size, x.dtype) if call.average else None
         scaled, captured = rule is not None and rule.changes_input, x
-        if scaled or (async_op and (in_place or memory.debug)):
+        if scaled or (hidden and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
             if scaled and rule is not None:
                 rule.before(state.kernels.serving(x), x.reshape(-1), captured.reshape(-1))
             else:
                 copy_elements(x, captured)
         landing = np.empty(0, x.dtype)
-        if out is not None and not async_op:  # an asynchronous result stays hidden until wait()
+        if out is not None and not hidden:
             landing = out
         elif receives:
             landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation, like=x)
@@ -396,7 +410,7 @@ class Rank:
         trace.rows.append(sends)
         if async_op:
             trace.rows.append(Issue(call))
-            if out is not None:
+            if out is not None and not (in_place and captured is x):
                 poison(out)
         backend.issue(state.index, me)
         if not async_op:
@@ -461,6 +475,6 @@ def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | No
         if async_op:
             state.memory.reclassify(landing, "workspace")
         return landing.reshape(shape)
-    if async_op:
+    if async_op and not is_same_memory(landing, out):
         copy_elements(landing.reshape(shape), out)
     return out

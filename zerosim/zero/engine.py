@@ -31,7 +31,7 @@ from zerosim.shown import Shown
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
-from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.placements import Stage, Traffic, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
 
@@ -67,7 +67,8 @@ class Engine(Shown):
     gather what lies in pieces.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
-    lets reductions and the all-gather of parameters run beside other work; ``prefetch`` gathers so many units ahead;
+    lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
+    under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
     ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
     share).
 
@@ -90,13 +91,16 @@ class Engine(Shown):
         schedule: Schedule | None = None,
         bucket_nbytes: int | None = None,
         overlap: bool = False,
+        copy_in_flight: bool = False,
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
         seed: int = 0,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
-        keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather)
+        keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
+                              copy_in_flight=copy_in_flight)
+        traffic = Traffic(bucket_nbytes, overlap, copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
@@ -104,13 +108,12 @@ class Engine(Shown):
         self.param_groups = param_groups(rank, model, settings, layout, self.stage)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
-        self._all_gathers = {group: ParameterAllGather(group, bucket_nbytes=bucket_nbytes, overlap=overlap)
-                             for group in self.param_groups}
+        self._all_gathers = {group: ParameterAllGather(group, traffic) for group in self.param_groups}
         self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_nbytes=bucket_nbytes, overlap=overlap, agree=agree)
-        self._unsharder = Unsharder(model, self.param_groups, keep=keep, prefetch=prefetch, bucket_nbytes=bucket_nbytes)
+        self.gradients = Accumulator(self.param_groups, traffic, agree)
+        self._unsharder = Unsharder(model, self.param_groups, traffic, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._step = 0  # counts skipped and abandoned steps too
@@ -488,8 +491,8 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy 
     require_cut_and_needs(optimizer)
 
 
-def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any, *, overlap: Any,
-                   gather: Any) -> frozenset[str]:
+def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any,
+                   **switches: Any) -> frozenset[str]:
     """The units that stay gathered; ValueError for what is no count or switch, and for units that there are not."""
     if bucket_nbytes is not None and (not is_count(bucket_nbytes) or bucket_nbytes < 1):
         raise ValueError(f"bucket_nbytes={bucket_nbytes!r} must be a number of bytes, 1 or more; pass None for one "
@@ -498,7 +501,7 @@ def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathere
         raise ValueError(f"prefetch={prefetch!r} must be a number of units, 0 or more")
     if not is_count(seed):
         raise ValueError(f"seed={seed!r} must be a whole number")
-    for name, switch in (("overlap", overlap), ("gather", gather)):
+    for name, switch in switches.items():
         if not isinstance(switch, bool | np.bool):
             raise ValueError(f"{name}={switch!r} must be True or False")
     names = [unit.name for unit in model.units]

@@ -418,8 +418,3 @@ def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[
                 found.append(Bucket(layout, tuple(open_)))
                 open_, room = [], limit
     return found + ([Bucket(layout, tuple(open_))] if open_ else [])
-
-
-def limit_of(bucket_nbytes: int | None, itemsize: int) -> int | None:
-    """The elements that a bucket of so many bytes takes: at least one; None for no limit."""
-    return None if bucket_nbytes is None else max(1, bucket_nbytes // itemsize)

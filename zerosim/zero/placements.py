@@ -78,15 +78,16 @@ def stage_of(stage: int | Stage) -> Stage:
 
 
 def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
-                 out: np.ndarray | None = None, async_op: bool = False, purpose: str = "unspecified") -> Any:
+                 out: np.ndarray | None = None, async_op: bool = False, hidden: bool = True,
+                 purpose: str = "unspecified") -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED. Raises ValueError for what would unsum a sum.
+    it is SHARDED; ``async_op`` and ``hidden`` are those of the rank's collectives. Raises ValueError for what would unsum a sum.
     """
     cut = _checked(rank, vector, have, want, cut)
-    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "purpose": purpose}
+    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "hidden": hidden, "purpose": purpose}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
             return rank.all_reduce(vector, **options, **policy.reduction)
@@ -124,6 +125,23 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     return whole
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How an engine's buckets travel, which changes no bit.
+
+    ``bucket_nbytes`` is the most that one collective moves (None: a unit or a region); with ``overlap`` they travel
+    beside other work; ``copy_in_flight`` lets what is under way arrive in a second copy, hidden until it is waited for.
+    """
+
+    bucket_nbytes: int | None = None
+    overlap: bool = False
+    copy_in_flight: bool = False
+
+    def limit(self, dtype: np.dtype[Any]) -> int | None:
+        """The elements that a bucket takes: at least one; None for no limit."""
+        return None if self.bucket_nbytes is None else max(1, self.bucket_nbytes // dtype.itemsize)
+
+
 class BucketMove:
     """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
 
@@ -133,14 +151,15 @@ class BucketMove:
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
-                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, add: bool = False) -> None:
+                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
+                 add: bool = False) -> None:
         self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
         vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
         self._found = redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
-            async_op=async_op, purpose=purpose)
+            async_op=async_op, hidden=hidden, purpose=purpose)
 
     def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
         """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
-from zerosim.zero.layout import Bucket, Parts, Region, buckets, limit_of
+from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, Traffic
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool) -> BucketMove:
+                async_op: bool, hidden: bool) -> BucketMove:
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op)
+                      async_op=async_op, hidden=hidden)
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Unsharder:
     """Gives out one rank's weights, unit by unit, from wherever they rest.
 
     ``keep`` names the units that stay unsharded from forward to the end of backward, ``prefetch`` how many units ahead
-    are gathered, ``bucket_nbytes`` the most that one all-gather brings.
+    are gathered, ``traffic`` how.
     """
 
-    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], *, keep: frozenset[str], prefetch: int,
-                 bucket_nbytes: int | None) -> None:
+    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], traffic: Traffic, *, keep: frozenset[str],
+                 prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
         self.is_sharded = param_groups[0].stage.parameters is SHARDED
-        self.keep, self.prefetch, self.bucket_nbytes = keep, prefetch, bucket_nbytes
+        self.keep, self.prefetch, self.traffic = keep, prefetch, traffic
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
         self._ahead: list[str] = []  # the units that will be asked for, in order
@@ -128,12 +128,12 @@ class Unsharder:
             dtype = group.parameter.dtype
             whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            for bucket in buckets(group.layout, [lies], limit_of(self.bucket_nbytes, dtype.itemsize)):
+            for bucket in buckets(group.layout, [lies], self.traffic.limit(dtype)):
                 (part,) = bucket.ranges
                 unsharded.all_gathers.append(_all_gather(
                     group, bucket, bucket.own_in_shard(self.rank.index, group.parameter),
                     bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]]),
-                    agreement=f"weights of {name}", async_op=async_op))
+                    agreement=f"weights of {name}", async_op=async_op, hidden=self.traffic.copy_in_flight))
         return unsharded
 
     def _prefetch(self, name: str) -> None:
@@ -164,13 +164,12 @@ class ParameterAllGather:
     With overlap, a bucket leaves as soon as its regions are updated, while the optimizer still works on the others.
     """
 
-    def __init__(self, param_group: ParamGroup, *, bucket_nbytes: int | None, overlap: bool) -> None:
-        self.param_group, self.overlap = param_group, overlap
+    def __init__(self, param_group: ParamGroup, traffic: Traffic) -> None:
+        self.param_group, self.traffic = param_group, traffic
         stage = param_group.stage
         self.is_needed = stage.parameters is REPLICATED and stage.optimizer is SHARDED and not param_group.frozen
         ranges = [slice(region.low, region.high) for region in param_group.layout.regions]
-        self._buckets = buckets(param_group.layout, ranges,
-                                limit_of(bucket_nbytes, param_group.parameter.dtype.itemsize))
+        self._buckets = buckets(param_group.layout, ranges, traffic.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
         self._under_way: list[BucketMove] = []
 
@@ -185,7 +184,7 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        while self.traffic.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
@@ -212,4 +211,5 @@ class ParameterAllGather:
     def _start(self, bucket: Bucket, *, async_op: bool) -> BucketMove:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
-                           bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op)
+                           bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
+                           hidden=self.traffic.copy_in_flight)
