@@ -4,6 +4,8 @@ import pytest
 
 import zerosim as zs
 from tests.zero.training import BF16, MODELS, batches, run
+from zerosim import planning
+from zerosim.planning import cost, hardware, recording, timeline
 from zerosim.ranks import trace
 from zerosim.zero import PARTIAL, SHARDED, layout_of
 
@@ -49,6 +51,34 @@ def test_overlap_reduces_beside_backward_and_gathers_beside_the_update():
     assert all(rows_between(of_rank, call, trace.Compute) for call in reductions[:-1])
     first, *_, last = asynchronous(of_rank, "all_gather", "parameters", "update")
     assert last in [row.call for row in rows_between(of_rank, first, trace.Issue)], "the first was still on its way"
+
+
+@pytest.mark.parametrize(("stage", "operation"), [(0, "all_reduce"), (1, "reduce_scatter")])
+def test_whole_gradients_are_reduced_beside_the_last_backward_as_they_become_complete(stage, operation):
+    """As DDP's are; the first of two micro-batches reduces nothing."""
+    of_rank = traced(stage=stage, micro_batches=2, overlap=True).trace[0]
+    reductions = asynchronous(of_rank, operation, "gradients", "backward")
+    assert len(reductions) == len(of_rank.collectives(operation, "gradients")) == len(DEEP.units)
+    assert all(rows_between(of_rank, call, trace.Compute) for call in reductions[:-1])
+    assert rows_between(of_rank, reductions[-1], trace.Compute) == []
+
+
+def test_where_a_layer_computes_longer_than_it_is_reduced_stage_0_waits_for_the_last_bucket_alone():
+    network = planning.Network(hardware.link("nvlink4"))
+    machine = timeline.Machine(hardware.device("a100-80"), network, "fp32", efficiency=1e-9)
+    cluster = traced(stage=0, micro_batches=2, overlap=True)
+    *_, last = asynchronous(cluster.trace[0], "all_reduce", "gradients", "backward")
+    seconds = cost.cost("all_reduce", "ring", last.cut, 4, network).seconds
+    assert timeline.replay(recording.record(cluster.trace), machine).usage[0].exposed_seconds == pytest.approx(
+        seconds, rel=1e-9), "sums of seconds are rounded"
+
+
+def test_what_is_under_way_lands_in_place_or_as_an_option_in_a_second_copy():
+    for stage, options in ((0, {}), (1, {}), (2, {}), (3, {"prefetch": 1})):
+        plain, copied = (traced(stage=stage, overlap=True, copy_in_flight=copy, **options) for copy in (False, True))
+        buffers = [cluster.memory[0].peak_nbytes_of(["communication_buffer"]) for cluster in (plain, copied)]
+        assert buffers[0] < buffers[1], stage
+        assert plain.trace[0].sent_nbytes() == copied.trace[0].sent_nbytes()
 
 
 def test_prefetch_gathers_the_next_unit_while_one_computes_in_both_directions():

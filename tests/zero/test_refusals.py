@@ -164,6 +164,8 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
      "step() was called in a step whose micro-batches have gone back by hand, 1 of them; finish it by", {}),
     (lambda engine: [engine.backward(tape) for tape in [engine.forward(X, T)] * 2],
      "taken back already...make a new one by forward()", {}),
+    (lambda engine: [engine.backward(engine.forward(X, T), last=last) for last in (True, False)],
+     "backward(last=True) has been called in this step...call reduce() and update(), or abandon()", {}),
     (lambda engine: engine.backward(T), "backward() takes the tape that forward() returns", {}),
     (of_other_weights, "made with other weights: before an update, or by another engine", {}),
     (of_another_engine, "made with other weights: before an update, or by another engine", {}),

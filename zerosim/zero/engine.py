@@ -192,6 +192,10 @@ class Engine(Shown):
         if tape.weights is not self._weights:
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
+        if tape.used:
+            raise ValueError(
+                "this tape has been taken back already, and what it saved is freed; make a new one by forward()"
+            )
         self._observer.share = 1.0 if self.model.loss.is_global else tape.tokens / tape.places
         self.gradients.begin_backward(last=last)
         self._backward_units(tape, self._scale_of_step())
@@ -275,10 +279,6 @@ class Engine(Shown):
 
     def _backward_units(self, tape: Tape, scale: float) -> None:
         """Goes back unit by unit, handing each one's gradients to be accumulated; uses the tape up. ``scale`` is S."""
-        if tape.used:
-            raise ValueError(
-                "this tape has been taken back already, and what it saved is freed; make a new one by forward()"
-            )
         tape.used = True
         segments = self.recompute.segments(len(self.model.units)) or [range(len(self.model.units))]
         self._unsharder.set_prefetch_order(
