@@ -164,8 +164,8 @@ def cases(draw):
 @settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink a training run takes minutes
 @given(case=cases(), ranks=st.integers(1, 6), stage=st.sampled_from([0, 1, 2, 3]), k=st.integers(1, 2),
        buckets=st.integers(0, 40), layout=st.sampled_from([*LAYOUTS, "whole_matrices"]),
-       overlap=st.sampled_from([{}, {"overlap": True}, {"overlap": True, "copy_in_flight": True}]), prefetch=st.integers(0, 2),
-       keep=st.sampled_from([None, (), "all"]), recompute=st.sampled_from(RECOMPUTE),
+       overlap=st.sampled_from([{}, {"overlap": True}, {"overlap": True, "copy_in_flight": True}]),
+       prefetch=st.integers(0, 2), keep=st.sampled_from([None, (), "all"]), recompute=st.sampled_from(RECOMPUTE),
        clip=st.none() | st.floats(0.01, 10), debug=st.booleans(), seed=st.integers(0, 9))
 def test_anything_equals_the_twin(case, ranks, stage, k, buckets, layout, overlap, prefetch, keep, recompute, clip,
                                   debug, seed):

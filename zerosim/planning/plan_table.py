@@ -127,7 +127,7 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         yield ("gathered units, gradients in flight", "not known without a largest layer", "0")
         return
     job, found = config.job(row.stage, row.recompute), config.transient_memory(row.stage, row.recompute)
-    itemsize, padded, largest = job.policy.compute_dtype.itemsize, sum(job.padded_lengths), max(job.padded_lengths)
+    itemsize, largest = job.policy.compute_dtype.itemsize, max(job.padded_lengths)
     if row.gathered_nbytes:
         yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
                f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")

@@ -194,10 +194,11 @@ class Rank:
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
     returns a Work at once, and ``hidden=False`` lets its result arrive in ``out`` itself, which is then undefined until
-    ``wait()``: without a second copy, but a program that reads too early may go unseen; ``purpose`` says in the trace what the bytes are for. Reductions take ``op`` ("sum", "mean",
-    "max", "min"), ``average`` (the rule of a mean), ``wire`` (the format in which partial sums travel) and
-    ``accumulate`` (the format in which an owner adds). Wrong arguments raise ValueError, disagreeing ranks
-    MismatchError, ranks that wait for each other DeadlockError, too many bytes OutOfMemoryError.
+    ``wait()``: without a second copy, but a program that reads too early may go unseen; ``purpose`` says in the trace
+    what the bytes are for. Reductions take ``op`` ("sum", "mean", "max", "min"), ``average`` (the rule of a mean),
+    ``wire`` (the format in which partial sums travel) and ``accumulate`` (the format in which an owner adds). Wrong
+    arguments raise ValueError, disagreeing ranks MismatchError, ranks that wait for each other DeadlockError, too many
+    bytes OutOfMemoryError.
     """
 
     agreement = ""  # the text that all ranks must agree on in each collective, see `agreeing`

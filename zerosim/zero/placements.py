@@ -84,7 +84,8 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED; ``async_op`` and ``hidden`` are those of the rank's collectives. Raises ValueError for what would unsum a sum.
+    it is SHARDED; ``async_op`` and ``hidden`` are those of the rank's collectives. Raises ValueError for what would
+    unsum a sum.
     """
     cut = _checked(rank, vector, have, want, cut)
     options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "hidden": hidden, "purpose": purpose}
