@@ -5,20 +5,19 @@ from fractions import Fraction
 import numpy as np
 
 from zerosim.planning import Machine, Recording, Timeline, streams
-from zerosim.planning import machine as machines
 from zerosim.planning import recording as recordings
 
 
-class ExactPrices(machines.Prices):
+class ExactPrices(streams.Prices):
     """Prices as fractions: links as their decimals are written, devices as their floats are."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._slow_links = {(slow.source, slow.destination): Fraction(slow.factor) for slow in machine.slow_links}
-        self._paces = {slow.rank: machines.Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
+        self._paces = {slow.rank: streams.Pace(Fraction(slow.factor), Fraction(slow.from_seconds))
                        for slow in machine.slow_ranks}
 
-    def work(self, program: recordings.RecordedProgram) -> machines.Array:
+    def work(self, program: recordings.RecordedProgram) -> streams.Array:
         flops_rate = Fraction(self.machine.peak_flops_per_second) * Fraction(self.machine.efficiency)
         memory_rate = Fraction(self.machine.device.memory_bytes_per_second)
         work = [Fraction(0)]
@@ -28,7 +27,7 @@ class ExactPrices(machines.Prices):
             work.append(work[-1] + seconds)
         return np.array(work, object)
 
-    def messages(self, sources: machines.Array, destinations: machines.Array, nbytes: machines.Array) -> machines.Array:
+    def messages(self, sources: streams.Array, destinations: streams.Array, nbytes: streams.Array) -> streams.Array:
         ends = zip(sources.tolist(), destinations.tolist(), nbytes.tolist(), strict=True)
         return np.array([self._message(*one) for one in ends], object)
 

@@ -45,7 +45,6 @@ from zerosim.planning import (
     streams,
     timeline,
 )
-from zerosim.planning import machine as machines
 from zerosim.planning import recording as recordings
 
 TO_HOST, TO_DEVICE = recordings.OFFLOAD
@@ -282,7 +281,7 @@ def test_it_is_its_origins_arrival_that_a_member_of_a_collective_waits_for(row, 
     ranks, ready = (ranks if asking.allowed(*row, ranks) else 8), ready[:ranks]
     ready += [0.0] * (ranks - len(ready))
     (call,) = recorded(ranks, program_of((row, elements, False))).calls
-    collectives = streams.Collectives(machines.Prices(slow_machine(ranks)))
+    collectives = streams.Collectives(streams.Prices(slow_machine(ranks)))
     for member, end in enumerate(collectives.ends(call, ready)):
         origin = collectives.origin(call, ready, member)
         alone = [one if place == origin else -1.0 for place, one in enumerate(ready)]
@@ -295,7 +294,7 @@ def test_all_messages_of_a_step_at_once_take_as_long_as_one_after_the_other_to_t
         row, ranks, elements, ready):
     ranks = ranks if asking.allowed(*row, ranks) else 8
     (call,) = recorded(ranks, program_of((row, elements, False))).calls
-    priced = streams.Collectives(machines.Prices(slow_machine(ranks))).priced(call)
+    priced = streams.Collectives(streams.Prices(slow_machine(ranks))).priced(call)
     assert streams.meet_at_once(ready[:ranks], priced) == streams.meet(ready[:ranks], priced)[0]
 
 

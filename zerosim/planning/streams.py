@@ -1,6 +1,7 @@
 """A replay: who starts what when, and who waits for whom, on the streams of all ranks.
 
-Legend: N members of a collective, T_r the time at which member r is ready for its next message.
+Legend: N members of a collective, T_r the time at which member r is ready for its next message; R rows of a program,
+α seconds of latency, β bytes per second.
 
 A rank has a program, a communication stream, and a stream to its host and one back. The program computes, row after
 row; a collective or a message for which it stops, and a wait, hold it until that is done. Whatever it issues goes to
@@ -11,15 +12,18 @@ full duplex and a device copies both ways at once, so each way of offload is a s
 
 Only points matter, rows at which a rank may wait or hands something over: what lies between them is a sum.
 
-Inside a collective a message is a rendezvous: it starts when both its ends are ready and takes α + n/β; a member sends
-and receives at once (links are full duplex), and goes on when both are done. So on a ring, from step to step, with c_r
-the seconds of the message from r to r+1:
+A device computes for max(flops / flops per second, nbytes / memory bytes per second); a message takes α + n/β, and so
+does a transfer, on the link between device and host. Inside a collective a message is a rendezvous: it
+starts when both its ends are ready; a member sends and receives at once (links are full duplex), and goes on when both
+are done. So on a ring, from step to step, with c_r the seconds of the message from r to r+1:
 
     T_r ← max(max(T_r, T_(r+1)) + c_r, max(T_(r-1), T_r) + c_(r-1))
 
 What follows of it, and is tested: where all arrive at once on equal links the ring ends after (N-1)(α + m/β), m the
 bytes of the *longest* chunk, for that chunk goes once round, one hop after the other, and no hop takes longer; where
 chunks are equal it ends so long after the last arrival, and for all members at once.
+
+Sources: Williams, Waterman & Patterson 2009 (the roofline); Hockney 1994 (the message).
 """
 
 from collections import deque
@@ -31,9 +35,10 @@ from typing import Any
 import numpy as np
 
 from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
-from zerosim.planning.machine import Array, Pace, Prices, Seconds
+from zerosim.planning.hardware import Machine
 from zerosim.planning.recording import (
     COLLECTIVE,
+    COMPUTE,
     ISSUE,
     ISSUES_OF_WAITS,
     MESSAGE,
@@ -42,10 +47,77 @@ from zerosim.planning.recording import (
     TRANSFER,
     RecordedCall,
     RecordedMessage,
+    RecordedProgram,
     Recording,
     Transfer,
     shown,
 )
+
+Seconds = Any  # float; a reference in fractions goes through the same code
+Array = np.ndarray[Any, Any]
+
+
+# -- prices -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The speed of one rank: ``factor`` times slower than nominal from an instant on."""
+
+    factor: Seconds
+    from_seconds: Seconds
+
+    def after(self, clock: Any, work: Any) -> Any:
+        """The clock when so much work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
+        if self.factor == 1:
+            return clock + work
+        left = self.from_seconds - clock
+        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
+        return (clock + fast) + self.factor * (work - fast)
+
+
+class Prices:
+    """A machine's prices, in float64."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._slow_links = {(slow.source, slow.destination): slow.factor for slow in machine.slow_links}
+        self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
+
+    def work(self, program: RecordedProgram) -> Array:
+        """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
+        machine, seconds = self.machine, np.zeros(len(program) + 1)
+        rows = program.where(COMPUTE)
+        np.maximum(program.first[rows] / (machine.peak_flops_per_second * machine.efficiency),
+                   program.second[rows] / machine.device.memory_bytes_per_second, out=(cost := np.empty(len(rows))))
+        seconds[rows + 1] = cost
+        return np.cumsum(seconds, out=seconds)
+
+    def message(self, source: int, destination: int, nbytes: int) -> Seconds:
+        """Seconds of one message; 0 from a rank to itself, which leaves no device."""
+        if source == destination:
+            return 0
+        return self.messages(*(np.array([number]) for number in (source, destination, nbytes))).tolist()[0]
+
+    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> Array:
+        """Seconds of each message, (messages,), between ranks of two different devices."""
+        network = self.machine.network
+        seconds: Array = network.inside.seconds(nbytes)
+        if network.between is not None:
+            seconds = np.where(network.crosses(sources, destinations), network.between.seconds(nbytes), seconds)
+        for (source, destination), factor in self._slow_links.items():
+            seconds[(sources == source) & (destinations == destination)] *= factor
+        return seconds
+
+    def transfer(self, nbytes: int) -> float:
+        """Seconds of one transfer between a device and its host, either way."""
+        seconds: float = self.machine.link_to_host.seconds(nbytes)
+        return seconds
+
+    def pace(self, rank: int) -> Pace:
+        """The pace at which a rank computes."""
+        return self._paces.get(rank, Pace(1, 0))
+
 
 # -- inside a collective ----------------------------------------------------------------------------------------------
 
@@ -174,18 +246,19 @@ Point = tuple[int, int, int]  # row, code, and the number of a call, a message o
 class StreamPart:
     """One rank's part in a collective (``call``) or in a message, or a transfer of its own, on one of its streams.
 
-    ``issued`` is when its program came to it, at its point number ``point``; ``begun`` when it was first in the stream;
-    ``joined`` when the last of those that take part had come too, or this rank was done, if that was sooner; ``ended``
-    when this rank was done. Of a message, ``send_end`` and ``receive_end`` say when each half was through, ``receiver``
-    and ``sender`` are the other ends. ``number`` counts the parts of the stream.
+    ``issued`` is when its program came to it, at its point number ``point``; ``begun`` when it was first in the stream,
+    the part ``before`` it being through; ``joined`` when the last of those that take part had come too, or this rank
+    was done, if that was sooner; ``ended`` when this rank was done. Of a message, ``send_end`` and ``receive_end`` say
+    when each half was through, ``receiver`` and ``sender`` are the other ends.
     """
 
     rank: int
     point: int
-    call: int | None
-    message: RecordedMessage | None
     issued: Seconds
-    number: int
+    before: "StreamPart | None"
+    call: int | None = None
+    message: RecordedMessage | None = None
+    transfer: Transfer | None = None
     place: int = 0
     begun: Seconds = None
     joined: Seconds = None
@@ -194,7 +267,6 @@ class StreamPart:
     receive_end: Seconds = None
     receiver: "StreamPart | None" = None
     sender: "StreamPart | None" = None
-    transfer: Transfer | None = None
 
     @property
     def stream(self) -> str:
@@ -204,11 +276,10 @@ class StreamPart:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One rank: its points, when its program reached each and went on from each, and its parts in the order of issue.
+    """One rank: its points, when its program reached each and went on from each, and the parts of its other streams.
 
     ``work`` are the nominal seconds of arithmetic before each point and in all, ``part_at`` the part that it issues or
-    waits for at each, ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by
-    code and number.
+    waits for at each, ``streams`` all parts by stream, in the order of issue. ``unwaited`` are by code and number.
     """
 
     rank: int
@@ -218,8 +289,7 @@ class Lane:
     reached: list[Seconds] = field(default_factory=list)
     resumed: list[Seconds] = field(default_factory=list)
     part_at: list[StreamPart] = field(default_factory=list)
-    parts: list[StreamPart] = field(default_factory=list)
-    transfers: dict[str, list[StreamPart]] = field(default_factory=lambda: {way: [] for way in OFFLOAD})
+    streams: dict[str, list[StreamPart]] = field(default_factory=lambda: {name: [] for name in STREAMS[1:]})
     queue: deque[StreamPart] = field(default_factory=deque)
     unwaited: dict[tuple[int, int], StreamPart] = field(default_factory=dict)
     free: Seconds = 0
@@ -228,11 +298,13 @@ class Lane:
     @property
     def all_parts(self) -> list[StreamPart]:
         """The parts of all streams, stream by stream."""
-        return [*self.parts, *(part for way in OFFLOAD for part in self.transfers[way])]
+        return [part for parts in self.streams.values() for part in parts]
 
-    def part_before(self, part: StreamPart) -> StreamPart:
-        """The part that was issued before it to the same stream; there must be one."""
-        return (self.parts if part.transfer is None else self.transfers[part.stream])[part.number - 1]
+    def issue(self, stream: str, **of: Any) -> StreamPart:
+        """A new part at the end of a stream, for the point that the program has just reached."""
+        parts = self.streams[stream]
+        parts.append(StreamPart(self.rank, len(self.resumed), self.reached[-1], parts[-1] if parts else None, **of))
+        return parts[-1]
 
     @property
     def is_done(self) -> bool:
@@ -261,7 +333,8 @@ COMMUNICATES = (COLLECTIVE, ISSUE, MESSAGE)
 class Streams:
     """The state of a replay; ``run`` carries it out.
 
-    ``works`` are the nominal seconds of arithmetic before each row of each program, and after its last.
+    ``works`` are the nominal seconds of arithmetic before each row of each program, and after its last;
+    ``parts_of_call`` the parts of each call that is done, in the order of its group.
     """
 
     def __init__(self, recording: Recording, prices: Prices) -> None:
@@ -277,6 +350,7 @@ class Streams:
                       for rank, program in enumerate(recording.program_of_rank)]
         self._places = [{rank: place for place, rank in enumerate(call.group)} for call in recording.calls]
         self._arrived: dict[int, list[StreamPart]] = {}
+        self.parts_of_call: dict[int, list[StreamPart]] = {}
         self._ready = deque(self.lanes)
 
     def run(self) -> None:
@@ -312,28 +386,23 @@ class Streams:
         """The part for which the program waits at a point, or which it issues there."""
         if code in ISSUES_OF_WAITS:
             return lane.unwaited.pop((ISSUES_OF_WAITS[code], index))
-        part = self._transferred(lane, index) if code == TRANSFER else self._issued(lane, code, index)
+        if code == TRANSFER:
+            part = self._transferred(lane, self.recording.transfers[index])
+        elif code == MESSAGE:
+            part = lane.issue(COMMUNICATION, message=self.recording.messages[index])
+        else:
+            part = lane.issue(COMMUNICATION, call=index, place=self._places[index][lane.rank])
+        if code in COMMUNICATES:
+            lane.queue.append(part)
         if code in ISSUES_OF_WAITS.values():
             lane.unwaited[code, index] = part
         return part
 
-    def _transferred(self, lane: Lane, index: int) -> StreamPart:
+    def _transferred(self, lane: Lane, transfer: Transfer) -> StreamPart:
         """Carries a transfer out, after those that go the same way."""
-        transfer, issued = self.recording.transfers[index], lane.reached[-1]
-        stream = lane.transfers[transfer.direction]
-        part = StreamPart(lane.rank, len(lane.resumed), None, None, issued, len(stream), transfer=transfer)
-        part.begun = part.joined = max(issued, stream[-1].ended) if stream else issued
+        part = lane.issue(transfer.direction, transfer=transfer)
+        part.begun = part.joined = max(part.issued, part.before.ended) if part.before else part.issued
         part.ended = part.begun + self.prices.transfer(transfer.nbytes)
-        stream.append(part)
-        return part
-
-    def _issued(self, lane: Lane, code: int, index: int) -> StreamPart:
-        """Puts a collective or a message at the end of the communication stream."""
-        call, message = (None, self.recording.messages[index]) if code == MESSAGE else (index, None)
-        place = 0 if call is None else self._places[call][lane.rank]
-        part = StreamPart(lane.rank, len(lane.resumed), call, message, lane.reached[-1], len(lane.parts), place)
-        lane.parts.append(part)
-        lane.queue.append(part)
         return part
 
     # -- the communication streams ------------------------------------------------------------------------------------
@@ -360,7 +429,7 @@ class Streams:
         arrived.append(part)
         if len(arrived) < len(self._places[call]):
             return []
-        del self._arrived[call]
+        self.parts_of_call[call] = self._arrived.pop(call)
         arrived.sort(key=lambda one: one.place)
         arrivals = [one.begun for one in arrived]
         last = max(arrivals)
