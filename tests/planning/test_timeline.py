@@ -295,7 +295,7 @@ def test_all_messages_of_a_step_at_once_take_as_long_as_one_after_the_other_to_t
     ranks = ranks if asking.allowed(*row, ranks) else 8
     (call,) = recorded(ranks, program_of((row, elements, False))).calls
     priced = streams.Collectives(streams.Prices(slow_machine(ranks))).priced(call)
-    assert streams.meet_at_once(ready[:ranks], priced) == streams.meet(ready[:ranks], priced)[0]
+    assert streams.meet_at_once(ready[:ranks], priced) == streams.meet(ready[:ranks], priced)
 
 
 def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_the_straggler():

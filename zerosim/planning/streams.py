@@ -26,10 +26,11 @@ chunks are equal it ends so long after the last arrival, and for all members at 
 Sources: Williams, Waterman & Patterson 2009 (the roofline); Hockney 1994 (the message).
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,15 @@ class PricedLevel:
         """(source, destination, seconds) of each message."""
         return [*zip(self.sources.tolist(), self.destinations.tolist(), self.seconds.tolist(), strict=True)]
 
+    @cached_property
+    def messages_of(self) -> Mapping[int, list[tuple[int, int, Seconds]]]:
+        """The messages of each place, which has sent or received them; without those that have none."""
+        found = defaultdict[int, list[tuple[int, int, Seconds]]](list)
+        for message in self.messages:
+            for place in message[:2]:
+                found[place].append(message)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class TimedHop:
@@ -151,31 +161,31 @@ class TimedHop:
     end_seconds: Seconds
 
 
-def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel],
-         hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
-    """The times at which members are done, (N,), given when each is ready, (N,); and the places, (N,), at which the
-    longest chain of messages to each begins. Every message is added to ``hops``, between places, if that is given."""
-    now, places = list(ready), list(range(len(ready)))
+Steps = list[tuple[list[Seconds], PricedLevel]]  # when members were ready for a step, (N,); its messages
+
+
+def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+    """The times at which members are done, (N,), given when each is ready, (N,); ``steps``, if given, get each step."""
+    now = list(ready)
     for level in priced:
         for _ in range(level.times):
-            before, chains = now.copy(), places.copy()
+            before = now.copy()
             for source, destination, seconds in level.messages:
-                later = source if before[source] >= before[destination] else destination
-                end = before[later] + seconds
-                for place in (source, destination):
-                    if end > now[place]:
-                        now[place], places[place] = end, chains[later]
-                if hops is not None:
-                    hops.append(TimedHop(source, destination, before[later], end))
-    return now, places
+                end = max(before[source], before[destination]) + seconds
+                now[source], now[destination] = max(now[source], end), max(now[destination], end)
+            if steps is not None:
+                steps.append((before, level))
+    return now
 
 
-def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel]) -> list[Seconds]:
-    """The times of `meet`, (N,), to the last bit, with all messages of a step at once: faster for many members."""
+def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+    """The times of `meet`, to the last bit, with all messages of a step at once: faster for many members."""
     now = np.array(ready, priced[0].seconds.dtype)
     for level in priced:
         sources, destinations = level.sources, level.destinations  # each member stands once in either, at the most
         for _ in range(level.times):
+            if steps is not None:
+                steps.append((now.tolist(), level))
             ends = np.maximum(now[sources], now[destinations]) + level.seconds
             now[sources] = np.maximum(now[sources], ends)
             now[destinations] = np.maximum(now[destinations], ends)
@@ -211,27 +221,38 @@ class Collectives:
         together = all(arrival == last for arrival in arrivals)
         found = self._together.get(key) if together else None
         if found is None:
-            ready, priced = [arrival - last for arrival in arrivals], self.priced(call)
-            found = meet_at_once(ready, priced) if len(ready) > FEW_MEMBERS else meet(ready, priced)[0]
+            found = self._meet(call, arrivals)
         if together:
             self._together[key] = found
         return [last + seconds for seconds in found]
 
     def origin(self, call: RecordedCall, arrivals: Sequence[Seconds], member: int) -> int:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
-        return self._meet(call, arrivals)[1][member]
+        steps, place = Steps(), member
+        self._meet(call, arrivals, steps)
+        for before, level in reversed(steps):
+            ends = [(max(before[source], before[destination]) + seconds, source, destination)
+                    for source, destination, seconds in level.messages_of.get(place, ())]
+            end, *places = max(ends, key=itemgetter(0), default=(before[place], place))
+            if end > before[place]:
+                place = max(places, key=before.__getitem__)
+        return place
 
     def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
-        hops, last = list[TimedHop](), max(arrivals)
-        self._meet(call, arrivals, hops)
-        return [TimedHop(call.group[hop.source], call.group[hop.destination], last + hop.start_seconds,
-                         last + hop.end_seconds) for hop in hops]
+        steps, hops, last = Steps(), list[TimedHop](), max(arrivals)
+        self._meet(call, arrivals, steps)
+        for before, level in steps:
+            for source, destination, seconds in level.messages:
+                start = max(before[source], before[destination])
+                hops.append(TimedHop(call.group[source], call.group[destination], last + start,
+                                     last + (start + seconds)))
+        return hops
 
-    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds],
-              hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
-        last = max(arrivals)
-        return meet([arrival - last for arrival in arrivals], self.priced(call), hops)
+    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds], steps: Steps | None = None) -> list[Seconds]:
+        """The times at which members are done, counted from the last arrival."""
+        last, way = max(arrivals), meet_at_once if len(arrivals) > FEW_MEMBERS else meet
+        return way([arrival - last for arrival in arrivals], self.priced(call), steps)
 
 
 # -- one rank: its program from point to point, its other streams part by part ----------------------------------------
