@@ -10,7 +10,7 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.support import ask, broken_lines, command_line
-from zerosim.course import lost_updates, plan_view, precision, precision_runs, training, training_view
+from zerosim.course import lost_updates, plan_view, precision, precision_runs, training
 from zerosim.display import drawing
 
 TINY = ("--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2")
@@ -164,7 +164,7 @@ def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
     said = []
     for terminal in (True, False):
         console = Console(width=120, force_terminal=terminal, record=True, color_system=None)
-        with console.capture() as seen, training_view.progress_bar(console, 3) as bar:
+        with console.capture() as seen, training.progress_bar(console, 3) as bar:
             bar.begin("stage 2")
             for number in (1, 2):
                 bar.heard(training.TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
