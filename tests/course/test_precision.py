@@ -152,7 +152,7 @@ def found():
 def answer(question):
     """The answer with trials of half the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "trials", lambda fmt: precision_runs.trials(fmt, 20))
+        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 20))
         return lesson.precision(question, shipped())
 
 
