@@ -129,8 +129,17 @@ class History(RuleBasedStateMachine):
             assert self.memory.peak_nbytes_of(SOME) == self.peak_of_some, "whatever the peak of all starts anew from"
             assert self.memory.slack_nbytes == sum(slack for *_, slack in self.model.values())
             assert all(self.memory.kind_of(array) == self.model[name][0] for name, array in self.arrays.items())
-            held = [row.nbytes for row in self.memory.trace.rows if isinstance(row, trace.Held)]
-            assert sum(held) == self.total()
+
+    def teardown(self) -> None:
+        """What lives at a row of the trace adds up to what the rows say is held there."""
+        lives, held = self.memory.trace.lifetimes(), Counter()
+        for place, row in enumerate(self.memory.trace.rows):
+            held[row.kind] += row.nbytes
+            living = Counter()
+            for life in lives:
+                living[life.kind] += life.nbytes * life.lives_at(place)
+            assert +living == +held
+        assert +held == self.by_kind()
 
 
 TestHistory = History.TestCase
