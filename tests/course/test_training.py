@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused, printed
-from zerosim.course import training, training_view
+from zerosim.course import training
 from zerosim.course.figures import comparison as figure
 from zerosim.display import drawing as style
 from zerosim.models import text as texts
@@ -101,7 +101,7 @@ def test_a_run_whose_weights_are_no_numbers_says_from_which_step_on_and_writes_n
 
 
 def test_what_a_model_writes_and_the_name_of_its_text_are_printed_as_they_are():
-    text = printed(training_view.training_view(replace(trained(), sample="a [b]c[/b] d"), "[red]x.txt"))
+    text = printed(training.training_view(replace(trained(), sample="a [b]c[/b] d"), "[red]x.txt"))
     assert "on [red]x.txt" in text
     assert "a [b]c[/b] d" in text
 
@@ -159,7 +159,7 @@ def test_what_is_not_asked_for_is_what_suits_the_optimizer_and_the_format():
 
 
 def words_of(found):
-    return " ".join(printed(training_view.comparison_view(found, "a text")).split())
+    return " ".join(printed(training.comparison_view(found, "a text")).split())
 
 
 def test_all_stages_agree_bit_for_bit_and_differ_in_memory_and_traffic():
@@ -217,7 +217,7 @@ def test_bytes_are_those_of_the_fullest_rank_in_the_table_and_in_the_figure():
     assert run.fullest_rank > 0
     assert run.peak_nbytes[0] < max(run.peak_nbytes) == sum(run.peak_nbytes_by_kind.values())
     assert sum(figure.comparison_data(found).peaks[1].values()) == max(run.peak_nbytes)
-    text = printed(training_view.training_view(run, "a text"))
+    text = printed(training.training_view(run, "a text"))
     assert f"rank {run.fullest_rank} holds, bytes" in text
     assert "Ranks differ: at the peak the emptiest holds" in text
 
