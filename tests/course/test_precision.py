@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.numerics import oracle
 from tests.support import assert_refused, broken_lines, printed
 from zerosim.course import precision as lesson
-from zerosim.course import precision_runs, precision_view
+from zerosim.course import precision_runs
 from zerosim.models import text as texts
 
 Binade, Fates, PrecisionQuestion = lesson.Binade, lesson.Fates, lesson.PrecisionQuestion
@@ -141,7 +141,7 @@ def found():
 def answer(question):
     """The answer with trials of half the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "trials", lambda fmt: precision_runs.trials(fmt, 20))
+        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 20))
         return lesson.precision(question, shipped())
 
 
@@ -173,7 +173,7 @@ def test_the_longest_names_and_largest_counts_fit_too(found):
 
 
 def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):
-    lines = list(precision_view.histogram(found, zs.FORMATS["fp16"]))
+    lines = list(lesson.histogram(found, zs.FORMATS["fp16"]))
     assert sum(int(line[2].replace(",", "")) for line in lines) == sum(b.elements for b in found.underflows.binades)
     borders = [(line[0], line[1]) for line in lines]
     assert all(low == high for (low, _), (_, high) in pairwise(borders))

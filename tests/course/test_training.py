@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused, printed
-from zerosim.course import training, training_view
+from zerosim.course import training
 from zerosim.course.figures import comparison as figure
 from zerosim.display import drawing as style
 from zerosim.models import text as texts
@@ -45,7 +45,7 @@ def test_every_step_is_heard_as_it_is_recorded_and_a_run_is_the_same_again_and_w
     assert found.sample != trained(seed=1).sample
     diverged = trained(lr=1e30)
     assert (found.diverged_at, diverged.diverged_at, diverged.skipped, diverged.sample) == (None, 2, 2, "Call me ")
-    text = printed(training_view.training_view(replace(found, sample="a [b]c[/b] d"), "[red]x.txt"))
+    text = printed(training.training_view(replace(found, sample="a [b]c[/b] d"), "[red]x.txt"))
     assert "on [red]x.txt" in text  # as they are
     assert "a [b]c[/b] d" in text
 
@@ -158,7 +158,7 @@ def test_whose_bits_are_equal_is_found_and_said():
             (compared(values=(0, 3), lr=1e30), [[0, 3]],  # which see the same NaNs
              ["stage 0 diverged: from step 2 on its loss is not finite."])]:
         assert found.same_bits == groups
-        said = " ".join(printed(training_view.comparison_view(found, "a text")).split())
+        said = " ".join(printed(training.comparison_view(found, "a text")).split())
         assert [part for part in words if part not in said] == []
 
 
@@ -178,7 +178,7 @@ def test_bytes_are_those_of_the_fullest_rank_in_the_table_and_in_the_figure():
     assert run.fullest_rank > 0
     assert run.peak_nbytes[0] < max(run.peak_nbytes) == sum(run.peak_nbytes_by_kind.values())
     assert sum(figure.comparison_data(found).peaks[1].values()) == max(run.peak_nbytes)
-    text = printed(training_view.training_view(run, "a text"))
+    text = printed(training.training_view(run, "a text"))
     assert f"rank {run.fullest_rank} holds, bytes" in text
     assert "Ranks differ: at the peak the emptiest holds" in text
 

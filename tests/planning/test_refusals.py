@@ -131,16 +131,15 @@ REFUSED = {
         (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
     ],
     "published activations": [
-        (partial(published_activations.tensors_nbytes, Block(1, 1, 2, 1, itemsize=4)),
+        (partial(published_activations.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)),
          "is in bytes of 16-bit training, and the block has elements of 4 bytes"),
         (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2),
          "tensor parallelism of 2 ranks was asked for 3 heads; take ranks that divide them"),
         (partial(published_activations.layer_nbytes, PLAIN, sequence_parallel=True), "sequence parallelism cuts what "
          "tensor parallelism leaves whole, and there is one rank; take tensor_parallel=2 or more"),
         (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "recompute='block' is not in the "
-         "published table; it has none, selective, full; for block, segment(k), sub_block, selective, tiled take "
-         "peak_nbytes"),
-        (partial(published_activations.peak_nbytes, LLAMA.block(1, 8), 2), "the count sbh(34 + 5as/h) is of blocks "
+         "published table; it has none, selective, full; for the other policies take planning.activations"),
+        (partial(published_activations.layer_nbytes, LLAMA.block(1, 8)), "the count sbh(34 + 5as/h) is of blocks "
          "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
          "gated network of 11008; take planning.activations, which counts any block"),
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations, "
