@@ -132,7 +132,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(published_activations.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)), "has elements of 4 bytes"),
         (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2), "asked for 3 heads; take ranks that"),
         (partial(published_activations.layer_nbytes, PLAIN, sequence_parallel=True), "take tensor_parallel=2 or more"),
-        (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "it has none, selective, full; for the"),
+        (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "it has none, selective, full; for"),
         (partial(published_activations.layer_nbytes, LLAMA.block(1, 8)), "a gated network of 11008; take planning."),
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
