@@ -16,15 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import (
-    checksum,
-    copy_elements,
-    is_same_memory,
-    may_share_memory,
-    on_device,
-    poison,
-    same_bytes,
-)
+from zerosim.numerics.arrays import checksum, copy_elements, may_share_memory, on_device, poison, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -476,6 +468,6 @@ def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | No
         if async_op:
             state.memory.reclassify(landing, "workspace")
         return landing.reshape(shape)
-    if async_op and not is_same_memory(landing, out):
+    if async_op and not may_share_memory(landing, out):
         copy_elements(landing.reshape(shape), out)
     return out

@@ -31,7 +31,7 @@ from zerosim.shown import Shown
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
-from zerosim.zero.placements import Stage, Traffic, stage_of
+from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
 
@@ -100,7 +100,7 @@ class Engine(Shown):
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
-        traffic = Traffic(bucket_nbytes, overlap, copy_in_flight)
+        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
@@ -108,12 +108,12 @@ class Engine(Shown):
         self.param_groups = param_groups(rank, model, settings, layout, self.stage)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
-        self._all_gathers = {group: ParameterAllGather(group, traffic) for group in self.param_groups}
+        self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
         self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, traffic, agree)
-        self._unsharder = Unsharder(model, self.param_groups, traffic, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, bucket_options, agree)
+        self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._step = 0  # counts skipped and abandoned steps too

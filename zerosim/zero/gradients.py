@@ -23,7 +23,7 @@ from zerosim.numerics.loss_scale import LossScaler
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, Placement, Traffic
+from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Placement
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
@@ -37,9 +37,9 @@ class Accumulator:
     other units' part is added first, its own second, in the accumulate format, and the sum is reduced once.
     """
 
-    def __init__(self, param_groups: Sequence[ParamGroup], traffic: Traffic, agree: Agree) -> None:
+    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree) -> None:
         self.param_groups, self.rank = param_groups, param_groups[0].rank
-        self.reducers = {group: Reducer(group, traffic, agree) for group in param_groups if not group.frozen}
+        self.reducers = {group: Reducer(group, options, agree) for group in param_groups if not group.frozen}
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
@@ -164,10 +164,10 @@ class Accumulator:
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
-    def __init__(self, param_group: ParamGroup, traffic: Traffic, agree: Agree) -> None:
+    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
-        self.traffic, self.agree = traffic, agree
+        self.options, self.agree = options, agree
         self.micro_batch = 0  # that goes back; between two, how many have
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: BucketMove | None = None
@@ -178,7 +178,7 @@ class Reducer:
 
     def begin_backward(self, *, last: bool) -> None:
         """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
-        self._reduces_now = self.placement is not PARTIAL or (last and self.traffic.overlap)
+        self._reduces_now = self.placement is not PARTIAL or (last and self.options.overlap)
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
@@ -213,7 +213,7 @@ class Reducer:
 
         Backward comes from the end of the vector, and so buckets are filled from there.
         """
-        limit = self.traffic.limit(self.policy.reduce_dtype)
+        limit = self.options.limit(self.policy.reduce_dtype)
         if limit is None:
             self._collected.append((lies, gradient))
             self._flush()
@@ -243,9 +243,9 @@ class Reducer:
             target = self._sum
         self._under_way = self._move(
             bucket, PARTIAL, want, bucket.in_stretches([addends for _, addends in collected]),
-            self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.traffic.overlap,
+            self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.options.overlap,
             add=self.micro_batch > 0 and self.placement is not PARTIAL)
-        if not self.traffic.overlap:
+        if not self.options.overlap:
             self._wait()
 
     def _wait(self) -> None:
@@ -284,7 +284,7 @@ class Reducer:
             dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
             self._sum = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
-            for bucket in buckets(self.layout, ranges, self.traffic.limit(dtype)):
+            for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
                     self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
                                self._parts(bucket, self._sum, want), dtype).wait()
@@ -305,7 +305,7 @@ class Reducer:
               *, async_op: bool = False, add: bool = False) -> BucketMove:
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.traffic.copy_in_flight, add=add)
+                          hidden=self.options.copy_in_flight, add=add)
 
 
 class FactorObserver:

@@ -127,12 +127,8 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """How an engine's buckets travel, which changes no bit.
-
-    ``bucket_nbytes`` is the most that one collective moves (None: a unit or a region); with ``overlap`` they travel
-    beside other work; ``copy_in_flight`` lets what is under way arrive in a second copy, hidden until it is waited for.
-    """
+class BucketOptions:
+    """The engine's options of this name, see `Engine`: the most bytes of a bucket, and how it travels."""
 
     bucket_nbytes: int | None = None
     overlap: bool = False

@@ -17,7 +17,7 @@ import numpy as np
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, Traffic
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
@@ -46,14 +46,14 @@ class Unsharder:
     """Gives out one rank's weights, unit by unit, from wherever they rest.
 
     ``keep`` names the units that stay unsharded from forward to the end of backward, ``prefetch`` how many units ahead
-    are gathered, ``traffic`` how.
+    are gathered, ``options`` how.
     """
 
-    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], traffic: Traffic, *, keep: frozenset[str],
-                 prefetch: int) -> None:
+    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], options: BucketOptions, *,
+                 keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
         self.is_sharded = param_groups[0].stage.parameters is SHARDED
-        self.keep, self.prefetch, self.traffic = keep, prefetch, traffic
+        self.keep, self.prefetch, self.options = keep, prefetch, options
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
         self._ahead: list[str] = []  # the units that will be asked for, in order
@@ -128,12 +128,12 @@ class Unsharder:
             dtype = group.parameter.dtype
             whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            for bucket in buckets(group.layout, [lies], self.traffic.limit(dtype)):
+            for bucket in buckets(group.layout, [lies], self.options.limit(dtype)):
                 (part,) = bucket.ranges
                 unsharded.all_gathers.append(_all_gather(
                     group, bucket, bucket.own_in_shard(self.rank.index, group.parameter),
                     bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]]),
-                    agreement=f"weights of {name}", async_op=async_op, hidden=self.traffic.copy_in_flight))
+                    agreement=f"weights of {name}", async_op=async_op, hidden=self.options.copy_in_flight))
         return unsharded
 
     def _prefetch(self, name: str) -> None:
@@ -164,12 +164,12 @@ class ParameterAllGather:
     With overlap, a bucket leaves as soon as its regions are updated, while the optimizer still works on the others.
     """
 
-    def __init__(self, param_group: ParamGroup, traffic: Traffic) -> None:
-        self.param_group, self.traffic = param_group, traffic
+    def __init__(self, param_group: ParamGroup, options: BucketOptions) -> None:
+        self.param_group, self.options = param_group, options
         stage = param_group.stage
         self.is_needed = stage.parameters is REPLICATED and stage.optimizer is SHARDED and not param_group.frozen
         ranges = [slice(region.low, region.high) for region in param_group.layout.regions]
-        self._buckets = buckets(param_group.layout, ranges, traffic.limit(param_group.parameter.dtype))
+        self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
         self._under_way: list[BucketMove] = []
 
@@ -184,7 +184,7 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.traffic.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
@@ -212,4 +212,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.traffic.copy_in_flight)
+                           hidden=self.options.copy_in_flight)
