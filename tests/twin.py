@@ -21,10 +21,6 @@ BLOCK = 65536
 Vectors = dict[str, np.ndarray]
 
 
-def count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=int))
-
-
 @dataclass(frozen=True)
 class Rule:
     """What holds for one parameter: who updates it (None: frozen), and the format of its weights."""
@@ -49,7 +45,7 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -
         if layout != "per_unit":
             stretches = [[name for names in stretches for name in names]]
         for names in stretches:
-            lengths = [count(model.shapes[name]) for name in names]
+            lengths = [math.prod(model.shapes[name]) for name in names]
             n = sum(lengths)
             owner = (cut_whole(lengths, ranks) if layout == "whole_matrices"
                      else np.arange(n) // max(1, -(-n // ranks)))
@@ -114,7 +110,7 @@ class Twin:
         self.weights, self.state = {}, {}
         for unit in self.model.units:
             for name, shape in unit.shapes.items():
-                first, frozen = unit.initial(name, 0, count(shape)), self.rule[name].optimizer is None
+                first, frozen = unit.initial(name, 0, math.prod(shape)), self.rule[name].optimizer is None
                 at_rest = self.compute_dtype(name) if frozen else self.policy.master_dtype
                 with np.errstate(all="ignore"):
                     self.weights[name] = first.astype(at_rest)
@@ -188,7 +184,7 @@ class Twin:
 
     def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
         """A weight that is tied: the part of the units that share it is the first addend, in the accumulate format."""
-        own = np.zeros(count(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
+        own = np.zeros(math.prod(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
         own = own.reshape(-1).astype(self.compute_dtype(name))
         found[name] = (rounded_add(found[name].astype(self.policy.accumulate_dtype), own) if name in found
                        else own.copy())
