@@ -1,4 +1,7 @@
-"""Ranks that disagree, and ranks that wait for each other: the text says who, in which call, and where."""
+"""Ranks that disagree, and ranks that wait for each other: the text says who, in which call, and where.
+
+How two calls differ, in every world, `tests/backends/test_failures.py` has.
+"""
 
 import re
 from collections.abc import Callable
@@ -7,7 +10,6 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks import programs
 from tests.ranks.asking import KINDS, works
 
 by_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -24,28 +26,15 @@ def raised(error: type[Exception], program: Callable[..., object], ranks: int, *
 
 
 @by_kind
-def test_calls_that_differ_are_named_with_their_ranks(kind: dict) -> None:
-    for what in programs.DIFFERENT:
-        for ranks in (2, 4):
-            text = raised(zs.MismatchError, programs.disagrees, ranks, what, **kind)
-            assert re.search(programs.mismatch(what, ranks), text), (what, text)
+def test_of_many_that_disagree_each_call_is_named_with_its_ranks_in_the_whole_cluster(kind: dict) -> None:
     for program, ranks, said in [
             (lambda r: r.broadcast(np.ones(4), r.index % 3), 4,
              "ranks [0, 3] are in broadcast(call 0, (4,), float64, algorithm=tree); rank 1 is in broadcast(call 0, "
              "(4,), float64, algorithm=tree, root=1); rank 2 is in broadcast(call 0, (4,), float64, algorithm=tree, "
              "root=2). "),
-            # Inside a group ranks are named by their places in the whole cluster.
             (lambda r: (group := r.split(0 if r.index % 2 else None)) and group.all_reduce(np.ones(2 + r.index // 3)),
              5, "rank 1 is in all_reduce(call 0, (2,), float64); rank 3 is in all_reduce(call 0, (3,), float64). ")]:
         assert said in raised(zs.MismatchError, program, ranks, **kind)
-
-
-@by_kind
-def test_a_message_that_does_not_fit_where_it_arrives_names_both_sides(kind: dict) -> None:
-    for what, sent in (("length", "((2,), float32)"), ("shape", "((4, 1), float32)"), ("type", "((4,), int32)")):
-        assert raised(zs.MismatchError, programs.disagrees, 3, f"a message of another {what}", **kind) == (
-            f"rank 2 sends {sent} to rank 0, which expects ((4,), float32); both sides must name the same shape and "
-            "dtype")
 
 
 def both_send(rank: zs.Rank) -> None:
