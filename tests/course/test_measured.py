@@ -22,9 +22,6 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
            {"overlap": True, "prefetch": 2}]
 
 
-# -- bytes ------------------------------------------------------------------------------------------------------------
-
-
 @given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
        vocabulary=st.integers(2, 40), tied=st.booleans(), ranks=st.integers(1, 9), batch=st.integers(1, 3),
        k=st.integers(1, 3), stage=st.sampled_from([0, 1, 2, 3]), compute=st.sampled_from(["fp32", "bf16", "fp16"]),
@@ -67,8 +64,6 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
 
 
-# -- small steps beside the closed forms ------------------------------------------------------------------------------
-
 OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
               zs.optim.Momentum(lr=0.1), zs.optim.RMSprop(), zs.optim.SGD(lr=0.1)]
 POLICIES = [zs.Policy("bf16"), zs.Policy("fp32"), zs.Policy("fp16", accumulate="fp32"), zs.Policy("bf16", state="bf16")]
@@ -104,8 +99,7 @@ def test_a_gpt_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_
     assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
 
-# -- a plan's seconds beside the replay of the engine's own trace on the same machine, with the same options ----------
-
+# A plan's seconds beside the replay of the engine's own trace on the same machine, with the same options.
 CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm's sum of squares
 
 
