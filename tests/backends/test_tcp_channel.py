@@ -183,13 +183,13 @@ class Telltale:
         return leave, ("read",)
 
 
-def test_a_rank_whose_line_ends_without_a_word_has_failed_and_nobody_waits_for_its_value(threads: Threads) -> None:
+def test_a_rank_whose_connection_ends_without_a_word_has_failed_and_nobody_awaits_its_value(threads: Threads) -> None:
     said = "rank 2 of 3 can no longer be reached: its process has ended, or the network between us has"
 
     def dies(channel: TCPChannel) -> None:
         if channel.index == 2:
-            line, = channel._lines.values()
-            with socket.socket(fileno=os.dup(line.fileno())) as connected:
+            connection, = channel._connections.values()
+            with socket.socket(fileno=os.dup(connection.fileno())) as connected:
                 connected.shutdown(socket.SHUT_RDWR)
             return
         ((source, note),) = heard(channel, 1)
@@ -215,7 +215,7 @@ def test_a_rank_that_sends_what_is_no_frame_has_failed(threads: Threads, frame: 
     def babbles(channel: TCPChannel) -> None:
         if channel.index == 1:
             for part in frame:
-                channel._lines[0].send_bytes(part)
+                channel._connections[0].send_bytes(part)
             return
         (source, note), = heard(channel, 1)
         assert (source, type(note), note.drained) == (1, Failed, True)
