@@ -266,7 +266,7 @@ def test_it_is_its_origins_arrival_that_a_member_of_a_collective_waits_for(row, 
     ranks, ready = (ranks if asking.allowed(*row, ranks) else 8), ready[:ranks]
     ready += [0.0] * (ranks - len(ready))
     (call,) = recorded(ranks, program_of((row, elements, False))).calls
-    collectives = streams.Collectives(streams.Prices(slow_machine(ranks)))
+    collectives = streams.Collectives(slow_machine(ranks))
     if ranks > 1:  # all messages of a step at once take as long as one after the other, to the last bit
         priced = collectives.priced(call)
         assert streams.meet_at_once(ready, priced) == streams.meet(ready, priced)
