@@ -53,7 +53,6 @@ from zerosim.planning.recording import (
     shown,
 )
 
-
 # -- inside a collective ----------------------------------------------------------------------------------------------
 
 
