@@ -69,7 +69,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels, scale_for
+from zerosim.numerics.kernels import NumpyKernels
 
 Array = Any  # cupy.ndarray
 FP16, BF16 = FORMATS["fp16"].dtype, FORMATS["bf16"].dtype
@@ -501,14 +501,12 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             self._fold(_SUMS, [contiguous(x)], 1, len(x), x.shape[1], row, work)
 
-    def quantized(self, x: Any, fmt: str) -> Any:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `kernels.quantized`."""
-        values = self.empty(x.shape, np.float32)
-        self.apply(_finite_magnitude, [x], values, FP32)
+    def largest_finite(self, x: Any) -> float:
+        """The largest of the magnitudes in float32 that are finite; 0 where there is none."""
+        magnitude = self.room("magnitude", x.shape, FP32)
+        self.apply(_finite_magnitude, [x], magnitude, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.
-        top = float(to_host(words(values).max()).view(np.float32)) if x.size else 0.0
-        self.apply(partial(_on_scaled_grid, format_of(fmt).dtype), [x, scale_for(top, format_of(fmt))], values, FP32)
-        return values
+        return float(to_host(words(magnitude).max()).view(np.float32)) if x.size else 0.0
 
     # --- rows -----------------------------------------------------------------------------------------------
 
@@ -568,12 +566,6 @@ def _extreme(ufunc: np.ufunc, a: Any, b: Any, result: Any) -> None:
 def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:
     np.multiply(s, scale, out=result)
     np.copyto(result, -np.inf, where=mask > 0)
-
-
-def _on_scaled_grid(dtype: np.dtype[Any], x: Any, scale: float, result: Any) -> None:
-    np.multiply(x, scale, out=result)
-    result.tape.rounded(result, dtype)
-    np.divide(result, scale, out=result)
 
 
 def _finite_magnitude(x: Any, result: Any) -> None:
