@@ -95,18 +95,11 @@ def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():
 # -- bytes as the literature counts them ------------------------------------------------------------------------------
 
 
-@given(IN_16_BIT, COUNT, st.sampled_from(POLICIES), st.integers(2, 5))
-def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_forms(block, n, policy, t):
-    """It keeps masks and LayerNorm outputs beside; statistics are in neither count, log-sum-exps in one."""
+@given(IN_16_BIT, st.integers(2, 5))
+def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_forms(block, t):
+    """It keeps masks and LayerNorm outputs beside; statistics are in neither count."""
     sbh, square = block.stream, 5 * block.square
-    assert sum(published.tensors_nbytes(block).values()) == 34 * sbh + square
-    assert published.peak_nbytes(block, n, policy) >= 2 * activations.peak_nbytes(block, n, policy).elements
-    forms = {"none": n * (34 * sbh + square), "selective": n * 34 * sbh + square,
-             "block": (n - 1) * 2 * sbh + 34 * sbh + square,
-             "sub_block": n * 4 * sbh + max(11 * sbh + square, 19 * sbh),
-             "tiled": n * (34 * sbh + 4 * block.positions * block.heads)}
-    assert {of: published.peak_nbytes(block, n, of) for of in forms} == forms
-    assert published.layer_nbytes(block) == 34 * sbh + square
+    assert published.layer_nbytes(block) == 34 * sbh + square >= 2 * activations.kept(block).elements
     if block.heads % t == 0:
         cut = {"none": 24 * sbh + square, "selective": 24 * sbh}
         for recompute, shared in cut.items():
@@ -169,11 +162,3 @@ def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attentio
     assert step.hardware == step.model + step.recomputed
     assert step.recomputed <= step.forward - flops.logits_flops(block, model.vocabulary)
     assert (step.recomputed == 0) == (policy == "none")
-
-
-@given(st.integers(1, 8), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 128), st.integers(1, 10**5))
-def test_a_gpts_step_with_recomputed_blocks_takes_96_bslhh_and_the_two_corrections(b, s, heads, width, vocabulary):
-    h, layers = heads * width, 7
-    step = flops.step_flops(Transformer(h, layers, heads, vocabulary), b, s, "block")
-    assert step.hardware == 96 * b * s * layers * h * h + 16 * b * s * s * layers * h + 6 * b * s * h * vocabulary
-    assert flops.eight_n(12 * layers * h * h, b * s) == 96 * b * s * layers * h * h  # of blocks without attention
