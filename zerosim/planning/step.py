@@ -378,7 +378,7 @@ def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
     >>> from zerosim.planning.closed_forms import STAGES
     >>> [transient_memory(Job((400, 600, 200), 2, STAGES[2], overlap=overlap)).in_flight_nbytes
     ...  for overlap in (False, True)]
-    [1800, 3600]
+    [1800, 2600]
     """
     levels = {} if flow is None else _levels(flow)
     held, most = dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0), dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0)
