@@ -141,8 +141,9 @@ for bucket_nbytes in (1_000, None, 20_000, 60_000):
 #
 # With `async_op=True` a collective returns at once, with a handle. Its `wait()` blocks until the result is there. In
 # between the program may do what it likes, but for two things: change what it handed over, or read what it has not got.
-# (Question 4: here it sees NaN in its `out=` until its own `wait`, on any schedule. On a GPU it sees whatever is there
-# by then: mostly the right thing, and rarely not.)
+# (Question 4: here it sees NaN in its `out=` until its own `wait`, on any schedule, since what arrives is hidden in a
+# second copy until then. On a GPU, as here with `hidden=False`, it sees whatever is there by then: mostly the right
+# thing, and rarely not.)
 #
 # So backward issues a layer's reduction, goes back through the next layer, and only then waits. One reduction is under
 # way at a time.
@@ -224,7 +225,7 @@ for title, way in figures.timeline_data(stage=3, options=options).replays.items(
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
 # * Print `own` right after the reduction has been issued.
 # * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
-# * `figures.timeline(figures.timeline_data(stage=1, options={"Stage 1": {"overlap": True}}))`: what overlaps there?
+# * `figures.timeline(figures.timeline_data(stage=0, options={"DDP": {"overlap": True}}))`: what is waited for at the end?
 # * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
 #
 # ## Proof
@@ -247,9 +248,10 @@ for ranks in (1, 2, 4, 5, 8, 64):  # divide the vectors, of 6,400 and 6.4 millio
         others = [by_plan.seconds, replayed_seconds(nbytes, ranks, INFINIBAND)]
         assert np.allclose(ring_seconds(nbytes, ranks, INFINIBAND), others, rtol=1e-12, atol=0), (ranks, nbytes)
 
+HIDDEN = {"overlap": True, "copy_in_flight": True}  # as by hand: what is under way is hidden in a second copy
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, package, waiting = zs.Cluster(ranks), zs.Cluster(ranks), zs.Cluster(ranks)
-    results = [hand.run(by_hand, True), package.run(by_engine, {"overlap": True}), waiting.run(by_hand, False),
+    results = [hand.run(by_hand, True), package.run(by_engine, HIDDEN), waiting.run(by_hand, False),
                zs.Cluster(ranks).run(by_engine, {}), zs.Cluster(ranks).run(by_engine, {"bucket_nbytes": 20_000})]
     for mine, *others in zip(*results, strict=True):
         assert all(mine.tobytes() == other.tobytes() for other in others), ranks
