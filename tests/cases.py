@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
 from hypothesis import settings
@@ -42,3 +43,16 @@ def few(axes: Sequence[list[Any]], turn: int = 0) -> list[tuple[Any, ...]]:
 def chosen(few: Iterable[Any], every: Iterable[Any]) -> list[Any]:
     """The few; thorough: every one."""
     return list(every if THOROUGH else few)
+
+
+def dealt(number: int, **axes: Sequence[Any]) -> dict[str, Any]:
+    """Case ``number`` of a product too large to try: a value of each axis, the same one every time.
+
+    Each axis is a deck, which is shuffled anew when all its cards are dealt: among any as many cases as it has values,
+    counted from a multiple of their number, each value occurs once, in ever other company.
+    """
+    found = {}
+    for name, values in axes.items():
+        shuffled, place = divmod(number, len(values))
+        found[name] = Random(f"{name} {shuffled}").sample(values, len(values))[place]
+    return found
