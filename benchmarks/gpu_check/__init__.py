@@ -7,41 +7,47 @@ here is left out with its reason. The last part has the programs that fail, sinc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
-from benchmarks.gpu_check.parts import BUDGET_SECONDS, PARTS
 from benchmarks.gpu_check.processes import run
 from benchmarks.gpu_check.report import (
+    BUDGET_SECONDS,
     DIED,
     INTERRUPTED,
     OUT_OF_TIME,
+    PARTS,
     UNDER_WAY,
     Part,
+    Writer,
     all_is_well,
-    page,
-    parts_in,
-    python,
+    look,
+    write,
     write_index,
 )
 
 
 def main(only: Sequence[str], budget_seconds: float, folder: Path) -> int:
     """Runs parts, one after the other, and returns the exit code: 0 where all that is in the folder is well."""
-    chosen = parts_of(only)
+    unknown = [name for name in only if name not in PARTS]
+    if unknown:
+        raise ValueError(f"--only names {', '.join(map(repr, unknown))}, and the parts are {', '.join(PARTS)}; name "
+                         "one or more of these, with commas between")
     if not 0 < budget_seconds <= BUDGET_SECONDS:
         raise ValueError(f"a budget of {budget_seconds:g} seconds was asked for; a part takes more than 0 and at most "
                          f"{BUDGET_SECONDS:g}")
     folder.mkdir(parents=True, exist_ok=True)
+    chosen = [name for name in PARTS if name in only or not only]
     for number, name in enumerate(chosen, 1):
         print(f"== {name} ({number} of {len(chosen)}), at most {budget_seconds:g} s", flush=True)
         file = folder / f"{name}.json"
         try:
-            words = python("-m", "benchmarks.gpu_check", name, str(file))
-            part = run_part(name, file, budget_seconds, words)
+            part = run_part(name, file, budget_seconds)
         finally:
-            parts = write_index(folder, PARTS)
+            parts = write_index(folder)
         said = f": {part.reason}" if part.reason else f", {part.counts()}, {part.seconds:.0f} s"
         print(f"   {name} {part.status}{said}; {file}", flush=True)
     well = all_is_well(parts)
@@ -49,20 +55,11 @@ def main(only: Sequence[str], budget_seconds: float, folder: Path) -> int:
     return 0 if well else 1
 
 
-def parts_of(only: Sequence[str]) -> list[str]:
-    """The parts of these names, in the order of the table; without names, all."""
-    unknown = [name for name in only if name not in PARTS]
-    if unknown:
-        raise ValueError(f"--only names {', '.join(map(repr, unknown))}, and the parts are {', '.join(PARTS)}; name "
-                         "one or more of these, with commas between")
-    return [name for name in PARTS if name in only or not only]
-
-
-def run_part(name: str, file: Path, budget_seconds: float, words: Sequence[str]) -> Part:
+def run_part(name: str, file: Path, budget_seconds: float) -> Part:
     """The part as its process has left it: one that did not come to its end has what it had checked by then."""
     file.unlink(missing_ok=True)
     try:
-        ended = run(words, budget_seconds, captured=False)
+        ended = run([sys.executable, "-m", "benchmarks.gpu_check", name, file], budget_seconds, captured=False)
     except KeyboardInterrupt:
         left(name, file, INTERRUPTED, "interrupted")
         raise
@@ -74,13 +71,16 @@ def run_part(name: str, file: Path, budget_seconds: float, words: Sequence[str])
 def left(name: str, file: Path, status: str, why: str) -> Part:
     """The part; one that is still under way gets this status, and the reason names the check that it was in."""
     part = Part.read(file) if file.exists() else Part(name)
-    if part.status != UNDER_WAY:
-        return part
-    part = replace(part, status=status, reason=why + f" in {part.now!r}" * bool(part.now))
-    part.write(file)
+    if part.status == UNDER_WAY:
+        part = replace(part, status=status, reason=why + f" in {part.now!r}" * bool(part.now))
+        write(file, part)
     return part
 
 
-def page_of(folder: Path) -> str:
-    """The folder's parts as Markdown."""
-    return page(parts_in(folder, PARTS))
+def carry_out(name: str, file: Path) -> None:
+    """Runs a part in this process; where there is no card all of it is left out."""
+    machine = look()
+    report = Writer(file, name, machine)
+    if machine.cards:
+        getattr(import_module(f"benchmarks.gpu_check.{PARTS[name]}"), f"check_{name}")(report, machine)
+    report.end("" if machine.cards else machine.missing)

@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-from benchmarks.gpu_check.parts import run_part
+from benchmarks.gpu_check import carry_out
 
-run_part(sys.argv[1], Path(sys.argv[2]))
+carry_out(sys.argv[1], Path(sys.argv[2]))

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = Path("/proc")
@@ -40,11 +39,8 @@ class Ended:
 def run(words: Sequence[str | Path], seconds: float, *, captured: bool = True, **variables: str) -> Ended:
     """Runs a command in the checkout, with these variables too. After so many seconds, and when this process is
     interrupted, all its processes are ended."""
-    started = Started(words, captured=captured, **variables)
-    try:
+    with Started(words, captured=captured, **variables) as started:
         return started.ended(seconds)
-    finally:
-        started.end()
 
 
 def _end_with_parent() -> None:
@@ -59,7 +55,7 @@ class Started:
         self.began = time.monotonic()
         # The checkout first; what is there already may be the place of CuPy.
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._files = [tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see end
+        self._files = [tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # closed on exit
                        for _ in range(2 * captured)]
         stdout, stderr = self._files or (None, None)
         self.process = subprocess.Popen(
@@ -68,6 +64,15 @@ class Started:
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", self.mark: "1",
                  **variables})
 
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kills what is left of it; nothing that it said can be read any more."""
+        self._kill()
+        for file in self._files:
+            file.close()
+
     def ended(self, seconds: float) -> Ended:
         """The end of it, or of the time that it has."""
         code: int | None = None
@@ -75,14 +80,11 @@ class Started:
             code = self.process.wait(max(0.0, self.began + seconds - time.monotonic()))
         took = time.monotonic() - self.began
         self._kill()
-        said = [self._said(file) for file in self._files] or ["", ""]
+        said = ["", ""]
+        for place, file in enumerate(self._files):
+            file.seek(0)
+            said[place] = file.read()
         return Ended(code, *said, took)
-
-    def end(self) -> None:
-        """Kills what is left of it; nothing that it said can be read any more."""
-        self._kill()
-        for file in self._files:
-            file.close()
 
     def _kill(self) -> None:
         until = time.monotonic() + DYING_SECONDS
@@ -104,9 +106,3 @@ class Started:
                 if sign in entry.read_bytes().split(b"\0"):
                     found.append(int(entry.parent.name))
         return found
-
-    @staticmethod
-    def _said(file: Any) -> str:
-        file.seek(0)
-        text: str = file.read()
-        return text

@@ -6,10 +6,8 @@ A part's file is written when the part begins and after each of its checks, so t
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
-import sys
 import textwrap
 import time
 import traceback
@@ -22,10 +20,17 @@ from typing import Any
 
 from benchmarks.gpu_check.processes import ROOT
 
+# The parts in their order, and the module whose function ``check_NAME`` each of them is.
+PARTS = {"kernels": "suite", "exhaustive": "exhaustive", "sanitizer": "sanitizer", "speed": "speed", "mpi": "suite",
+         "nccl": "collectives", "training": "training", "cards": "collectives", "failures": "suite"}
+BUDGET_SECONDS = 600.0  # of a part, at most
 RAN, FAILED, LEFT_OUT = "ran", "failed", "left out"
 UNDER_WAY, OUT_OF_TIME, INTERRUPTED, DIED = "under way", "out of time", "interrupted", "died"
-INDEX = "index.json"
 LINE = 500  # characters of a reason that are printed
+
+
+class Wrong(Exception):
+    """The fault of what a check has found."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,6 @@ class Machine:
     cards: list[str]
     nccl: str | None
     missing: str = ""
-
-    @property
-    def missing_card(self) -> str:
-        """Why there is no card to compute on; empty where there is one."""
-        return "" if self.cards else self.missing
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,6 @@ class Part:
         found = json.loads(file.read_text(encoding="utf-8"))
         return cls(**found | {"cards": tuple(found["cards"]), "checks": tuple(Check(**c) for c in found["checks"])})
 
-    def write(self, file: Path) -> None:
-        """Writes the file, in one piece."""
-        write(file, asdict(self))
-
-    @property
-    def ok(self) -> bool:
-        """True where it came to its end, and no check failed."""
-        return self.status in (RAN, LEFT_OUT)
-
     def counts(self) -> str:
         """``7 ran, 1 failed``, and so on."""
         has = [check.status for check in self.checks]
@@ -94,7 +85,7 @@ class Part:
 def write(file: Path, data: Any) -> None:
     """The data as JSON, in place of what was there; a reader finds the old file or the new one, and no half."""
     new = file.with_suffix(".new")
-    new.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(data, indent=1, ensure_ascii=False, default=asdict) + "\n", encoding="utf-8")
     new.replace(file)
 
 
@@ -105,28 +96,29 @@ class Writer:
         self.file, self._began = file, time.monotonic()
         self.part = Part(name, date=datetime.now(UTC).isoformat(timespec="seconds"), host=platform.node(),
                          cards=tuple(machine.cards), versions=machine.versions)
-        self.part.write(file)
+        write(file, self.part)
 
     def check(self, name: str, run: Callable[[], Any], missing: str | None = "", *,
-              judge: Callable[[Any], str] = lambda found: "", remark: Callable[[Any], str] = lambda found: "") -> Any:
-        """Runs a check unless something that it needs is missing, and returns what it found. ``judge`` says what is
-        wrong with that, and ``remark`` what is worth saying of it; a check that raises has failed."""
+              remark: Callable[[Any], str] = lambda found: "") -> None:
+        """Runs a check unless something that it needs is missing. ``remark`` returns what is worth saying of what it
+        found, and raises Wrong where that is not as it should be; a check that raises anything else has failed too."""
         self._keep(now=name)
-        began, found = time.monotonic(), None
-        if missing:
-            status, reason = LEFT_OUT, missing
-        else:
-            try:
+        began, found, status = time.monotonic(), None, FAILED
+        try:
+            if missing:
+                status, reason = LEFT_OUT, missing
+            else:
                 found = run()
-                wrong = judge(found)
-                status, reason = (FAILED, wrong) if wrong else (RAN, remark(found))
-            except Exception as error:  # the other checks are to be tried nevertheless
-                traceback.print_exc()
-                status, reason = FAILED, f"{type(error).__name__}: {error}"
+                status, reason = RAN, remark(found)
+        except Wrong as wrong:
+            reason = str(wrong)
+        except Exception as error:  # the other checks are to be tried nevertheless
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
         check = Check(name, status, reason, round(time.monotonic() - began, 3), found)
-        print(line_of(check), flush=True)
+        said = shortened(reason)
+        print(f"  {status:>8}: {name}" + f" ({said})" * bool(said) + f", {check.seconds:.1f} s", flush=True)
         self._keep(checks=(*self.part.checks, check), now="")
-        return found
 
     def end(self, missing: str = "") -> None:
         """The part's status is that of its checks; what it needs and is not here is the reason of one without any."""
@@ -135,13 +127,7 @@ class Writer:
 
     def _keep(self, **changes: Any) -> None:
         self.part = replace(self.part, seconds=round(time.monotonic() - self._began, 1), **changes)
-        self.part.write(self.file)
-
-
-def line_of(check: Check) -> str:
-    """A check in one line."""
-    reason = shortened(check.reason)
-    return f"  {check.status:>8}: {check.name}" + f" ({reason})" * bool(reason) + f", {check.seconds:.1f} s"
+        write(self.file, self.part)
 
 
 def shortened(text: str) -> str:
@@ -161,15 +147,13 @@ def look() -> Machine:
 
     versions = {"python": platform.python_version(), "zerosim": zs.__version__, "numpy": np.__version__,
                 "commit": said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")}
+    cards: list[str] = []
     try:
         xp = cupy_on(0)
-    except zs.BackendError as error:
-        return Machine(versions, [], None, str(error))
-    runtime = xp.cuda.runtime
-    versions |= {"cupy": xp.__version__, "cuda_of_cupy": cuda_text(runtime.runtimeGetVersion()),
-                 "cuda_of_driver": cuda_text(runtime.driverGetVersion()), "driver": nvidia_smi("driver_version")}
-    cards = [runtime.getDeviceProperties(index)["name"].decode() for index in range(device_count(xp))]
-    try:
+        runtime = xp.cuda.runtime
+        versions |= {"cupy": xp.__version__, "cuda_of_cupy": cuda_text(runtime.runtimeGetVersion()),
+                     "cuda_of_driver": cuda_text(runtime.driverGetVersion()), "driver": nvidia_smi("driver_version")}
+        cards += [runtime.getDeviceProperties(index)["name"].decode() for index in range(device_count(xp))]
         nccl = NCCL().version
     except zs.BackendError as error:
         return Machine(versions, cards, None, str(error))
@@ -192,35 +176,38 @@ def said_by(*words: str) -> str:
 
 # -- all parts --------------------------------------------------------------------------------------------------------
 
-def parts_in(folder: Path, names: Iterable[str]) -> list[Part]:
-    """The parts that were run, in this order."""
-    return [Part.read(folder / f"{name}.json") for name in names if (folder / f"{name}.json").exists()]
+def parts_in(folder: Path) -> list[Part]:
+    """The parts that were run, in the table's order."""
+    return [Part.read(folder / f"{name}.json") for name in PARTS if (folder / f"{name}.json").exists()]
 
 
-def write_index(folder: Path, names: Iterable[str]) -> list[Part]:
+def write_index(folder: Path) -> list[Part]:
     """Writes the index of the parts that are in the folder, and returns them."""
-    parts = parts_in(folder, names)
+    parts = parts_in(folder)
     rows = [{"part": part.name, "file": f"{part.name}.json", "status": part.status, "reason": part.reason,
              "checks": part.counts(), "date": part.date, "cards": part.cards} for part in parts]
-    write(folder / INDEX, {"ok": all_is_well(parts), "parts": rows})
+    write(folder / "index.json", {"ok": all_is_well(parts), "parts": rows})
     return parts
 
 
 def all_is_well(parts: Iterable[Part]) -> bool:
     """True where every part came to its end without a failure, and one of them checked something on a card."""
     parts = list(parts)
-    return all(part.ok for part in parts) and any(part.status == RAN and part.cards for part in parts)
+    return all(part.status in (RAN, LEFT_OUT) for part in parts) and any(
+        part.status == RAN and part.cards for part in parts)
 
 
-def page(parts: Iterable[Part]) -> str:
-    """The parts as Markdown: where and when each ran, and each of its checks."""
-    parts = [part for part in parts if part.cards]
+def page(folder: Path) -> str:
+    """The folder's parts as Markdown: where and when each ran, and each of its checks."""
+    parts = [part for part in parts_in(folder) if part.cards]
     if not parts:
         return "Nothing has been run on a GPU yet.\n"
     lines = ["| part | checks | card | when | versions |", "|---|---|---|---|---|"]
     for part in parts:
+        ended = "" if part.status in (RAN, FAILED, LEFT_OUT) else f"; {part.status}: {cell(part.reason)}"
+        cards = ", ".join(card if count == 1 else f"{count} × {card}" for card, count in Counter(part.cards).items())
         versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
-        lines.append(f"| {part.name} | {ended(part)} | {cards_text(part.cards)} | {part.date[:10]} | {versions} |")
+        lines.append(f"| {part.name} | {part.counts()}{ended} | {cards} | {part.date[:10]} | {versions} |")
     for part in parts:
         lines += ["", f"### {part.name}", "", "| check | | remark | seconds |", "|---|---|---|---|"]
         lines += [f"| {cell(check.name)} | {check.status} | {cell(check.reason)} | {check.seconds:.1f} |"
@@ -228,38 +215,6 @@ def page(parts: Iterable[Part]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ended(part: Part) -> str:
-    """``7 ran``; a part that did not come to its end says so."""
-    return part.counts() + ("" if part.status in (RAN, FAILED, LEFT_OUT) else f"; {part.status}: {cell(part.reason)}")
-
-
-def cards_text(cards: Iterable[str]) -> str:
-    """``2 × NVIDIA H200``."""
-    return ", ".join(card if count == 1 else f"{count} × {card}" for card, count in Counter(cards).items())
-
-
 def cell(text: str) -> str:
     """A text in a cell of a table."""
     return shortened(text).replace("|", "\\|")
-
-
-def python(*words: str) -> list[str]:
-    """This interpreter, with these words."""
-    return [sys.executable, *words]
-
-
-def module_is_missing(*names: str) -> str:
-    """The modules of these that cannot be imported here, and what brings them; empty where all are there."""
-    from importlib.util import find_spec
-
-    lacking = [name for name in names if find_spec(name) is None]
-    return f"{', '.join(lacking)} not installed in {sys.executable}: pip install 'zerosim[test]'" if lacking else ""
-
-
-def on_path(name: str) -> str | None:
-    """A program on the PATH, or in one of CUDA's folders."""
-    import shutil
-
-    homes = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if variable in os.environ]
-    folders = [os.path.join(home, "bin") for home in (*homes, "/usr/local/cuda")]
-    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))

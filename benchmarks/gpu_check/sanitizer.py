@@ -1,37 +1,49 @@
-"""Every kernel, on a small number of elements that no power of two divides: what compute-sanitizer watches.
+"""Every kernel, on a small number of elements that no power of two divides, watched by compute-sanitizer.
 
-Run as ``compute-sanitizer --tool memcheck python -m benchmarks.gpu_check.sanitizer``. Each array is an allocation of
-its own, since inside CuPy's pool nothing lies outside of anything.
+``python -m benchmarks.gpu_check.sanitizer`` is what is watched. Each array is an allocation of its own, since inside
+CuPy's pool nothing lies outside of anything.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+from functools import partial
 
-from benchmarks.gpu_check.processes import Ended
+from benchmarks.gpu_check.processes import Ended, run
+from benchmarks.gpu_check.report import BUDGET_SECONDS, Machine, Writer, Wrong
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 ELEMENTS = 10_007
-FOUND = 9  # exit code
+FOUND = "9"  # exit code
 MISSING = ("compute-sanitizer is not installed: it comes with CUDA's toolkit, and is looked for on the PATH, in "
            "CUDA_HOME and in /usr/local/cuda")
 
 
-def words_of(program: str, tool: str) -> list[str]:
-    """The tool, before the words of what it watches."""
-    return [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+def check_sanitizer(report: Writer, machine: Machine) -> None:
+    """Every kernel once under each tool."""
+    homes = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if variable in os.environ]
+    folders = [os.path.join(home, "bin") for home in (*homes, "/usr/local/cuda")]
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+    for tool in TOOLS:
+        words = [program or "", "--tool", tool, "--error-exitcode", FOUND, "--print-limit", "20", sys.executable, "-m",
+                 "benchmarks.gpu_check.sanitizer"]
+        report.check(f"compute-sanitizer, {tool}", partial(run, words, BUDGET_SECONDS / len(TOOLS)),
+                     "" if program else MISSING, remark=remark)
 
 
-def judged(ended: Ended) -> str:
+def remark(ended: Ended) -> str:
     """Wrong where the tool found something, or did not come to its summary."""
     said = ended.stdout + ended.stderr
     if ended.code is None:
-        return f"did not end within {ended.seconds:.0f} seconds"
+        raise Wrong(f"did not end within {ended.seconds:.0f} seconds")
     summary = re.search(r"SUMMARY: (\d+) (?:error|hazard).*", said)
-    if ended.code == 0 and summary and int(summary[1]) == 0:
-        return ""
-    shown = [line for line in said.splitlines() if line.startswith("=========")] or said.splitlines()
-    return f"exit code {ended.code}: " + "\n".join([*shown[:12], *([summary[0]] if summary else ["no summary"])])
+    if ended.code or not summary or int(summary[1]):
+        shown = [line for line in said.splitlines() if line.startswith("=========")] or said.splitlines()
+        raise Wrong(f"exit code {ended.code}: " + "\n".join([*shown[:12], summary[0] if summary else "no summary"]))
+    return ""
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu_check.report import Machine, Writer, Wrong
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.numerics.arrays import words
 from zerosim.numerics.formats import FORMATS
@@ -27,6 +28,17 @@ NBYTES_EACH = 96    # of a card's memory that the largest of the table takes for
 SMALLEST_SHARE = 0.85  # of the copy's bandwidth
 COMPUTE = ("fp32", "bf16", "fp16")
 COLUMNS, LONGEST = 1024, 512  # of rows; tokens of a text
+
+
+def check_speed(report: Writer, machine: Machine) -> None:
+    """Every kernel beside the card's copy; products."""
+    def measured() -> dict[str, Any]:
+        import cupy
+
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        return all_kernels(CupyKernels(), elements_for(free), lambda line: print(f"    {line}", flush=True))
+
+    report.check("kernels beside the card's copy", measured, remark=remark)
 
 
 @dataclass(frozen=True)
@@ -267,24 +279,15 @@ def line_of(row: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def judged(found: dict[str, Any]) -> str:
-    """Kernels that only stream, and are slower than they should be beside the copy."""
-    slow = [f"{row['name']} {row['share_of_copy']:.0%}" for row in found["kernels"]
-            if row["streams"] and row["share_of_copy"] < found["smallest_share"]]
-    return f"{copy_text(found)}; below {found['smallest_share']:.0%} of it: {', '.join(slow)}" if slow else ""
-
-
 def remark(found: dict[str, Any]) -> str:
-    """The copy's bandwidth, the slowest of the others beside it, and the products."""
-    others = sorted((row["share_of_copy"], row["name"]) for row in found["kernels"]
-                    if row["share_of_copy"] is not None and not row["streams"] and not row["flops"])
-    slow = ", ".join(f"{name} {share:.0%}" for share, name in others if share < found["smallest_share"])
+    """The copy's bandwidth, the slowest of the others beside it, and the products; Wrong where kernels only stream, and
+    are slower than they should be beside the copy."""
+    least, copy = found["smallest_share"], f"the copy moves {found['copy']['bytes_per_second'] / 1e9:.0f} GB/s"
+    slow = [row for row in found["kernels"] if row["share_of_copy"] is not None and row["share_of_copy"] < least]
+    if streaming := [f"{row['name']} {row['share_of_copy']:.0%}" for row in slow if row["streams"]]:
+        raise Wrong(f"{copy}; below {least:.0%} of it: {', '.join(streaming)}")
+    others = sorted((row["share_of_copy"], row["name"]) for row in slow if not row["flops"])
+    said = ", ".join(f"{name} {share:.0%}" for share, name in others) or "none"
     products = ", ".join(f"{row['name']} {row['flops_per_second'] / 1e12:.0f} TFLOP/s" for row in found["kernels"]
                          if row["name"].startswith("matmul"))
-    return (f"{copy_text(found)}; all that streams at {found['smallest_share']:.0%} of it or more; of the others "
-            f"below: {slow or 'none'}; {products}")
-
-
-def copy_text(found: dict[str, Any]) -> str:
-    """The copy's bandwidth."""
-    return f"the copy moves {found['copy']['bytes_per_second'] / 1e9:.0f} GB/s"
+    return f"{copy}; all that streams at {least:.0%} of it or more; of the others below: {said}; {products}"

@@ -14,20 +14,31 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 import zerosim as zs
-from benchmarks.gpu_check.report import nvidia_smi
+from benchmarks.gpu_check.report import Machine, Writer, Wrong, nvidia_smi
 from zerosim.models import GPT, GPTConfig
 from zerosim.numerics.arrays import sha256, to_host
 
 FORMATS = ("fp32", "bf16", "fp16")
 RANKS = range(1, 9)
 Cluster = Callable[[int], zs.Cluster]
+
+
+def check_training(report: Writer, machine: Machine) -> None:
+    """Stages and formats to the same bits, memory, seconds beside PyTorch's, Ctrl-C, and the card's end."""
+    for ranks in RANKS:
+        report.check(f"{ranks} ranks: stages and runs agree", partial(stages_agree, ranks=ranks), remark=remark_on_bits)
+    report.check("memory beside nvidia-smi", memory, remark=remark_on_memory)
+    report.check("a step beside PyTorch's", measured, remark=remark)
+    report.check("Ctrl-C", lambda: at_ctrl_c(zs.CuPyCluster(2)), remark=remark_on_end)
+    report.check("the card's end", lambda: at_the_cards_end(zs.CuPyCluster(2)), remark=remark_on_end)
+
 
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
@@ -49,33 +60,31 @@ def trained(rank: zs.Rank, stage: int, compute: str, steps: int = 2) -> tuple[An
     return said, sha256(sorted(states.items()))
 
 
-def stages_agree(make: Cluster = zs.CuPyCluster, ranks: Sequence[int] = RANKS, formats: Sequence[str] = FORMATS,
+def stages_agree(make: Cluster = zs.CuPyCluster, *, ranks: int, formats: Sequence[str] = FORMATS,
                  program: Callable[..., Any] = trained) -> dict[str, Any]:
-    """For each N and format: whether all stages, and the first of them run again, give the same."""
+    """For each format: whether all stages, and the first of them run again, give the same."""
     rows, (first, *others) = [], zs.STAGES
-    for count, compute in product(ranks, formats):
-        results = list(make(count).run(program, first, compute))
-        right, again, *found = (sha256(results), *(sha256(list(make(count).run(program, stage, compute)))
+    for compute in formats:
+        results = list(make(ranks).run(program, first, compute))
+        right, again, *found = (sha256(results), *(sha256(list(make(ranks).run(program, stage, compute)))
                                                    for stage in (first, *others)))
-        rows.append({"ranks": count, "compute": compute, "runs": 2 + len(found), "same_twice": again == right,
+        rows.append({"ranks": ranks, "compute": compute, "runs": 2 + len(found), "same_twice": again == right,
                      "different_stages": [stage for stage, its in zip(others, found, strict=True) if its != right],
                      "losses": [loss for losses, *_ in results[0][0] for loss in losses]})
     return {"rows": rows}
 
 
-def judged_bits(found: dict[str, Any]) -> str:
-    """Stages that differ from the first, runs that differ from themselves, and losses that are no numbers."""
+def remark_on_bits(found: dict[str, Any]) -> str:
+    """How many trainings; Wrong where stages differ from the first, runs differ from themselves, and losses are no
+    numbers."""
     wrong = []
     for row in found["rows"]:
         said = ["two runs differ"] * (not row["same_twice"])
         said += [f"stage {stage} differs" for stage in row["different_stages"]]
         said += ["a loss is no number"] * (not np.isfinite(row["losses"]).all())
         wrong += [f"N={row['ranks']}, {row['compute']}: {', '.join(said)}"] * bool(said)
-    return "; ".join(wrong)
-
-
-def remark_on_bits(found: dict[str, Any]) -> str:
-    """How many trainings."""
+    if wrong:
+        raise Wrong("; ".join(wrong))
     return f"{sum(row['runs'] for row in found['rows'])} trainings, equal bits"
 
 
@@ -95,27 +104,20 @@ def fills_the_card(rank: zs.Rank, stage: int, compute: str) -> Any:
     return trained(rank, stage, compute)
 
 
-def trains_for_ever(rank: zs.Rank, begun: threading.Event) -> None:
-    """Trains step by step until somebody stops it, and says when it has begun."""
-    while True:
-        trained(rank, 3, "bf16")
-        begun.set()
-
-
 def at_the_cards_end(cluster: zs.Cluster) -> dict[str, Any]:
-    """The error of a training without memory; and whether the cluster then trains as before."""
-    before, error = sha256(list(cluster.run(trained, 2, "bf16"))), ""
-    try:
-        cluster.run(fills_the_card, 2, "bf16")
-    except MemoryError as raised:  # its text alone is kept: its frames hold what fills the card
-        error = f"{type(raised).__name__}: {raised}"
-    return {"error": error, **_afterwards(cluster, before)}
+    """The end of a training without memory."""
+    found, _ = broken_off(cluster, fills_the_card, 2, "bf16")
+    return found
 
 
 def at_ctrl_c(cluster: zs.Cluster) -> dict[str, Any]:
-    """The seconds in which an endless training ends when this process is interrupted; and whether the cluster then
-    trains as before."""
-    before, begun, sent = sha256(list(cluster.run(trained, 2, "bf16"))), threading.Event(), list[float]()
+    """The end of an endless training when this process is interrupted, and the seconds that it takes."""
+    begun, sent = threading.Event(), list[float]()
+
+    def trains_for_ever(rank: zs.Rank) -> None:
+        while True:
+            trained(rank, 3, "bf16")
+            begun.set()
 
     def interrupt() -> None:
         begun.wait()
@@ -124,34 +126,35 @@ def at_ctrl_c(cluster: zs.Cluster) -> dict[str, Any]:
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs in a background ignores
     threading.Thread(target=interrupt, daemon=True).start()
-    error = ""
     try:
-        cluster.run(trains_for_ever, begun)
-    except KeyboardInterrupt:
-        error = "KeyboardInterrupt"
+        found, ended = broken_off(cluster, trains_for_ever)
     finally:
-        seconds = time.monotonic() - sent[0] if sent else None
         signal.signal(signal.SIGINT, handler)
-    return {"error": error, "seconds_to_end": seconds, **_afterwards(cluster, before)}
+    return found | {"seconds_to_end": ended - sent[0]}
 
 
-def _afterwards(cluster: zs.Cluster, before: str) -> dict[str, Any]:
-    """What is held after a run that was broken off, and whether the cluster trains as before."""
+def broken_off(cluster: zs.Cluster, program: Callable[..., Any], *args: Any) -> tuple[dict[str, Any], float]:
+    """The error with which a program ends, what is held then, and whether the cluster trains as before; and the moment
+    of its end."""
+    before, error = sha256(list(cluster.run(trained, 2, "bf16"))), ""
+    try:
+        cluster.run(program, *args)
+    except (MemoryError, KeyboardInterrupt) as raised:  # its text alone is kept: its frames hold what fills the card
+        error = f"{type(raised).__name__}: {raised}".removesuffix(": ")
+    ended = time.monotonic()
     gc.collect()
     held = list(cluster.memory.now_nbytes)
-    return {"held_nbytes": held, "as_before": sha256(list(cluster.run(trained, 2, "bf16"))) == before}
-
-
-def judged_end(found: dict[str, Any]) -> str:
-    """Wrong where nothing was raised, something stayed held, or the cluster does not work as before."""
-    wrong = ["the run did not end with an error"] * (not found["error"])
-    wrong += [f"{sum(found['held_nbytes']):,} bytes are still held"] * any(found["held_nbytes"])
-    wrong += ["the cluster does not train as before"] * (not found["as_before"])
-    return "; ".join(wrong)
+    as_before = sha256(list(cluster.run(trained, 2, "bf16"))) == before
+    return {"error": error, "held_nbytes": held, "as_before": as_before}, ended
 
 
 def remark_on_end(found: dict[str, Any]) -> str:
-    """The error."""
+    """The error; Wrong where nothing was raised, something stayed held, or the cluster does not work as before."""
+    wrong = ["the run did not end with an error"] * (not found["error"])
+    wrong += [f"{sum(found['held_nbytes']):,} bytes are still held"] * any(found["held_nbytes"])
+    wrong += ["the cluster does not train as before"] * (not found["as_before"])
+    if wrong:
+        raise Wrong("; ".join(wrong))
     took = f" after {found['seconds_to_end']:.2f} s" if found.get("seconds_to_end") is not None else ""
     return f"{found['error']}{took}; then the same bits as before"
 
@@ -190,14 +193,11 @@ def _card_nbytes(cupy: Any) -> int:
     return int(total - free)
 
 
-def judged_memory(found: dict[str, int]) -> str:
-    """Every byte of the pool must be counted."""
-    counted, used = found["counted_nbytes"], found["pool_used_nbytes"]
-    return "" if counted == used else f"{counted:,} bytes are counted, and the pool has handed out {used:,}"
-
-
 def remark_on_memory(found: dict[str, int]) -> str:
-    """All four numbers."""
+    """All four numbers; a byte of the pool that is not counted is Wrong."""
+    counted, used = found["counted_nbytes"], found["pool_used_nbytes"]
+    if counted != used:
+        raise Wrong(f"{counted:,} bytes are counted, and the pool has handed out {used:,}")
     return ", ".join(f"{name.removesuffix('_nbytes').replace('_', ' ')} {nbytes / 1e9:.3f} GB"
                      for name, nbytes in found.items())
 

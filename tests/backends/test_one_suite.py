@@ -98,8 +98,8 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
     if not THOROUGH and world in (MPI[0], MPI[2]):
         return  # one world of MPI's is enough
-    wanted = reference(world.kind, world.ranks, programs.one_after_the_other)
-    for mine, its in zip(world.run(programs.overlapping), wanted, strict=True):
+    wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
+    for mine, its in zip(world.run(programs.gpt, 3, "bf16", "overlapping"), wanted, strict=True):
         assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
@@ -113,7 +113,7 @@ def test_the_stages_agree_here_as_they_do_there(world: World) -> None:
 
 def test_optimizers_of_whole_matrices_and_norms_give_the_same_bits(world: World) -> None:
     if world not in DOUBLES:  # a decomposition's product of another layout has other bits: see test_cupy
-        assert_same(world, programs.whole_matrices, WHOLE_MATRICES[world.ranks], kind=world.kind)
+        assert_same(world, programs.gpt, 2, "bf16", WHOLE_MATRICES[world.ranks], kind=world.kind)
 
 
 def test_an_asynchronous_collective_goes_on_beside_arithmetic_alone(mpi: World) -> None:

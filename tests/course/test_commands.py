@@ -10,7 +10,7 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.support import ask, broken_lines, command_line
-from zerosim.course import lost_updates, plan_view, precision, precision_runs, training, training_view
+from zerosim.course import lost_updates, plan_view, precision_runs, training
 from zerosim.display import drawing
 
 TINY = ("--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2")
@@ -35,7 +35,7 @@ def nothing_takes_long():
     """What no switch changes is done in fewer steps than a reader is shown."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_updates, "MOMENT_STEPS", (1, 2, 3))
-        patch.setattr(precision, "trials", lambda fmt: precision_runs.trials(fmt, 2))
+        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 2))
         yield
 
 
@@ -98,7 +98,7 @@ def test_every_switch_changes_what_comes_out(command, switches):
 def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, monkeypatch):
     text, question = tmp_path / "mine.txt", {"format": "fp8_e5m2", "model": "gpt-nano", "steps": 2}
     text.write_text("abc " * 200, encoding="utf-8")
-    monkeypatch.setattr(precision, "rested", lambda policy, steps: (policy.compute, steps))
+    monkeypatch.setattr(precision_runs, "rested", lambda policy, steps: (policy.compute, steps))
     switches = [f"--{name}={value}" for name, value in question.items()]
     data = json.loads(ask("precision", *switches, "--text", str(text), "--json").stdout)
     assert (data["question"], data["underflows"]["text"]) == (question, "mine.txt")
@@ -137,12 +137,6 @@ def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path)
     assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
 
 
-def test_gathering_whole_matrices_cuts_evenly_what_owning_them_does_not():
-    owned, gathered = (data_of("train", "--optimizer", "soap", *more)["sent_nbytes"] for more in ((), ("--gather",)))
-    assert len(set(owned["parameters"])) == 2
-    assert len(set(gathered["parameters"])) == 1
-
-
 def test_a_comparison_as_json_has_each_run_by_its_value_with_all_that_was_asked():
     asked = {"model": "gpt-nano", "ranks": 3, "compute": "fp16", "optimizer": "lion", "lr": 0.1, "micro_batches": 2,
              "batch": 3, "recompute": "block", "layout": "contiguous", "steps": 1, "seed": 1, "loss_scale": "8"}
@@ -164,7 +158,7 @@ def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
     said = []
     for terminal in (True, False):
         console = Console(width=120, force_terminal=terminal, record=True, color_system=None)
-        with console.capture() as seen, training_view.progress_bar(console, 3) as bar:
+        with console.capture() as seen, training.progress_bar(console, 3) as bar:
             bar.begin("stage 2")
             for number in (1, 2):
                 bar.heard(training.TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
@@ -216,14 +210,6 @@ bytes_per_second = 400e9
 latency_seconds = 1e-6
 source = "see [1] and [/bold]"
 date = "2025"
-
-[device."[red]d[/]"]
-capacity_nbytes = 96e9
-reported_nbytes = 96e9
-memory_bytes_per_second = 4e12
-flops_per_second = { bf16 = 1e15 }
-source = "[/red]"
-date = "2025"
 """
 
 
@@ -234,9 +220,7 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     words = words_of("cost", "--nbytes", "1e9", "--ranks", "4", *own)
     assert "over [red]x[/]: 400 GB/s one way" in words
     assert "[red]x[/] (2025): see [1] and [/bold]." in words
-    words = words_of("plan", "--params", "1e9", "--device", "[red]d[/]", "--explain", *own)
-    assert "[red]d[/] reports" in words
-    assert "over [red]x[/]" in words
+    assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
 
 
 def test_a_plan_prints_the_verdict_first_then_rows_formulas_and_measurements():
@@ -300,7 +284,7 @@ REFUSED = {
         ("--weights 1,2", "four weights w1, w2, w3, w4, found 2"),
         ("--weights 1,2,3,nan", "weights must be finite numbers, found"),
         ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
-        *((f"--data {text}", "write for example") for text in ("1,3", "1:2", "a,b:c", "1,2,3:4", "1,3:5;")),
+        *((f"--data {text}", "write for example") for text in ("1,3", "a,b:c", "1,2,3:4", "1,3:5;")),
         ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks"),
         ("--compute fp61", "fp16"), ("--layout units", "choose one of per_unit, contiguous"),
         ("--recompute all", "names no policy; write 'none', 'block' or 'segment(k)'"), ("--lr -1", "lr")],
@@ -314,16 +298,14 @@ REFUSED = {
         ("--steps 0", "steps=0 must be a whole number, 1 or more")],
     "train": [
         ("--text no-such-file", "cannot be read: No such file or directory"),
-        ("--text .", "cannot be read: Is a directory"), ("--text EMPTY", "is empty; give a file of some"),
+        ("--text EMPTY", "is empty; give a file of some"),
         ("--text NOT-UTF-8", "is no UTF-8 text: byte 0 is 0xff"), ("--ranks 0", "ranks=0 must be a whole number"),
         ("--ranks 7000", "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
          "ranks, or a larger model"),
         ("--ranks 1025", "ranks=1,025: all of them train in this process, one after the other; take at most 1,024"),
-        ("--model gpt-mikro", "the presets are gpt-nano"), ("--model gpt-mikro", "did you mean 'gpt-micro'"),
-        ("--steps -3", "steps=-3 must be a whole number, 1 or more"), ("--stage 7", "ZeRO has the stages 0, 1, 2, 3, "),
+        ("--model gpt-mikro", "did you mean 'gpt-micro'"), ("--optimizer adamm", "did you mean 'adam'"),
         ("--sample -1", "sample_tokens=-1 must be a whole number, 0 or more"),
-        ("--optimizer adamm", "no optimizer is called 'adamm'; choose one of "),
-        ("--optimizer adamm", "did you mean 'adam'"), ("--layout units", "no layout is called 'units'"),
+        ("--stage 7", "ZeRO has the stages 0, 1, 2, 3, "), ("--layout units", "no layout is called 'units'"),
         ("--optimizer muon --layout per_unit", "Muon needs all of"), ("--compute fp61", "fp16"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
         ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
@@ -331,7 +313,6 @@ REFUSED = {
         ("--capacity -1", "capacity_nbytes=-1 must be a number of bytes"),
         ("--recompute some", "recompute='some' names no policy"),
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
-        ("--loss-scale -1", "loss_scale='-1' is neither"), ("--lr -1", "lr=-1.0 must be"),
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
@@ -343,37 +324,24 @@ REFUSED = {
         ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
         ("--figure /proc/x.svg", "asked to draw into '/proc/x.svg'"), ("--dark", "asked for --dark without a figure"),
-        ("--values 0,²", "ZeRO has the stages"), ("--values 0,9", "ZeRO has the stages"),
-        ("--values 3", "over stage the values 3; name two or more that differ"),
-        ("--over optimizer --values sgd,muon --layout per_unit", "Muon needs all of"),
-        ("--capacity 70000", "stage 0: rank 0 asked for"), ("--capacity 100000 --values 3,2,1", "stage 1: rank")],
+        ("--values 0,²", "ZeRO has the stages"), ("--capacity 100000 --values 3,2,1", "stage 1: rank")],
     "cost": [
         ("--ranks 0", "ranks must be at least 1, got 0"),
         ("--ranks 8193", "8193 ranks were asked for; every step of every rank is looked at, so take 8192 at most"),
-        ("--nbytes -3", "a vector has a whole number of bytes, from 0 to below 2^62, and -3 is none"),
         ("--nbytes 1.5", "a vector has a whole number of bytes, from 0 to below 2^62, and 1.5 is none"),
-        ("--nbytes nan", "from 0 to below 2^62, and nan is none"),
         ("--nbytes 1e999999", "from 0 to below 2^62, and 1e999999 is none"),
         ("--nbytes 14GB", "'14GB' is no number of bytes; write it in digits, as in 14e9 or 1048576"),
         ("--link nvlink", "no link is called 'nvlink'; there are nvlink2, nvlink3, nvlink4,"),
         ("--algorithm rings", "all_reduce has no algorithm 'rings'; there are ring, doubling, rabenseifner, tree, "
          "naive, everyone; did you mean 'ring'?"),
         ("--collective allreduce", "no collective is called 'allreduce'; there are reduce_scatter, all_gather"),
-        ("--nodes 3", "8 ranks do not spread evenly over 3 nodes; take as many ranks on each"),
-        ("--nodes 0", "nodes must be at least 1, got 0"),
-        ("--between pcie5", "one node has no link between nodes, and pcie5 was asked for; take more nodes"),
-        ("--nodes 2 --between x", "no link is called 'x'; there are "),
         ("--itemsize 3", "14000000000 bytes are no whole number of elements of 3 bytes; take 13999999998, or"),
-        ("--itemsize 0", "itemsize must be at least 1, got 0"),
         ("--hardware no-such.toml", "the hardware file 'no-such.toml' cannot be read: No such file or directory"),
         ("--collective barrier --algorithm dissemination", "a barrier carries no bytes, and 14000000000 were asked "
-         "for; take 0"),
-        ("--collective reduce_scatter --algorithm halving --ranks 6", "reduce_scatter halving swaps with partners at "
-         "distances 1, 2, 4, ... and needs a power of two, got 6 ranks; take ring")],
+         "for; take 0")],
     "plan": [
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
-        ("--model nowhere/config.json", "nowhere/config.json"), ("--params x", "name one of the two"),
-        ("--optimizer adamm", "no optimizer is called 'adamm'"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
+        ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model llama-2-7b --measure", "llama-2-7b cannot be measured: zerosim's layers make models of GPT-2's")]}
 

@@ -22,13 +22,6 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
            {"overlap": True, "prefetch": 2}]
 
 
-def null_step(asked, stage, **cluster_options):
-    """A step of the engine on a null rank that stands for all, with the plan's options: the cluster that ran it."""
-    cluster = zs.NullCluster(asked.ranks, representative=0, **cluster_options)
-    measured.run_planned(cluster, asked, stage, *asked.recompute)
-    return cluster
-
-
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
@@ -74,11 +67,6 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
 
 
-def test_a_gpt_on_paper_becomes_the_packages_own_and_others_are_refused():
-    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
-    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
-
-
 # -- small steps beside the closed forms ------------------------------------------------------------------------------
 
 OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
@@ -109,7 +97,9 @@ def test_a_slot_in_bf16_is_counted_as_two_bytes():
     assert half.formula == "16"
 
 
-def test_state_that_depends_on_shapes_is_refused_by_name():
+def test_a_gpt_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_refused():
+    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
+    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
     asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
     assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
@@ -120,9 +110,11 @@ CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm
 
 
 def replayed(asked, stage):
-    """The step on the plan's machine."""
+    """The step of the engine on the plan's machine, recorded on a null rank that stands for all."""
+    cluster = zs.NullCluster(asked.ranks, representative=0)
+    measured.run_planned(cluster, asked, stage, *asked.recompute)
     machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
-    recorded = recording.record(null_step(asked, stage).trace).inside("step").on_ranks(asked.ranks)
+    recorded = recording.record(cluster.trace).inside("step").on_ranks(asked.ranks)
     return timeline.replay(recorded, machine)
 
 

@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.numerics import oracle
 from tests.support import assert_refused, broken_lines, printed
 from zerosim.course import precision as lesson
-from zerosim.course import precision_runs, precision_view
+from zerosim.course import precision_runs
 from zerosim.models import text as texts
 
 Binade, Fates, PrecisionQuestion = lesson.Binade, lesson.Fates, lesson.PrecisionQuestion
@@ -22,6 +22,8 @@ rounded_fates, shipped = lesson.rounded_fates, texts.shipped
 SMALL = PrecisionQuestion("fp16", "gpt-nano", 30)
 ANY = st.floats(width=32, allow_nan=False)
 TINY = st.floats(-(2.0**-10), 2.0**-10, width=32)
+# In fp16 2^-25 is a tie that goes to 0, and what lies just below its smallest normal number, 2^-14, is rounded to it.
+EDGES = st.sampled_from([2.0**-25, 2.0**-25 * (1 + 2.0**-23), 2.0**-14, 2.0**-14 * (1 - 2.0**-24), 65519.0, 65520.0])
 
 
 def array(*values):
@@ -38,7 +40,7 @@ def fate(value, row):
     return "lost" if value == 0 else "subnormal" if abs(value) < 2.0**row.emin else "normal"
 
 
-@given(st.lists(ANY | TINY, max_size=12), st.integers(-8, 24), st.sampled_from(oracle.LOW))
+@given(st.lists(ANY | TINY | EDGES, max_size=12), st.integers(-8, 24), st.sampled_from(oracle.LOW))
 def test_every_gradient_is_counted_once_and_as_exact_arithmetic_has_it(values, power, row):
     expected = dict.fromkeys(("zero", "lost", "subnormal", "normal", "not_finite"), 0)
     for value in values:
@@ -49,14 +51,6 @@ def test_every_gradient_is_counted_once_and_as_exact_arithmetic_has_it(values, p
     found = rounded_fates([gradients[:5].reshape(-1, 1), gradients[5:]], row.name, 2.0**power)
     assert found == Fates(row.name, 2.0**power, len(values), **expected)
     np.testing.assert_array_equal(gradients, array(*values))
-
-
-def test_fp16_loses_up_to_2_to_the_minus_25_and_keeps_all_bits_from_its_smallest_normal_number_on():
-    half = 2.0**-25  # of the smallest subnormal number, a tie that goes to 0
-    above, below = (np.nextafter(np.float32(x), np.float32(to)) for x, to in ((half, 1), (2.0**-14, 0)))
-    edges = array(half, above, below, 2.0**-14, 65519.0, 65520.0, 0.0)
-    # The number just below 2^-14 is rounded up to it, and so is normal.
-    assert rounded_fates([edges], "fp16") == Fates("fp16", 1.0, 7, zero=1, lost=1, subnormal=1, normal=3, not_finite=1)
 
 
 def test_what_is_0_in_fp32_is_not_lost_whatever_the_format_found():
@@ -90,6 +84,8 @@ def test_fp16_without_scaling_loses_gradients_on_a_text_and_bf16_none(seen):
     wide = lesson.underflows(replace(SMALL, format="bf16"), shipped())
     assert [fates.lost + fates.subnormal + fates.not_finite for fates in wide.rounded] == [0] * len(lesson.SCALES)
     assert len({replace(fates, scale=1.0) for fates in wide.computed}) == 1
+    tiny = texts.Corpus("tiny", np.arange(20, dtype=np.uint8))
+    assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
 
 
 def test_every_gradient_of_the_model_is_counted_in_every_row_and_what_is_rounded_follows_from_the_histogram(seen):
@@ -124,13 +120,6 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
         ((name, count) for name, count in lost.items() if count), key=lambda pair: (-pair[1], pair[0]))[:4]
 
 
-def test_steps_that_are_no_whole_number_and_texts_too_short_are_refused():
-    """What the command line can ask is refused there: `test_commands`."""
-    assert_refused(lambda: PrecisionQuestion(steps=1.5), "steps=1.5 must be a whole number, 1 or more")
-    tiny = texts.Corpus("tiny", np.arange(20, dtype=np.uint8))
-    assert_refused(lambda: lesson.underflows(SMALL, tiny), "the text tiny has 20 bytes")
-
-
 def test_the_traces_are_the_published_ones():
     text = {(t.kind, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in lesson.traces()}
     assert text == {
@@ -152,7 +141,7 @@ def found():
 def answer(question):
     """The answer with trials of half the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "trials", lambda fmt: precision_runs.trials(fmt, 20))
+        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 20))
         return lesson.precision(question, shipped())
 
 
@@ -184,7 +173,7 @@ def test_the_longest_names_and_largest_counts_fit_too(found):
 
 
 def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):
-    lines = list(precision_view.histogram(found, zs.FORMATS["fp16"]))
+    lines = list(lesson.histogram(found, zs.FORMATS["fp16"]))
     assert sum(int(line[2].replace(",", "")) for line in lines) == sum(b.elements for b in found.underflows.binades)
     borders = [(line[0], line[1]) for line in lines]
     assert all(low == high for (low, _), (_, high) in pairwise(borders))
@@ -209,8 +198,3 @@ def test_remarks_are_made_where_the_numbers_bear_them_out_and_nowhere_else(found
     for lost in (150, 199):
         text = counted_as(found, worst=(replace(tensor, lost=lost),))
         assert ("Two thirds of a qkv weight are queries and keys" in text) is (lost == 199)
-
-
-def test_scales_are_written_shortly():
-    assert [precision_view.scale_text(scale) for scale in (1.0, 256.0, 2.0**16, 2.0**-4, 3.0, 1000.0)] == [
-        "1", "256", "2^16", "2^-4", "3", "1000"]

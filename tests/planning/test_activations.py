@@ -95,18 +95,11 @@ def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():
 # -- bytes as the literature counts them ------------------------------------------------------------------------------
 
 
-@given(IN_16_BIT, COUNT, st.sampled_from(POLICIES), st.integers(2, 5))
-def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_forms(block, n, policy, t):
-    """It keeps masks and LayerNorm outputs beside; statistics are in neither count, log-sum-exps in one."""
+@given(IN_16_BIT, st.integers(2, 5))
+def test_the_literatures_count_is_sbh_times_34_plus_5as_over_h_and_its_closed_forms(block, t):
+    """It keeps masks and LayerNorm outputs beside; statistics are in neither count."""
     sbh, square = block.stream, 5 * block.square
-    assert sum(published.tensors_nbytes(block).values()) == 34 * sbh + square
-    assert published.peak_nbytes(block, n, policy) >= 2 * activations.peak_nbytes(block, n, policy).elements
-    forms = {"none": n * (34 * sbh + square), "selective": n * 34 * sbh + square,
-             "block": (n - 1) * 2 * sbh + 34 * sbh + square,
-             "sub_block": n * 4 * sbh + max(11 * sbh + square, 19 * sbh),
-             "tiled": n * (34 * sbh + 4 * block.positions * block.heads)}
-    assert {of: published.peak_nbytes(block, n, of) for of in forms} == forms
-    assert published.layer_nbytes(block) == 34 * sbh + square
+    assert published.layer_nbytes(block) == 34 * sbh + square >= 2 * activations.kept(block).elements
     if block.heads % t == 0:
         cut = {"none": 24 * sbh + square, "selective": 24 * sbh}
         for recompute, shared in cut.items():

@@ -4,8 +4,7 @@ Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]]. A rank's *vect
 whose own chunk is its input where chunks are gathered.
 """
 
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,18 +73,6 @@ def cuts_of(length: int, ranks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(0 if index <= owner else length for index in range(ranks + 1))
     inner = np.sort(rng.integers(0, length + 1, ranks - 1))
     yield (0, *(int(boundary) for boundary in inner), length)
-
-
-def mixed(seed: int, count: int, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Cases in which every value of every axis occurs, as far as the count goes; the same for one seed."""
-    chance, shuffled = random.Random(seed), [list(axis) for axis in axes]
-    for axis in shuffled:
-        chance.shuffle(axis)
-    for number in range(count):
-        yield tuple(axis[number % len(axis)] for axis in shuffled)
-        for axis in shuffled:
-            if (number + 1) % len(axis) == 0:
-                chance.shuffle(axis)
 
 
 def same(found: Any, wanted: np.ndarray | None) -> bool:

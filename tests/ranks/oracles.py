@@ -4,6 +4,7 @@ Legend: n elements, N ranks, x = N vectors (n,), chunk i = vector[cut[i]:cut[i +
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -37,17 +38,9 @@ def cast(x: Vectors, dtype: np.dtype) -> list[np.ndarray]:
 
 # -- orders of additions ----------------------------------------------------------------------------------------------
 
-def left_to_right(vectors: Vectors) -> np.ndarray:
-    """((x0 + x1) + x2) + ..."""
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = add(total, vector)
-    return total
-
-
-def rank_order(x: Vectors, root: int = 0) -> np.ndarray:
-    """x[root] + x[root+1] + ... round the ranks."""
-    return left_to_right([x[(root + i) % len(x)] for i in range(len(x))])
+def rank_order(x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
+    """x[root] + x[root+1] + ... round the ranks, rounded after each addition."""
+    return reduce(add, [x[(root + i) % len(x)] for i in range(len(x))])
 
 
 def by_chunk(x: Vectors, cut: Sequence[int], one: Callable[[list[np.ndarray], int], np.ndarray]) -> np.ndarray:
@@ -55,9 +48,9 @@ def by_chunk(x: Vectors, cut: Sequence[int], one: Callable[[list[np.ndarray], in
     return np.concatenate([one([v[cut[c]:cut[c + 1]] for v in x], c) for c in range(len(cut) - 1)])
 
 
-def ring(x: Vectors, cut: Sequence[int]) -> np.ndarray:
-    """x[c+1] + x[c+2] + ... + x[c], rounded after each addition."""
-    return by_chunk(x, cut, lambda chunks, c: left_to_right(chunks[c + 1:] + chunks[:c + 1]))
+def ring(x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
+    """x[c+1] + x[c+2] + ... + x[c]."""
+    return by_chunk(x, cut, lambda chunks, c: rank_order(chunks, cut, c + 1))
 
 
 def folded(x: Vectors) -> list[np.ndarray]:
@@ -79,18 +72,20 @@ def powers(ranks: int) -> list[int]:
     return [1 << i for i in range(ranks.bit_length() - 1)]
 
 
-def halving(x: Vectors, cut: Sequence[int]) -> np.ndarray:
-    """Chunk c by partners at distance N/2, ..., 2, 1 of rank c."""
-    return by_chunk(x, cut, lambda chunks, c: butterfly(chunks, powers(len(x))[::-1], c))
-
-
-def rabenseifner(x: Vectors, cut: Sequence[int]) -> np.ndarray:
-    """Halving, by a cut of its own where ranks sit out."""
+def doubling(x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
+    """Partners at distance 1, 2, ..., N/2."""
     active = folded(x)
-    return halving(active, cut if len(active) == len(x) else ceil_cut(len(x[0]), len(active)))
+    return butterfly(active, powers(len(active)), 0)
 
 
-def tree(x: Vectors, root: int = 0) -> np.ndarray:
+def halving(x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
+    """Chunk c by partners at distance N/2, ..., 2, 1 of rank c; by a cut of its own where ranks sit out."""
+    active = folded(x)
+    bounds = cut if len(active) == len(x) else ceil_cut(len(x[0]), len(active))
+    return by_chunk(active, bounds, lambda chunks, c: butterfly(chunks, powers(len(active))[::-1], c))
+
+
+def tree(x: Vectors, cut: Sequence[int], root: int = 0) -> np.ndarray:
     """Place v, counted from the root, adds what v+1, v+2, v+4, ... have summed up, as far as below its lowest bit."""
     ranks = len(x)
 
@@ -104,15 +99,8 @@ def tree(x: Vectors, root: int = 0) -> np.ndarray:
 
 
 ORDERS: dict[str, Callable[[Vectors, Sequence[int], int], np.ndarray]] = {
-    "ring": lambda x, cut, root: ring(x, cut),
-    "pairwise": lambda x, cut, root: ring(x, cut),
-    "halving": lambda x, cut, root: halving(x, cut),
-    "rabenseifner": lambda x, cut, root: rabenseifner(x, cut),
-    "doubling": lambda x, cut, root: butterfly(folded(x), powers(len(folded(x))), 0),
-    "tree": lambda x, cut, root: tree(x, root),
-    "naive": lambda x, cut, root: rank_order(x, root),
-    "everyone": lambda x, cut, root: rank_order(x, root),
-}
+    "ring": ring, "pairwise": ring, "halving": halving, "rabenseifner": halving, "doubling": doubling, "tree": tree,
+    "naive": rank_order, "everyone": rank_order}
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

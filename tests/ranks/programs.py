@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -203,13 +204,26 @@ def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     return losses, on_host({name: engine.state(name) for name in model.shapes})
 
 
-def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: Any = "AdamW", steps: int = 2, **options: Any
-        ) -> tuple[Any, ...]:
+# What differs from one step of AdamW on two micro-batches; from the fourth on, other kernels or whole matrices.
+TRAININGS: dict[str, dict[str, Any]] = {
+    "two steps": {"steps": 2},
+    "one step": {},
+    "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
+    "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
+    "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
+    "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},
+    "bf16 at rest": {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")},
+    **{name: {"optimizer": getattr(zs.optim, name)(lr=1e-3), "layout": "whole_matrices"}
+       for name in ("LAMB", "Muon", "Adafactor")}}
+
+
+def gpt(rank: zs.Rank, stage: int, compute: str, how: str = "two steps", **options: Any) -> tuple[Any, ...]:
     """Trains gpt-nano on tokens that differ everywhere: losses, scales, norms, and every state of every parameter."""
-    model = zs.models.GPT("gpt-nano")
-    policy = zs.Policy(compute, loss_scale=1024.0) if compute == "fp16" else zs.Policy(compute)
-    stepping = getattr(zs.optim, optimizer)(lr=1e-3) if isinstance(optimizer, str) else optimizer
-    engine = zs.Engine(rank, model, stepping, stage=stage, clip_norm=1.0, **{"policy": policy} | options)
+    options = {"optimizer": zs.optim.AdamW(lr=1e-3), "steps": 1, "clip_norm": 1.0,
+               "policy": zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0),
+               **TRAININGS[how], **options}
+    model, steps = zs.models.GPT("gpt-nano"), options.pop("steps")
+    engine = zs.Engine(rank, model, options.pop("optimizer"), stage=stage, **options)
     rng = np.random.default_rng(rank.index)
     found = []
     for _ in range(steps):
@@ -219,34 +233,6 @@ def gpt(rank: zs.Rank, stage: int, compute: str, optimizer: Any = "AdamW", steps
     states = {name: engine.state(name) for name in model.shapes}
     assert all(isinstance(x, rank.xp.ndarray) for state in states.values() for x in state.values() if x is not None)
     return found, on_host(states)
-
-
-# Options of the engine that choose other kernels.
-OPTIONS: list[dict[str, Any]] = [
-    {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
-    {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
-    {"policy": zs.Policy("bf16", matmul="fp8")},
-    {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")}]
-
-
-def optioned(rank: zs.Rank, case: int) -> tuple[Any, ...]:
-    """GPT with some of them."""
-    return gpt(rank, 3, "bf16", steps=1, **OPTIONS[case])
-
-
-def one_after_the_other(rank: zs.Rank) -> tuple[Any, ...]:
-    """GPT, of which nothing overlaps."""
-    return gpt(rank, 3, "bf16", steps=1)
-
-
-def overlapping(rank: zs.Rank) -> tuple[Any, ...]:
-    """GPT with all options that move communication."""
-    return gpt(rank, 3, "bf16", steps=1, overlap=True, prefetch=1, bucket_nbytes=5000)
-
-
-def whole_matrices(rank: zs.Rank, optimizer: str) -> tuple[Any, ...]:
-    """GPT by whole matrices."""
-    return gpt(rank, 2, "bf16", optimizer, layout="whole_matrices", steps=1)
 
 
 def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -280,72 +266,69 @@ def fails(rank: zs.Rank, failing: int, kind: str) -> None:
     rank.barrier()
 
 
-# What all ranks but the last ask for with x (12,) of float32, what the last one does, and how an error shows both.
-DIFFERENT: dict[str, tuple[Callable[[zs.Rank, Any], Any], Callable[[zs.Rank, Any], Any], str, str]] = {
-    "another collective": (lambda r, x: r.reduce_scatter(x), lambda r, x: r.all_reduce(x),
-                           "reduce_scatter(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32)"),
-    "another shape": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x[:6]),
-                      "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (6,), float32)"),
-    "the same size in another shape": (
-        lambda r, x: r.all_reduce(x.reshape(3, 4)), lambda r, x: r.all_reduce(x.reshape(4, 3)),
-        "all_reduce(call 0, (3, 4), float32)", "all_reduce(call 0, (4, 3), float32)"),
-    "another type": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(vector(r, 12, np.int32)),
-                     "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), int32)"),
-    "another op": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, op="max"),
-                   "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, op=max)"),
-    "another algorithm": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, algorithm="tree"),
-                          "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, algorithm=tree)"),
-    "another root": (lambda r, x: r.broadcast(x), lambda r, x: r.broadcast(x, 1),
-                     "broadcast(call 0, (12,), float32, algorithm=tree)",
-                     "broadcast(call 0, (12,), float32, algorithm=tree, root=1)"),
-    "another wire": (lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, wire="fp16"),
-                     "all_reduce(call 0, (12,), float32)", "all_reduce(call 0, (12,), float32, wire=float16)"),
-    "another place in the program": (
-        lambda r, x: [r.all_reduce(x), r.all_reduce(x)], lambda r, x: [r.all_reduce(x), r.barrier()],
-        "all_reduce(call 1, (12,), float32)", "barrier(call 1, (0,), uint8, algorithm=dissemination)"),
-    "another text to agree on": (
-        lambda r, x: r.agreeing("no").broadcast(x), lambda r, x: r.agreeing("yes").broadcast(x),
-        "broadcast(call 0, (12,), float32, algorithm=tree, no)",
-        "broadcast(call 0, (12,), float32, algorithm=tree, yes)"),
+SUM = "all_reduce(call 0, (12,), float32"
+Asks = Callable[[zs.Rank, Any], Any]
+
+
+@dataclass(frozen=True)
+class Different:
+    """What the last rank asks for with x (12,) of float32, what all others ask for, and how an error shows both."""
+
+    last: Asks
+    its: str = ""
+    most: Asks = lambda r, x: r.all_reduce(x)
+    theirs: str = f"{SUM})"
+
+
+DIFFERENT = {
+    "another collective": Different(lambda r, x: r.all_reduce(x), f"{SUM})", lambda r, x: r.reduce_scatter(x),
+                                    "reduce_scatter(call 0, (12,), float32)"),
+    "another shape": Different(lambda r, x: r.all_reduce(x[:6]), "all_reduce(call 0, (6,), float32)"),
+    "the same size in another shape": Different(lambda r, x: r.all_reduce(x.reshape(4, 3)),
+                                                "all_reduce(call 0, (4, 3), float32)"),
+    "another type": Different(lambda r, x: r.all_reduce(vector(r, 12, np.int32)), "all_reduce(call 0, (12,), int32)"),
+    "another op": Different(lambda r, x: r.all_reduce(x, op="max"), f"{SUM}, op=max)"),
+    "another algorithm": Different(lambda r, x: r.all_reduce(x, algorithm="tree"), f"{SUM}, algorithm=tree)"),
+    "another wire": Different(lambda r, x: r.all_reduce(x, wire="fp16"), f"{SUM}, wire=float16)"),
+    "another root": Different(
+        lambda r, x: r.broadcast(x, 1), "broadcast(call 0, (12,), float32, algorithm=tree, root=1)",
+        lambda r, x: r.broadcast(x), "broadcast(call 0, (12,), float32, algorithm=tree)"),
+    "another place in the program": Different(
+        lambda r, x: [r.all_reduce(x), r.barrier()], "barrier(call 1, (0,), uint8, algorithm=dissemination)",
+        lambda r, x: [r.all_reduce(x), r.all_reduce(x)], "all_reduce(call 1, (12,), float32)"),
+    "another text to agree on": Different(
+        lambda r, x: r.agreeing("yes").all_reduce(x), f"{SUM}, yes)",
+        lambda r, x: r.agreeing("no").all_reduce(x), f"{SUM}, no)"),
     # What the short form leaves out is shown where it is the difference.
-    "another rule of a mean": (
-        lambda r, x: r.all_reduce(x, op="mean"), lambda r, x: r.all_reduce(x, op="mean", average="split"),
-        "all_reduce(call 0, (12,), float32, ...average=sum_then_divide, ...)",
-        "all_reduce(call 0, (12,), float32, ...average=split, ...)"),
-    "another cut": (
-        lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, splits=(*[0] * r.size, 12)),
-        "all_reduce(call 0, (12,), float32, ...splits=(0, ..., 12), ...)",
-        "all_reduce(call 0, (12,), float32, ...splits=(0, ...0, 12), ...)"),
-    "another purpose": (
-        lambda r, x: r.all_reduce(x), lambda r, x: r.all_reduce(x, purpose="state"),
-        "all_reduce(call 0, (12,), float32, ...purpose=unspecified, ...)",
-        "all_reduce(call 0, (12,), float32, ...purpose=state, ...)"),
+    "another cut": Different(lambda r, x: r.all_reduce(x, splits=(*[0] * r.size, 12)),
+                             f"{SUM}, ...splits=(0, ...0, 12), ...)", theirs=f"{SUM}, ...splits=(0, ..., 12), ...)"),
+    "another purpose": Different(lambda r, x: r.all_reduce(x, purpose="state"), f"{SUM}, ...purpose=state, ...)",
+                                 theirs=f"{SUM}, ...purpose=unspecified, ...)"),
 }
 # What the last rank does where another one waits for 4 elements from it, or all for all.
-MISSED: dict[str, tuple[Callable[[zs.Rank, Any], Any], Callable[[zs.Rank, Any], Any]]] = {
-    "nothing": (lambda r, x: r.barrier(), lambda r, x: None),
-    **{f"a message of another {what}": (
-        lambda r, x: r.recv(x[:4], r.size - 1) if r.index == 0 else None, lambda r, x, send=send: r.send(send(r, x), 0))
-       for what, send in {"length": lambda r, x: x[:2], "shape": lambda r, x: x[:4].reshape(4, 1),
-                          "type": lambda r, x: vector(r, 4, np.int32)}.items()},
-}
+MISSED = {
+    "nothing": Different(lambda r, x: None, most=lambda r, x: r.barrier()),
+    **{f"a message of another {what}": Different(last, most=lambda r, x: r.index or r.recv(x[:4], r.size - 1))
+       for what, last in {"length": lambda r, x: r.send(x[:2], 0),
+                          "shape": lambda r, x: r.send(x[:4].reshape(4, 1), 0),
+                          "type": lambda r, x: r.send(vector(r, 4, np.int32), 0)}.items()}}
 
 
 def disagrees(rank: zs.Rank, what: str) -> None:
     """The last rank asks for something else."""
-    most, last, *_ = (DIFFERENT | MISSED)[what]
-    (last if rank.index == rank.size - 1 else most)(rank, vector(rank, 12, np.float32))
+    asks = (DIFFERENT | MISSED)[what]
+    (asks.last if rank.index == rank.size - 1 else asks.most)(rank, vector(rank, 12, np.float32))
 
 
 def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     """A pattern of the error where the last rank calls something else; it names the ranks that have been heard."""
     from tests.support import literally  # with pytest, which the processes of a pool never need
 
-    _, _, most, last = DIFFERENT[what]
+    asked = DIFFERENT[what]
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
     return literally("^the ranks of a group must make the same collective calls in the same order, but "
-                     f"{others} in {most}; rank {ranks - 1} is in {last}. Look for a branch that depends on the rank, "
-                     "or for shapes, dtypes or options that differ.$")
+                     f"{others} in {asked.theirs}; rank {ranks - 1} is in {asked.its}. Look for a branch that depends "
+                     "on the rank, or for shapes, dtypes or options that differ.$")
 
 
 def disagrees_beside_works(rank: zs.Rank, what: str) -> None:
@@ -402,7 +385,7 @@ def goes_on_whatever_happens(rank: zs.Rank) -> int:
 def catches_what_it_can(rank: zs.Rank) -> None:
     """Nobody sends, and nobody minds."""
     with suppress(Exception):
-        rank.recv(vector(rank, 4, np.float32), (rank.index + 1) % rank.size)
+        everyone_receives(rank)
 
 
 def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:

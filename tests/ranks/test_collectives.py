@@ -16,21 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.cases import THOROUGH
+from tests.cases import covering
 from tests.ranks import oracles
-from tests.ranks.asking import (
-    KINDS,
-    ROOTED,
-    ROWS,
-    TABLE,
-    allowed,
-    ask,
-    ceil_cut,
-    cuts_of,
-    mixed,
-    same,
-    takes_splits,
-)
+from tests.ranks.asking import KINDS, ROOTED, ROWS, TABLE, allowed, ask, ceil_cut, cuts_of, same, takes_splits
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, anything, normals, whole_numbers
 from zerosim.planning import collectives as closed_forms
 from zerosim.ranks import collectives
@@ -209,7 +197,7 @@ def test_every_call_gives_the_oracle_s_bits_and_sends_the_closed_form_s_bytes(ro
     """In all worlds, types and ways; forms and options by turns."""
     types = [*FLOATS.values(), *INTEGERS.values(), *(() if "reduce" in row[0] else OTHERS.values())]
     worlds = [ranks for ranks in WORLDS if allowed(*row, ranks)]
-    for turn, (ranks, dtype, way) in enumerate(mixed(ROWS.index(row), 150 if THOROUGH else 24, worlds, types, WAYS)):
+    for turn, (ranks, dtype, way) in enumerate(covering(worlds, types, WAYS, turn=ROWS.index(row), count=24)):
         lengths = [[0, 2 * ranks + 1], [1, 3 * ranks - 1], [ranks, 13]][turn % 3]
         try:
             check(way, calls(row, ranks, dtype, lengths, FORMS[turn % 6:] + FORMS[:turn % 6],
@@ -217,10 +205,6 @@ def test_every_call_gives_the_oracle_s_bits_and_sends_the_closed_form_s_bytes(ro
         except Exception as error:
             error.add_note(f"{ranks} ranks, {dtype}, {way}, lengths {lengths}")
             raise
-
-
-@pytest.mark.parametrize("row", ROWS, ids=" by ".join)
-def test_64_ranks_give_the_right_result(row: tuple[str, str]) -> None:
     check("plain", [Asked(*row, whole_numbers(64, 65))])
 
 
@@ -255,7 +239,7 @@ def test_any_script_of_calls_gives_the_right_results_and_one_trace_whatever_the_
 def test_without_data_ranks_hold_and_send_what_they_do_with_data_and_one_may_stand_for_all(row) -> None:
     """Where every rank brings and sends as much as it does; elsewhere it is refused."""
     worlds = [ranks for ranks in (1, 2, 3, 4, 8) if allowed(*row, ranks)]
-    for ranks, asynchronous, extra in mixed(ROWS.index(row), 6, worlds, (False, True), (0, 1)):
+    for ranks, asynchronous, extra in covering(worlds, (False, True), (0, 1), turn=ROWS.index(row)):
         def program(rank: zs.Rank, length=2 * ranks + extra, asynchronous=asynchronous) -> None:
             answer = ask(rank, *row, rank.xp.zeros(length, "float32"), async_op=asynchronous)
             if asynchronous:
@@ -312,15 +296,6 @@ def test_a_barrier_sends_empty_messages_that_are_counted(way: str) -> None:
         assert len(row.hops()) == sum(wanted.messages)
         assert len({hop.step for hop in row.hops()}) == wanted.steps
         assert (row.purpose, cluster.trace.sent_nbytes()) == ("control", [0] * ranks)
-
-
-def test_a_ring_all_reduce_uses_n_links_and_no_others() -> None:
-    for ranks in (2, 3, 4, 8, 16):
-        cluster = zs.Cluster(ranks)
-        cluster.run(lambda rank: rank.all_reduce(np.arange(3 * rank.size) + rank.index))
-        hops = cluster.trace[0].collectives()[0].hops()
-        assert len(hops) == 2 * ranks * (ranks - 1)
-        assert {(hop.source, hop.destination) for hop in hops} == {(r, (r + 1) % ranks) for r in range(ranks)}
 
 
 @pytest.mark.parametrize("op", ["max", "min"])

@@ -25,42 +25,36 @@ def told(cluster: zs.Cluster) -> tuple[list, list, list]:
     return results, [trace.rows for trace in cluster.trace], cluster.memory.peak_nbytes
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_the_same_program_gives_the_same_bits_and_the_same_trace_whatever_the_schedule(ranks: int) -> None:
+def test_the_same_program_gives_the_same_bits_and_the_same_trace_whatever_the_schedule() -> None:
     """On another cluster, and on the same one once more: nothing is left over from the first run."""
-    plain = told(zs.Cluster(ranks))
-    for seed in (0, ranks, ranks + 1):
-        cluster = zs.Cluster(ranks, seed=seed)
+    plain = told(zs.Cluster(4))
+    for seed in (0, 5):
+        cluster = zs.Cluster(4, seed=seed)
         assert told(cluster) == told(cluster) == plain, seed
-    first, second = (zs.Cluster(ranks, seed=seed, debug=True) for seed in (0, 12))
-    assert told(first) == told(second)
-    for mine, its in zip(told(first)[0], plain[0], strict=True):
+    first, second = (told(zs.Cluster(4, seed=seed, debug=True)) for seed in (0, 12))
+    assert first == second
+    for mine, its in zip(first[0], plain[0], strict=True):
         assert mine[:-1] == its[:-1], "debug mode holds more, and computes the same"
 
 
 def test_a_seed_really_tries_other_orders() -> None:
     """Of ranks that wait, and of one that has just issued something: else these tests would prove nothing."""
-    orders, issues = set(), set()
-    for seed in range(12):
-        order, issue = [], []
-
-        def program(rank, order=order, issue=issue):
-            for _ in range(2):
-                order.append(rank.index)
-                rank.barrier()
-            issue.append(rank.index)
+    def order_of(seed: int) -> tuple[int, ...]:
+        def program(rank):
+            rank.barrier()
+            order.append(rank.index)
             work = rank.all_reduce(np.ones(1), async_op=True)
-            issue.append(rank.index)
+            order.append(rank.index)
             work.wait()
 
+        order: list[int] = []
         zs.Cluster(4, seed=seed).run(program)
-        orders.add(tuple(order))
-        issues.add(any(before != after for before, after in zip(issue[::2], issue[1::2], strict=True)))
-        if seed == 0:
-            assert order == [0, 1, 2, 3] * 2
-            assert issue == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert len(orders) > 6
-    assert issues == {False, True}, "a rank that has issued may have to wait for its turn"
+        return tuple(order)
+
+    plain, *others = map(order_of, range(12))
+    assert plain == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert len(set(others)) > 6
+    assert {order[0] == order[1] for order in others} == {False, True}, "who has issued may have to wait for its turn"
 
 
 def test_another_process_with_another_hash_seed_gives_the_same_bits_and_rows() -> None:

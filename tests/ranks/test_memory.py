@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import zerosim as zs
+from tests.cases import covering
 from tests.ranks.asking import KINDS as CLUSTERS
-from tests.ranks.asking import ROWS, WORLDS, allowed, ask, mixed
+from tests.ranks.asking import ROWS, WORLDS, allowed, ask
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, whole_numbers
 from zerosim.numerics import arrays
 from zerosim.ranks import trace
@@ -128,8 +129,17 @@ class History(RuleBasedStateMachine):
             assert self.memory.peak_nbytes_of(SOME) == self.peak_of_some, "whatever the peak of all starts anew from"
             assert self.memory.slack_nbytes == sum(slack for *_, slack in self.model.values())
             assert all(self.memory.kind_of(array) == self.model[name][0] for name, array in self.arrays.items())
-            held = [row.nbytes for row in self.memory.trace.rows if isinstance(row, trace.Held)]
-            assert sum(held) == self.total()
+
+    def teardown(self) -> None:
+        """What lives at a row of the trace adds up to what the rows say is held there."""
+        lives, held = self.memory.trace.lifetimes(), Counter()
+        for place, row in enumerate(self.memory.trace.rows):
+            held[row.kind] += row.nbytes
+            living = Counter()
+            for life in lives:
+                living[life.kind] += life.nbytes * life.lives_at(place)
+            assert +living == +held
+        assert +held == self.by_kind()
 
 
 TestHistory = History.TestCase
@@ -193,7 +203,7 @@ def test_running_out_says_what_was_asked_what_is_left_and_what_is_held_by_kind()
 def test_a_collective_fits_in_what_it_charges_and_no_less(row: tuple[str, str]) -> None:
     """At one byte less a rank that charges the most runs out, and all that had been taken is given back."""
     worlds = [n for n in WORLDS if allowed(*row, n)]
-    for ranks, kind, asynchronous in mixed(ROWS.index(row), 6, worlds, ("plain", "debug"), (False, True)):
+    for ranks, kind, asynchronous in covering(worlds, ("plain", "debug"), (False, True), turn=ROWS.index(row)):
         vectors = whole_numbers(ranks, 3 * ranks + 2)
 
         def program(rank, vectors=vectors, asynchronous=asynchronous):

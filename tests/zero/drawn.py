@@ -1,9 +1,9 @@
-"""Training runs that are drawn from everything that an engine can be told, each the same one every time."""
+"""Training runs that are drawn from everything that an engine can be told, the same ones every time."""
 
-from itertools import product
+from itertools import islice, product
 
 import zerosim as zs
-from tests.cases import dealt
+from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.zero.training import ADAM, MODELS, SGD, batches
 from zerosim.models import GPT
@@ -26,26 +26,34 @@ RUNS = {  # buckets: how many of fp32 would make the model
     "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective")}
 
 
-def case(number, models=tuple(MODELS)):
+def drawn(count, models=tuple(MODELS)):
+    """So many cases for `made`: of every axis a value, and the options of five runs."""
+    runs = iter(covering(*RUNS.values(), count=5 * count))
+    return [dict(zip(("model", *CASES), values, strict=True), runs=list(islice(runs, 5)))
+            for values in covering(models, *CASES.values(), count=count)]
+
+
+def made(case):
     """A model, its data, and the options of `assert_runs_equal_the_twin`: every stage, and a row that may be none."""
-    drawn = dealt(number, model=models, **CASES)
-    model, compute, layout = MODELS[drawn["model"]](), drawn["compute"], drawn["layout"]
-    groups = groups_of(drawn["groups"], model, number)
-    master = compute if drawn["master"] == "as compute" and not any(group.compute for group in groups) else "fp32"
-    policy = zs.Policy(compute, reduce=drawn["reduce"], accumulate=drawn["accumulate"], master=master,
-                       state=drawn["state"], loss_scale=1024.0 if compute == "fp16" else 1.0)
-    ranks = min(drawn["ranks"], 4 if isinstance(model, GPT) else 8)  # what is large is dear
-    data = batches(model, ranks, drawn["k"], min(drawn["steps"], 2 + 32 // ranks**2), seed=drawn["seed"])
-    runs = [(stage, options_of(model, 5 * number + place)) for place, stage in enumerate((*zs.STAGES, drawn["row"]))]
-    gather = layout != "whole_matrices"
-    common = {key: drawn[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")}
-    return model, data, {"runs": runs, "groups": groups, "policy": policy, "gather": gather} | common
+    model, compute, layout = MODELS[case["model"]](), case["compute"], case["layout"]
+    groups = groups_of(case["groups"], model, case["seed"])
+    master = compute if case["master"] == "as compute" and not any(group.compute for group in groups) else "fp32"
+    policy = zs.Policy(compute, reduce=case["reduce"], accumulate=case["accumulate"], master=master,
+                       state=case["state"], loss_scale=1024.0 if compute == "fp16" else 1.0)
+    ranks, steps = case["ranks"], case["steps"]
+    large, many = (4, 2) if isinstance(model, GPT) else (8, 2 + 32 // ranks**2)  # which are dear
+    data = batches(model, min(ranks, large), case["k"], min(steps, many), seed=case["seed"])
+    runs = [(stage, options_of(model, *values))
+            for stage, values in zip((*zs.STAGES, case["row"]), case["runs"], strict=True)]
+    options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")}
+    return model, data, options | {
+        "runs": runs, "groups": groups, "policy": policy, "gather": layout != "whole_matrices"}
 
 
-def groups_of(kind, model, number):
+def groups_of(kind, model, seed):
     """Groups of this kind, where the model has parameters for it. LayerNorms and gains alone may rest in fp32."""
     names = list(model.shapes)
-    groups = {"one is frozen": [zs.Group(names[number % len(names)], frozen=True)],
+    groups = {"one is frozen": [zs.Group(names[seed % len(names)], frozen=True)],
               "weights are frozen": [zs.Group("*.weight", frozen=True)],
               "another lr": [zs.Group("*.bias", lr=0.05)],
               "another optimizer": [zs.Group("*.bias", optimizer=ADAM), zs.Group(names[0], optimizer=zs.optim.LARS())],
@@ -55,9 +63,9 @@ def groups_of(kind, model, number):
     return groups if fit and not all_frozen else []
 
 
-def options_of(model, number):
+def options_of(model, *values):
     """The options of one run, which change no bit."""
-    options = dealt(number, **RUNS)
+    options = dict(zip(RUNS, values, strict=True))
     buckets = options.pop("buckets")
     if buckets:
         options["bucket_nbytes"] = 1 + 4 * model.parameter_count // buckets

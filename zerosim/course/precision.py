@@ -1,21 +1,23 @@
-"""The failures of mixed precision, and what helps against each: all of it is run.
+"""The failures of mixed precision, and what helps against each: all of it is run, and shown in four sections.
 
 Small gradients become 0; dynamic loss scalers differ; no loss scale cures an overflow in forward; weights and Adam's
 averages that rest in 16 bits stall or explode. What becomes of one weight, or of one average, is in `lost_updates`.
-Legend: B batch, T tokens, g a gradient as fp32 computes it, S the loss scale.
+Legend: B batch, T tokens, g a gradient as fp32 computes it, S the loss scale, lr the learning rate.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from zerosim.course.precision_runs import BATCHES, LargestValue, Rested, Trial, largest_values, policies, rested, trials
+from zerosim.course import precision_runs as runs
 from zerosim.course.training import whole_weights
-from zerosim.display.views import View, plain
+from zerosim.display.style import percent, rough, short
+from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
 from zerosim.models.gpt import GPT, config_of
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, one_pass
@@ -25,6 +27,7 @@ from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.rounding import spacing
 from zerosim.optim import AdamW
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -36,6 +39,9 @@ SEQUENCES = 4  # B
 LR = 3e-3
 MOST_TENSORS = 4
 STEPS_RATIO = 8  # steps of the small network that rests in other formats, for each step on the text
+BAR_COLUMNS = 28
+GROUP = 4  # binades in a line of the histogram
+QUERIES_AND_KEYS = 2 / 3  # of a fused weight of queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class PrecisionQuestion:
     @property
     def resting_steps(self) -> int:
         """Steps of each training with other formats at rest."""
-        return max(BATCHES, STEPS_RATIO * self.steps)
+        return max(runs.BATCHES, STEPS_RATIO * self.steps)
 
     def build(self) -> GPT:
         """The model, with a vocabulary of bytes."""
@@ -73,15 +79,14 @@ class Precision(Shown):
     underflows: Underflows
     pattern: tuple[bool, ...]
     traces: tuple[ScalerTrace, ...]
-    trials: tuple[Trial, ...]
-    largest: tuple[LargestValue, ...]
-    rested: tuple[Rested, ...]
+    trials: tuple[runs.Trial, ...]
+    largest: tuple[runs.LargestValue, ...]
+    rested: tuple[runs.Rested, ...]
 
     def view(self) -> View:
         """The four sections, for a terminal or a notebook."""
-        from zerosim.course.precision_view import lesson
-
-        return lesson(self)
+        return View("Mixed precision", ": what goes wrong in 16 bits, and what helps.",
+                    parts(_small_gradients(self), _loss_scaling(self), _overflows(self), _resting(self)))
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data; what is no finite number is the text "inf", "-inf" or "nan"."""
@@ -92,9 +97,9 @@ class Precision(Shown):
 def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:
     """Runs everything: ten seconds for the question as it stands."""
     return Precision(
-        question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(trials(question.format)),
-        tuple(largest_values(question.format)),
-        tuple(rested(policy, question.resting_steps) for policy in policies(question.format)))
+        question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(runs.trials(question.format)),
+        tuple(runs.largest_values(question.format)),
+        tuple(runs.rested(policy, question.resting_steps) for policy in runs.policies(question.format)))
 
 
 # -- 1: gradients that are too small for a format ---------------------------------------------------------------------
@@ -238,6 +243,82 @@ def losses_by_tensor(exact: Mapping[str, Array], found: Mapping[str, Array], fmt
             yield TensorLoss(name, exact[name].size, lost[name])
 
 
+def _small_gradients(found: Precision) -> Iterator[Part | str]:
+    """The places of the gradients, and what the format makes of them at several loss scales."""
+    question, seen = found.question, found.underflows
+    row = format_of(question.format)
+    yield Heading(1, f"Small gradients in {question.format}")
+    yield f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}."
+    yield f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they"
+    yield f"become in {row.name}."
+    yield ""
+    yield marked_table(">from", "to", ">gradients", "", "", rows=histogram(found, row))
+    yield ""
+    yield marked_table(
+        ">S", ">rounded: 0", ">subnormal", ">inf", ">computed: 0", ">subnormal", ">inf", ">logits: 0",
+        rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
+    yield "Rounded: S times the gradients above. Computed: a backward all in the format,"
+    yield "from S times the loss; logits: where it begins. Subnormal: with fewer bits."
+    yield from _underflow_notes(found, row)
+
+
+def histogram(found: Precision, row: Format) -> Iterator[tuple[str, ...]]:
+    """Lines of at most GROUP binades, the largest gradients first, each with what the format makes of them at S = 1."""
+    counts: dict[int, int] = {}
+    for binade in found.underflows.binades:
+        low = max(_group(binade.exponent, row)[0], found.underflows.binades[0].exponent)
+        counts[low] = counts.get(low, 0) + binade.elements
+    most = max(counts.values(), default=1)
+    for low, count in sorted(counts.items(), reverse=True):
+        _, high, fate = _group(low, row)
+        yield (f"2^{low}", f"2^{high}", f"{count:,}", "#" * math.ceil(count / most * BAR_COLUMNS), fate)
+
+
+def _group(exponent: int, row: Format) -> tuple[int, int, str]:
+    """The binades that share a line with this one, from and to, and their fate; counted from the borders of fates."""
+    smallest = row.min_exponent - row.mantissa_bits - 1  # below 2^smallest all becomes 0
+    for border, fate in ((row.min_exponent, ""), (smallest, "subnormal")):
+        if exponent >= border:
+            low = border + (exponent - border) // GROUP * GROUP
+            return low, min(low + GROUP, row.min_exponent) if fate else low + GROUP, fate
+    high = smallest - (smallest - 1 - exponent) // GROUP * GROUP
+    return high - GROUP, high, "[red]becomes 0[/]"
+
+
+def _scale_cells(rounded: Fates, computed: Fates, at_output: Fates) -> tuple[str, ...]:
+    counts = [rounded.lost, rounded.subnormal, rounded.not_finite, computed.lost, computed.subnormal,
+              computed.not_finite, at_output.lost]
+    return scale_text(rounded.scale), *(f"{count:,}" for count in counts)
+
+
+def scale_text(scale: float) -> str:
+    """``2^16`` for powers of two that are not short themselves."""
+    mantissa, exponent = math.frexp(scale)
+    return short(scale) if mantissa != 0.5 or 1 <= scale < 1000 else f"2^{exponent - 1}"
+
+
+def _underflow_notes(found: Precision, row: Format) -> Iterator[str]:
+    """Words for what the tables show of these numbers."""
+    seen = found.underflows
+    first, best = seen.computed[0], min(seen.computed, key=lambda fates: (fates.not_finite, fates.lost))
+    if first.lost and not seen.rounded[0].lost:
+        yield f"{first.lost:,} come out as 0 with every S: sums that cancel, and no underflow."
+    elif first.lost:
+        yield f"Without scaling {first.lost:,} of {first.elements:,} gradients ({percent(first.lost_share)}) become 0:"
+        for tensor in seen.worst:
+            yield f"  {tensor.name}: {tensor.lost:,} of {tensor.elements:,}"
+        if any("qkv.weight" in t.name and t.lost >= 0.99 * QUERIES_AND_KEYS * t.elements for t in seen.worst):
+            yield "  Two thirds of a qkv weight are queries and keys: there, nothing is learned."
+    else:
+        yield f"Nothing becomes 0 without scaling: {row.name} reaches down far enough for these."
+    if best.scale > 1 and best.lost < first.lost:
+        yield f"With S = {scale_text(best.scale)}, {best.lost:,} do, and none overflows."
+    if seen.computed[-1].not_finite:
+        too_much = seen.computed[-1]
+        yield (f"S = {scale_text(too_much.scale)} is too much: {too_much.not_finite:,} are inf or NaN, and the step is "
+               "skipped.")
+
+
 # -- 2: the dynamic loss scalers in use, on the same overflows: they are not one machine ------------------------------
 
 PATTERN = tuple(digit == "1" for digit in "000001100001011")  # which steps overflow
@@ -264,3 +345,97 @@ def traces() -> Iterator[ScalerTrace]:
             scaler.update(overflow)
             scales.append(scaler.scale)
         yield ScalerTrace(kind, hysteresis, tuple(scales))
+
+
+def _loss_scaling(found: Precision) -> Iterator[Part | str]:
+    """The scale after each step by each of the machines in use."""
+    yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
+    names = [f">{trace.kind}" + (f" ({trace.hysteresis})" if trace.kind != "torch" else "")
+             for trace in found.traces]
+    yield marked_table(">step", "", *names, rows=(
+        (str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
+        for step, overflow in enumerate(found.pattern, start=1)))
+    yield "An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,"
+    yield "is how many that takes, until S grows again. S doubles on the last good step"
+    yield "of a window (torch, deepspeed-legacy), or on the next one (deepspeed)."
+
+
+# -- 3: overflow in backward, and in forward: the same training in two units, with every loss scaling -----------------
+
+
+def _overflows(found: Precision) -> Iterator[Part | str]:
+    """The same training in two units, with every loss scaling."""
+    fmt, unit = found.question.format, found.trials[-1].unit
+    yield Heading(3, "Overflow in backward, and in forward")
+    yield f"A small network with inputs from {runs.LOWEST:g} to {runs.HIGHEST:g}; and again in another unit, where"
+    yield f"inputs and targets are {short(unit)} times as large. Losses are in the first unit."
+    yield ""
+    small = [trial for trial in found.trials if trial.unit == 1]
+    large = [trial for trial in found.trials if trial.unit != 1]
+    yield marked_table(
+        "format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped", ">loss, last",
+        rows=((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True)))
+    yield ""
+    columns = list(dict.fromkeys((value.unit, value.format) for value in found.largest))
+    layers = {value.layer: [""] * len(columns) for value in found.largest}
+    for value in found.largest:
+        layers[value.layer][columns.index((value.unit, value.format))] = _value(value.value)
+    yield marked_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
+                       rows=((layer, *cells) for layer, cells in layers.items()))
+    yield from _overflow_notes(fmt, small, large)
+
+
+def _trial_cells(trial: runs.Trial) -> tuple[str, str]:
+    gave_up = "" if trial.gave_up is None else ", gave up"
+    return f"{trial.skipped} of {trial.gave_up or trial.steps}{gave_up}", _value(trial.last_loss)
+
+
+def _value(value: float, digits: int = 4) -> str:
+    if not math.isfinite(value):
+        return f"[red]{value}[/]"
+    return rough(value, digits if value < 1000 else digits - 1)
+
+
+def _overflow_notes(fmt: str, small: list[runs.Trial], large: list[runs.Trial]) -> Iterator[str]:
+    """Words for what the tables show of these numbers."""
+    for trial in (trial for trial in small if trial.scaling == "torch" and trial.skipped):
+        yield f"First unit, S = 2^16: overflow in backward; skipped until S is {short(trial.scale)}."
+    if not runs.has_wide_range(fmt) and all(trial.skipped == (trial.gave_up or trial.steps + 1) - 1
+                                            for trial in large if trial.format == fmt):
+        yield f"Other unit: the first layer adds up to more than {rough(format_of(fmt).largest, 5)}, long before S."
+        yield "  Every step is skipped; torch halves on and on, deepspeed gives up at S = 1."
+    wide = {trial.format: trial.last_loss for trial in small if runs.has_wide_range(trial.format)}
+    if all(wide[trial.format] == trial.last_loss for trial in large if trial.format in wide):
+        yield "What helps is inputs of a sensible size, or a format of fp32's range:"
+        yield f"  {' and '.join(wide)} come to the same losses in both units, to the bit."
+
+
+# -- 4: what rests between steps in other formats ---------------------------------------------------------------------
+
+
+def _resting(found: Precision) -> Iterator[Part | str]:
+    """The same training with masters, state and products in other formats."""
+    yield Heading(4, f"What rests between steps: {found.rested[0].steps} steps of Adam, lr = {runs.RESTING_LR:g}")
+    yield marked_table(
+        "compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved", ">skips",
+        rows=((run.compute, run.master if run.master != run.compute or run.compute == "fp32" else "none", run.state,
+               run.matmul or "", *(_value(loss, 3) for loss in (run.first_loss, run.middle_loss, run.last_loss)),
+               percent(run.moved_share), str(run.skipped)) for run in found.rested))
+    yield "Losses are means over all data. Moved: weights that the last step changed."
+    yield from _rested_notes(found.rested)
+
+
+def _rested_notes(rested: tuple[runs.Rested, ...]) -> Iterator[str]:
+    """Words for what the table shows of these numbers."""
+    with_master = {run.compute: run for run in rested if run.master == run.state == "fp32" and run.matmul is None}
+    for run in rested:
+        exact = with_master[run.compute]
+        if run.matmul is None and run.master != exact.master and run.moved_share < exact.moved_share / 2:
+            half_gap = float(spacing(0.25, run.compute)) / 2
+            yield f"{run.compute} without a master: most weights stand still. From 0.25 on, to grow"
+            yield f"  takes an update of more than {rough(half_gap)}; Adam's is about lr, {runs.RESTING_LR:g}."
+        if run.state != "fp32" and not run.last_loss <= 2 * exact.last_loss:
+            yield f"m and v in {run.state}: where g² is too small v is 0, and Adam divides by ε."
+    if any(run.matmul for run in rested):
+        yield "Matrix products in fp8 are an experiment: values in e4m3, gradients in e5m2."
+    yield "One average and one weight in few bits, step by step: zerosim lost-updates."

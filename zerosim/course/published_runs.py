@@ -12,6 +12,7 @@ from typing import Any
 
 from zerosim.course.measured import flops_of_passes, run, run_blocks
 from zerosim.course.published import Published, published
+from zerosim.course.published.quantities import derived
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to, spacing
@@ -97,7 +98,7 @@ def optimizer_bytes(stage: int) -> float:
     return ranks * (resting["master"] + resting["optimizer_state"]) / MATRIX
 
 
-def vectors(stage: int | Stage, ranks: int = MANY, micro_batches: int = 1) -> float:
+def vectors(stage: int | Stage, micro_batches: int = 1, ranks: int = MANY) -> float:
     """Sent by a rank in a step, in vectors of all parameters."""
     parameters = MATRIX * 128
     _, sent_nbytes = step(parameters, ranks, stage, micro_batches=micro_batches)
@@ -151,11 +152,6 @@ def kept(blocks: int, parameters: int = 0, **block: Any) -> float:
     return blocks * of_a_block("none", **block).kept_nbytes / 1e9 + own
 
 
-def probabilities(blocks: int = 1, **block: Any) -> float:
-    """Bytes that n blocks keep of attention's probabilities."""
-    return blocks * of_a_block("none", **block).probabilities_nbytes
-
-
 def largest_in_blocks(batch: int, tokens: int, channels: int, heads: int) -> float:
     """The largest array that a block keeps, in BLd elements."""
     found = blocks(2, "none", batch=batch, tokens=tokens, channels=channels, heads=heads)
@@ -189,22 +185,13 @@ def underflow(format: str) -> float:
 
 
 MEASURES: Mapping[str, Callable[..., float]] = {
-    "states": states, "bytes per parameter": bytes_per_parameter, "optimizer bytes": optimizer_bytes,
-    "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
-    "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
-    "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
-    "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
-    "vectors": lambda stage, micro_batches: vectors(stage, micro_batches=micro_batches),
-    "vectors at": lambda stage, ranks: vectors(stage, ranks),
-    "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches=micro_batches) / vectors(0),
-    "all-reduce then all-gather": lambda ranks: vectors(ALL_REDUCED, ranks),
-    "kept": kept, "kept and states": kept,
+    **derived(states, bytes_per_parameter, vectors, kept), "optimizer bytes": optimizer_bytes,
+    "vectors at": lambda stage, ranks: vectors(stage, ranks=ranks),
+    "all-reduce then all-gather": lambda ranks: vectors(ALL_REDUCED, ranks=ranks),
     "linear": lambda **block: of_a_block("selective", **block).kept_nbytes / 1e6,
-    "probabilities": lambda **block: probabilities(**block) / 1e6,
-    "probabilities of all": lambda blocks, **block: probabilities(blocks, **block) / 1e9,
-    "quadratic peak": lambda blocks, policy, **block:
-        _run(blocks, policy, **block).probabilities_nbytes / 1e9,
-    "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
+    "probabilities": lambda **block: of_a_block("none", **block).probabilities_nbytes / 1e6,
+    "probabilities of all": lambda blocks, **block: blocks * of_a_block("none", **block).probabilities_nbytes / 1e9,
+    "quadratic peak": lambda blocks, policy, **block: _run(blocks, policy, **block).probabilities_nbytes / 1e9,
     "largest in BLd": largest_in_blocks,
     "checkpoints": lambda blocks, **block: blocks * of_a_block("block", **block).kept_nbytes / 2**40,
     "best segment": best_segment, "scores": scores_again,

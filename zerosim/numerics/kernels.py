@@ -504,9 +504,9 @@ class NumpyKernels(BlockKernels):
     @quiet
     def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
-        self.divide_rounded(x, divisor, out)
-        if factor != 1:
-            self.multiply_rounded(out, factor, out)
+        check_operands("gradient_block", x=x, out=out)
+        scaled = partial(_scaled, _division_by(divisor, FP32), np.asarray(factor, FP32)[()])
+        self.run_blocks(scaled, (x,), out, FP32, in_place=True)
 
 
 def _multiplied(factor: Any, block: Array, result: Array) -> None:
@@ -515,14 +515,20 @@ def _multiplied(factor: Any, block: Array, result: Array) -> None:
 
 def _division_by(divisor: float, work: np.dtype[Any]) -> Operation:
     """result = block/divisor in a type, also where the divisor lies beyond its range."""
-    return partial(divided, *[np.asarray(number, work)[()] for number in split_divisor(divisor, work)])
+    return partial(_divided, *[np.asarray(number, work)[()] for number in split_divisor(divisor, work)])
 
 
-def divided(factor: Any, divisor: Any, block: Array, result: Array) -> None:
+def _divided(factor: Any, divisor: Any, block: Array, result: Array) -> None:
     """result = block·factor/divisor, of a divisor that `split_divisor` has split."""
     if factor != 1:
         np.multiply(block, factor, out=result)
     np.divide(block if factor == 1 else result, divisor, out=result)
+
+
+def _scaled(divide: Operation, factor: Any, block: Array, result: Array) -> None:
+    divide(block, result)
+    if factor != 1:
+        np.multiply(result, factor, out=result)
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:

@@ -237,13 +237,13 @@ class NCCLTransport(Transport):
         self.streams[rank].select()
 
     def issued(self, rank: int, me: Pending) -> None:
-        """Remembers when on the rank's stream the inputs are ready; its device is current."""
+        """Marks the place on the rank's computing stream at which the part's input is ready; its device is current."""
         self._issuing = rank
         if arrays_on_device(me):
             self._ready[me] = self.streams[rank].ready()
 
     def completed(self, rank: int, me: Pending) -> None:
-        """The rank's stream waits for what was communicated, and what it reads next is there."""
+        """Lets the rank's computing stream wait until the part's result has arrived."""
         self._ready.pop(me, None)
         done = self._done.pop(me, None)
         if done is not None:

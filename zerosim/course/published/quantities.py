@@ -185,6 +185,21 @@ def six_n_mfu(parameters: int, tokens_per_second: float, devices: int, peak: flo
     return 100 * utilization(six_n(parameters, 1) * tokens_per_second, 1, peak, devices)
 
 
+def derived(states: Callable[..., float], bytes_per_parameter: Callable[..., float], vectors: Callable[..., float],
+            kept: Callable[..., float]) -> dict[str, Callable[..., float]]:
+    """Four quantities and what follows from them, by name: the same whether formulas or runs say the four."""
+    return {
+        "states": states, "bytes per parameter": bytes_per_parameter, "vectors": vectors, "kept": kept,
+        "kept and states": kept,
+        "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
+        "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
+        "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
+        "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
+        "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
+        "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
+    }
+
+
 def gpt(**sizes: Any) -> ModelShape:
     """A GPT of these sizes."""
     return model_of("gpt", Transformer(**sizes))
@@ -224,16 +239,11 @@ def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
 
 
 QUANTITIES: dict[str, Callable[..., Any]] = {
-    "states": states, "states of blocks": states_of_blocks, "estimate": estimate,
+    **derived(states, bytes_per_parameter, vectors, kept), "states of blocks": states_of_blocks, "estimate": estimate,
     "estimate of a preset": estimate, "kind of a preset": kinds_of_preset,
-    "bytes per parameter": bytes_per_parameter, "largest model": largest_model, "vectors": vectors,
+    "largest model": largest_model,
     "vectors at": vectors_at, "all-reduce then all-gather": all_reduce_then_all_gather,
-    "vectors beside ddp": lambda stage, micro_batches: vectors(stage, micro_batches) / vectors(0, micro_batches),
-    "free": lambda parameters, capacity_nbytes: capacity_nbytes / 1e9 - states(parameters, 1, 0),
-    "redundant": lambda parameters, ranks: (ranks - 1) * states(parameters, 1, 0),
     "optimizer bytes": lambda stage: convention_of("zero-paper").per_parameter(STAGES[stage])[1],
-    "parameters of a terabyte": lambda: 1e12 / bytes_per_parameter(0, 1) / 1e9,
-    "states beside fp32": lambda: bytes_per_parameter(0, 1) / bytes_per_parameter(0, 1, "fp32"),
     "estimate, optimizer on the host": estimate_beside_host,
     "parameters": lambda model, multiple=1: model_shape(model, vocabulary_multiple=multiple).parameters,
     "transformer": lambda **sizes: gpt(**sizes).parameters, "transformer without embedding": without_embedding,
@@ -243,11 +253,10 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "millions": lambda model: model_shape(model).parameters / 1e6,
     "gpt": lambda **sizes: gpt(**sizes).parameters / 1e9,
     "vocabulary": lambda model, multiple: model_shape(model, vocabulary_multiple=multiple).units[0].tensors[0].shape[0],
-    "kept": kept, "kept and states": kept, "quadratic peak": quadratic_peak, "largest in BLd": largest_in_blocks,
+    "quadratic peak": quadratic_peak, "largest in BLd": largest_in_blocks,
     "linear": lambda **block: 28 * Block(**block).stream / 1e6,
     "probabilities": lambda **block: tensor("probabilities", 1, 1e6, **block),
     "probabilities of all": lambda blocks, **block: tensor("probabilities", blocks, 1e9, **block),
-    "added": lambda longer, blocks, **block: kept(blocks, **{**block, "tokens": longer}) - kept(blocks, **block),
     "best segment": lambda blocks, **block: activations.best_segment(Block(**block), blocks),
     "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
     "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
