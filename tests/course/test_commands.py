@@ -104,27 +104,43 @@ def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, m
     assert (data["question"], data["underflows"]["text"]) == (question, "mine.txt")
 
 
-# -- replay -----------------------------------------------------------------------------------------------------------
+SAID = {  # of each command: switches, and what stands among the words
+    "replay": [
+        ("--stage 1 --hops", ["hop 0, 0 → 1"]), ("", ["are the same in every stage, bit for bit"]),
+        ("--data 1,3:5;2,1:7;0,1:2", ["4 weights on 3 ranks"])],
+    "train": [
+        (" ".join((*TINY, "--ranks 1 --optimizer Muon --sample 2")), [
+            "ZeRO-3 on 1 rank, layout whole_matrices, bf16, muon (lr 0.05; vectors and embeddings by adamw)",
+            "entropy of single bytes 3.0943 4.464", "optimizer state", "gradients", "It writes: Call me ",
+            "Steps: 2, of 16 tokens each; skipped: 0; loss scale at the end: 1.",
+            "SHA-256 of all master weights, the same on every rank: "]),
+        (" ".join((*TINY, "--compute fp8")), ["an experiment: bf16 with matrix products of fp8"])],
+    "cost": [
+        ("--nbytes 25e6 --ranks 12 --nodes 3 --link nvlink4", [
+            "inside each of 3 nodes over nvlink4: 450 GB/s one way",
+            "between them over infiniband-ndr: 50 GB/s one way, 14 µs a message",
+            "sent by a rank, at least 45,833,332 bytes sent by a rank, at most 45,833,340 bytes",
+            "That wall is N·α·β of infiniband-ndr: 25 MB meet it on 35 ranks."]),
+        ("--nbytes 0 --ranks 8 --link pcie3 --collective barrier", ["It carries no bytes, so all of its time is lat"]),
+        ("--nbytes 5 --ranks 1 --link pcie3", ["One rank sends nothing, by any algorithm."]),
+        ("--nbytes 5 --ranks 2 --link pcie3", ["ring and rabenseifner take as long as each other at every size."]),
+        ("--nbytes 6 --ranks 6 --link pcie3 --collective reduce_scatter", [
+            "halving needs a power of two of ranks, and 6 is none."])],
+    "plan": [
+        ("--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
+            "ZeRO-3 with block recomputation fits with", "2 block", "3 block", "Fewest ranks", "Largest micro-batch",
+            "model states (zero-paper)", "estimated", "those of the engine with overlap and 1 unit ahead."]),
+        ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
+        ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
+        ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
+}
 
 
-def test_hops_add_the_messages_samples_make_the_ranks_and_all_stages_agree():
-    assert "hop 0, 0 → 1" in words_of("replay", "--stage", "1", "--hops")
-    assert "hop 0" not in words_of("replay", "--stage", "1")
-    assert "are the same in every stage, bit for bit" in words_of("replay")
-    assert len(data_of("replay", "--data", "1,3:5; 2,1:7; 0,1:2")["stages"]["3"]["losses"]) == 3
-
-
-# -- train and compare ------------------------------------------------------------------------------------------------
-
-
-def test_training_prints_losses_memory_traffic_and_a_sample():
-    words = words_of("train", *ASKED["train"], "--ranks", "1", "--optimizer", "Muon")
-    for part in ("ZeRO-3 on 1 rank, layout whole_matrices, bf16, muon (lr 0.05; vectors and embeddings by adamw)",
-                 "entropy of single bytes 3.0943 4.464", "optimizer state", "gradients", "It writes:", "Call me ",
-                 "Steps: 2, of 16 tokens each; skipped: 0; loss scale at the end: 1.",
-                 "SHA-256 of all master weights, the same on every rank: "):
-        assert part in words
-    assert "an experiment: bf16 with matrix products of fp8" in words_of("train", *ASKED["train"], "--compute", "fp8")
+@pytest.mark.parametrize("command", SAID)
+def test_what_is_asked_for_is_said_in_words(command):
+    for switches, said in SAID[command]:
+        words = words_of(command, *switches.split())
+        assert [part for part in said if part not in words] == [], switches
 
 
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
@@ -167,9 +183,6 @@ def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
     assert said[1].strip() == ""
 
 
-# -- cost and plan ----------------------------------------------------------------------------------------------------
-
-
 def test_a_cost_says_what_was_asked_what_it_takes_and_where_others_are_faster():
     done = ask("cost", *RING, "--algorithm", "ring", "--collective", "all_reduce")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
@@ -186,22 +199,6 @@ def test_a_cost_says_what_was_asked_what_it_takes_and_where_others_are_faster():
     assert [line.split()[0] for line in lines[start + 1:start + 7]] == [
         "rabenseifner", "ring", "doubling", "tree", "everyone", "naive"]
     assert broken_lines(ask("cost", "--nbytes", "4e18", "--ranks", "1024", "--link", "pcie3").stdout) == []
-
-
-@pytest.mark.parametrize(("switches", "said"), [
-    ("--nbytes 25e6 --ranks 12 --nodes 3 --link nvlink4", [
-        "inside each of 3 nodes over nvlink4: 450 GB/s one way",
-        "between them over infiniband-ndr: 50 GB/s one way, 14 µs a message",
-        "sent by a rank, at least 45,833,332 bytes sent by a rank, at most 45,833,340 bytes",
-        "That wall is N·α·β of infiniband-ndr: 25 MB meet it on 35 ranks."]),
-    ("--nbytes 0 --ranks 8 --link pcie3 --collective barrier", ["It carries no bytes, so all of its time is latency."]),
-    ("--nbytes 5 --ranks 1 --link pcie3", ["One rank sends nothing, by any algorithm."]),
-    ("--nbytes 5 --ranks 2 --link pcie3", ["ring and rabenseifner take as long as each other at every size."]),
-    ("--nbytes 6 --ranks 6 --link pcie3 --collective reduce_scatter", [
-        "halving needs a power of two of ranks, and 6 is none."])])
-def test_special_cases_of_a_cost_are_said_in_words(switches, said):
-    words = words_of("cost", *switches.split())
-    assert [part for part in said if part not in words] == []
 
 
 BRACKETS = """
@@ -223,27 +220,13 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
 
 
-def test_a_plan_prints_the_verdict_first_then_rows_formulas_and_measurements():
-    asked = ("plan", "--model", "gpt2", "--ranks", "4", "--stage", "2,3", "--recompute", "block", "--explain",
-             "--measure")
-    words = words_of(*asked)
-    assert words.startswith("ZeRO-3 with block recomputation fits with")
-    for part in ("2 block", "3 block", "Fewest ranks", "Largest micro-batch", "model states (zero-paper)", "estimated",
-                 "those of the engine with overlap and 1 unit ahead."):
-        assert part in words, part
-    data = json.loads(ask(*asked, "--json").stdout)
+def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
+    asked = "--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure --json"
+    data = json.loads(ask("plan", *asked.split()).stdout)
     assert [(row["stage"], row["recompute"]) for row in data["rows"]] == [(2, "block"), (3, "block")]
     assert {line["difference_nbytes"] for row in data["rows"] for line in row["measured"]} == {0}
     assert (data["overlap"], data["prefetch"]) == (True, 1)
     assert data["rows"][0]["explained"][0]["value"] == "124,439,808"
-
-
-def test_a_plan_says_which_options_it_counts_and_what_it_leaves_out():
-    for switches, note in [
-            (["--no-overlap", "--prefetch", "0"], "those of the engine with nothing overlapped."),
-            (["--prefetch", "2"], "those of the engine with overlap and 2 units ahead."),
-            (["--optimizer", "muon", "--ranks", "1"], "What Muon works in while it updates whole tensors is not in")]:
-        assert note in words_of("plan", "--model", "gpt2", "--stage", "3", *switches)
 
 
 def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
@@ -275,8 +258,6 @@ def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(col
     assert [line.split()[:2] for line in table[1:]] == [
         [stage, policy] for stage in "0123" for policy in ("none", "selective", "block")]
 
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "replay": [

@@ -30,9 +30,6 @@ def array(*values):
     return np.array(values, np.float32)
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
-
-
 def fate(value, row):
     """The name of a count, from an exact value as rounded by the oracle."""
     if not math.isfinite(value):
@@ -68,9 +65,6 @@ def test_every_finite_gradient_but_0_lies_in_one_binade_and_empty_binades_are_th
     for binade in found:
         assert binade.elements == sum(2.0**binade.exponent <= x < 2.0 ** (binade.exponent + 1) for x in finite)
     assert lesson.binades([array(1.0, -1.5), array(0.3)]) == (Binade(-2, 1), Binade(-1, 0), Binade(0, 2))
-
-
-# -- gradients of a text ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +122,6 @@ def test_the_traces_are_the_published_ones():
         ("deepspeed", 2): "256 256 512 512 1024 1024 512 512 512 1024 1024 1024 1024 512 256",
         ("deepspeed-legacy", 2): "256 512 512 1024 1024 1024 512 512 1024 1024 2048 2048 2048 1024 512"}
     assert "".join(str(int(overflow)) for overflow in lesson.PATTERN) == "000001100001011"
-
-
-# -- the words --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,6 @@ SCALED = zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=2.0**20, window
 LARGE = runs.large_unit("fp16")
 
 
-# -- one training, step by step ---------------------------------------------------------------------------------------
-
-
 def by_steps(rank, policy, steps, unit):
     """The same training by the engine's own step, at another stage."""
     optimizer = zs.optim.Adam(runs.FORMAT_RUN_LR, epsilon=runs.EPSILON * unit**2)
@@ -78,9 +75,6 @@ def test_a_smaller_unit_changes_no_bit_of_formats_of_a_wide_range_and_loses_grad
     assert last[", S = 1", "small"] > 1.05 * exact
 
 
-# -- overflow ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tried():
     return {(t.unit, t.format, t.scaling): t for t in runs.trials("fp16")}
@@ -129,9 +123,6 @@ def test_a_format_of_wide_range_is_not_scaled_and_none_is_tried_twice():
     assert [(t.unit, t.format, t.scaling) for t in runs.trials("bf16", 2)] == [
         (unit, fmt, "S = 1") for unit in (1.0, LARGE) for fmt in ("bf16", "fp32")]
     assert [runs.has_wide_range(fmt) for fmt in zs.FORMATS] == [True, False, True, False, False]
-
-
-# -- what rests in few bits -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

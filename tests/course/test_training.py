@@ -31,9 +31,6 @@ def compared(over="stage", values=None, **changes):
     return training.compare(replace(TINY, **{"steps": 2, **changes}), shipped(), over, values)
 
 
-# -- what a run reports -----------------------------------------------------------------------------------------------
-
-
 def test_every_step_is_heard_as_it_is_recorded_and_a_run_is_the_same_again_and_writes_until_it_diverges():
     heard, found = [], trained()
     again = training.train(TINY, shipped(), heard.append)
@@ -99,9 +96,6 @@ def test_the_digest_and_the_loss_on_text_held_out_are_those_of_the_weights_that_
     assert trained().held_out_loss == zs.models.one_pass(model, masters, TINY.policy(), x, target).loss
 
 
-# -- what decides -----------------------------------------------------------------------------------------------------
-
-
 def test_two_numbers_of_ranks_with_the_same_global_batch_see_the_same_data():
     """The first loss has seen no update: it is the mean over the same sequences, whoever computes it."""
     alone, many = trained(ranks=1, micro_batches=4, steps=1), trained(ranks=4, steps=1)
@@ -142,9 +136,6 @@ def test_layout_scale_and_groups_are_those_that_suit_the_optimizer_and_the_forma
     assert replace(TINY, optimizer="adafactor").engine_settings(model)["groups"] == []
 
 
-# -- side by side -----------------------------------------------------------------------------------------------------
-
-
 def test_whose_bits_are_equal_is_found_and_said():
     for found, groups, words in [
             (compared(ranks=3), [[0, 1, 2, 3]], ["All 4 runs saw the same losses and ended in the same weights, bit"]),
@@ -183,9 +174,6 @@ def test_bytes_are_those_of_the_fullest_rank_in_the_table_and_in_the_figure():
     assert "Ranks differ: at the peak the emptiest holds" in text
 
 
-# -- the figure of a comparison ---------------------------------------------------------------------------------------
-
-
 def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
     found = compared(ranks=3)
     data = figure.comparison_data(found)
@@ -210,9 +198,7 @@ def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
     seen.assert_readable(figure.comparison(figure.comparison_data(compared(over))))
 
 
-# -- what is refused: what the command line can ask, in `test_commands` -----------------------------------------------
-
-
+# What is refused: what the command line can ask, in `test_commands`.
 def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_run_is_heard_of():
     short, heard = texts.Corpus("short", shipped().tokens[:20]), []
 

@@ -124,8 +124,6 @@ def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time
         assert text != committed(drawn.name, style)
 
 
-# -- the instruments ----------------------------------------------------------------------------------------------
-
 def test_the_instruments_see_another_shape_color_or_word_an_overlap_and_a_cut_label_but_no_other_rounding():
     found = committed("traffic")
     number = re.search(r"M (\d+\.\d+) ", found)[0]
@@ -141,9 +139,6 @@ def test_the_instruments_see_another_shape_color_or_word_an_overlap_and_a_cut_la
     said = seen.misplaced(ring)
     assert any("'over the last line'" in one and one.endswith("lie on each other") for one in said)
     assert [one for one in said if one.endswith("leaves the page")] == ["'out of the page' leaves the page"]
-
-
-# -- by name ------------------------------------------------------------------------------------------------------
 
 
 def test_draw_writes_the_figures_asked_for_and_returns_their_paths_and_none_that_is_committed_is_an_orphan(
@@ -164,8 +159,6 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths_and_none_that
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'ring-dark.svg'}\n")
     assert (tmp_path / "ring-dark.svg").read_text(encoding="utf-8") == OTHERS["a short ring"](DARK).svg()
 
-
-# -- the ring, animated -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ranks", chosen([3], [2, 3, 4, 5]))
 def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
@@ -219,8 +212,6 @@ def test_in_a_browser_the_animation_shows_one_picture_and_its_buttons_walk_round
     assert shown == [4]  # two on, three back
     assert dom.all("output")[0][1] == "5 of 5"
 
-
-# -- what cannot be drawn -----------------------------------------------------------------------------------------
 
 REFUSALS = [
     (lambda: figures.ring_data(1), "a ring of 1 ranks cannot be drawn on one sheet; ask for 2 to 5"),

@@ -14,8 +14,6 @@ from zerosim.course import figures, measured, observed_step, precision_runs, pub
 from zerosim.display import replayed
 from zerosim.planning import activations, closed_forms, cost, hardware, recording, timeline
 
-# -- the ring -----------------------------------------------------------------------------------------------------
-
 RINGS = (2, 3, 4, 5)
 
 
@@ -52,8 +50,6 @@ def test_the_rings_additions_are_made_in_ring_order():
     assert figures.ring(figures.ring_data(3, 7)).description.endswith("32 to 40 bytes in all; the vector has 28.")
 
 
-# -- small steps --------------------------------------------------------------------------------------------------
-
 def test_the_memory_figure_shows_what_every_rank_of_each_measured_step_holds_beside_its_formula():
     data = figures.memory_data((1, 3), (5, 7, 3), rows=2)
     assert [(step.ranks, step.stage) for step in data.steps] == list(itertools.product((1, 3), zs.STAGES))
@@ -86,9 +82,6 @@ def test_the_papers_numbers_stand_in_the_committed_figure_of_memory_and_its_vect
         assert row == pytest.approx(wanted, rel=1e-12)
 
 
-# -- a step over time ---------------------------------------------------------------------------------------------
-
-
 def replay_of(cluster):
     """Rank 0 of the replay of what a cluster did in its span "step"."""
     return replayed.replayed_rank(
@@ -98,6 +91,7 @@ def replay_of(cluster):
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 3), (3, 3), (4, 1), (2, 0), (4, 2)])
 def test_a_step_over_time_is_the_replay_of_a_run_with_data_however_it_overlaps(ranks, stage):
     widths, rows = (16, 16, 16), 4
+
     def program(rank, **options):  # on data that differ from rank to rank
         data = np.random.default_rng(rank.index)
         model = zs.models.MLP(widths, seed=3, bias=False)
@@ -144,7 +138,6 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_
     assert_refused(lambda: of(0), "'Mine' does nothing in its step that takes time, so there is nothing to draw")
 
 
-
 def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
     data = figures.lost_updates_data((1e-5, 6e-4), (300, 40))
     for run in data.runs:
@@ -158,8 +151,6 @@ def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
         for name, copy in zip(data.formats, run.copies, strict=True):
             assert np.array_equal(copy, np.float32(run.master).astype(zs.format_of(name).dtype).astype(np.float64))
 
-
-# -- activations and the latency wall -----------------------------------------------------------------------------
 
 def test_the_published_example_stands_in_the_committed_figure_and_marks_lie_on_lines():
     """939.5 and 1073.7 MB per block, 64.4 GB in 32 of them: the figure's model holds its logits beside that."""
@@ -201,8 +192,6 @@ def test_the_walls_marks_lie_on_lines_that_meet_the_rings_two_parts_where_it_sta
         latency_rules = [a > b for a, b in zip(panel.latency, panel.transfer, strict=True)]
         assert latency_rules == [(value < panel.wall) is (panel is data.by_nbytes) for value in panel.values]
 
-
-# -- mixed precision ----------------------------------------------------------------------------------------------
 
 def test_a_curve_of_losses_is_the_means_of_the_latest_steps():
     data = seen.data_of("format-losses")
@@ -255,8 +244,6 @@ def test_a_large_gradient_is_widened_block_by_block_and_steps_in_fp32_or_that_ov
     assert_refused(lambda: observed_step.observed_step("fp16", (4, 4), 2, scale=1e9),
                    "the step overflowed in fp16 with the loss scale 1e.09 and was skipped")
 
-
-# -- published numbers --------------------------------------------------------------------------------------------
 
 # What a run has beside what is counted: statistics of LayerNorm, softmax; many ranks that are not infinitely many; and
 # a number of blocks is whole.

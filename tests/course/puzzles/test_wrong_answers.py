@@ -342,12 +342,6 @@ def waits_on_rank_0(puzzle, rank, *given):
     return solutions.SOLUTIONS[puzzle.name](rank, *given)
 
 
-def leaves_early_on_rank_0(puzzle, rank, *given):
-    if rank.size == 3 and rank.index == 0:
-        return copied(puzzle.case(3, puzzle.sizes[3][0]).expected[0])
-    return solutions.SOLUTIONS[puzzle.name](rank, *given)
-
-
 def fails_on_rank_2(puzzle, rank, *given):
     if rank.index == 2:
         raise OSError("the disk is full. Really")
@@ -373,7 +367,6 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
     # Where rank 1 does send something, it is of another size.
     waits_on_rank_0: r"On N=2 \(.*(no rank can go on: rank 0: in recv\(\(1,\), float64\) from rank 1 at "
                      r"test_wrong_answers\.py:|float32\) to rank 0, which expects \(\(1,\), float64\); both sides)",
-    leaves_early_on_rank_0: r"On N=3 \(.* no rank can go on: ",
     changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
                              r"rank\.memory\.alloc\(\)\.$",
     returns_what_no_memory_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),

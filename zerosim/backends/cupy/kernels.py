@@ -69,7 +69,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels, scale_for
+from zerosim.numerics.kernels import NumpyKernels
 
 Array = Any  # cupy.ndarray
 FP16, BF16 = FORMATS["fp16"].dtype, FORMATS["bf16"].dtype
@@ -269,10 +269,9 @@ class CupyKernels(NumpyKernels):
             function = partial(_with_numbers, function, numbers)
         if grid is not None:
             function = partial(_on_grid, function, grid)
-        arrays = [x.values if isinstance(x, PerRow | PerColumn) else x for x in rest]
         with self._row(out) as row:
-            operands = [_beside(x, out) or Operand(row_for(array, row)) for x, array in zip(rest, arrays, strict=True)]
-            run_fused(function, [*operands, Operand(row)], work or work_type(*arrays, out))
+            operands = [*[_operand(x, out, row) for x in rest], Operand(row)]
+            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]))
 
     @contextmanager
     def _row(self, out: Array) -> Iterator[Array]:
@@ -501,14 +500,12 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             self._fold(_SUMS, [contiguous(x)], 1, len(x), x.shape[1], row, work)
 
-    def quantized(self, x: Any, fmt: str) -> Any:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `kernels.quantized`."""
-        values = self.empty(x.shape, np.float32)
-        self.apply(_finite_magnitude, [x], values, FP32)
+    def largest_finite(self, x: Any) -> float:
+        """The largest of the magnitudes in float32 that are finite; 0 where there is none."""
+        magnitude = self.room("magnitude", x.shape, FP32)
+        self.apply(_finite_magnitude, [x], magnitude, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.
-        top = float(to_host(words(values).max()).view(np.float32)) if x.size else 0.0
-        self.apply(partial(_on_scaled_grid, format_of(fmt).dtype), [x, scale_for(top, format_of(fmt))], values, FP32)
-        return values
+        return float(to_host(words(magnitude).max()).view(np.float32)) if x.size else 0.0
 
     # --- rows -----------------------------------------------------------------------------------------------
 
@@ -570,12 +567,6 @@ def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:
     np.copyto(result, -np.inf, where=mask > 0)
 
 
-def _on_scaled_grid(dtype: np.dtype[Any], x: Any, scale: float, result: Any) -> None:
-    np.multiply(x, scale, out=result)
-    result.tape.rounded(result, dtype)
-    np.divide(result, scale, out=result)
-
-
 def _finite_magnitude(x: Any, result: Any) -> None:
     """|x|, and 0 for infinities and NaN."""
     magnitude = np.abs(x)
@@ -600,14 +591,14 @@ def _on_grid(function: Callable[..., object], grid: np.dtype[Any], *blocks: Any)
     blocks[-1].tape.rounded(blocks[-1], grid)
 
 
-def _beside(x: Array | PerRow | PerColumn, out: Array) -> Operand | None:
-    """A spread operand of a fused kernel; None for an array of as many elements as out."""
+def _operand(x: Array | PerRow | PerColumn, out: Array, row: Array) -> Operand:
+    """x as an operand of a fused kernel that writes ``out`` by way of ``row``."""
     match x:
         case PerRow(values):
             return Operand(as_row(values), every=max(1, out.shape[-1]))
         case PerColumn(values):
             return Operand(as_row(values), cycle=max(1, values.size))
-    return None
+    return Operand(row_for(x, row))
 
 
 def _lies(x: Array) -> tuple[bool, int]:
