@@ -131,7 +131,6 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_
     assert found.replays == {"Mine": replay_of(cluster)}
     assert "Mine: the step takes" in figures.timeline(found).description
     silent = figures.timeline(of(10**6)[0])
-    assert "At most 0 bytes are held." in silent.description
     assert not {"gather parameters", "reduce gradients"} & {text.get_text() for text in seen.texts(silent)}
     assert_refused(lambda: of(1, "state"), "'Mine' has bars of 'state', which have no color here; put arithmetic")
     assert_refused(lambda: of(1, "gradients", "mine"), "'Mine' has bars of 'other arithmetic', which have no color")
