@@ -94,7 +94,7 @@ def test_data_has_every_word_and_cell_that_text_and_html_have_and_no_markup_and_
     text = in_one_line(printed(things[kind], 400))
     page = in_one_line(unescape(re.sub(r"<[^>]*>", " ", re.sub(r"</?strong>", "", html(things[kind])))))
     for part in parts:
-        words = [part[name] for name in ("heading", "text", "caption") if name in part]
+        words = [part[name] for name in ("heading", "text", "table", "bars", "strip") if name in part]
         words += [cell for row in part.get("rows", []) for cell in row] + part.get("columns", [])
         for word in map(in_one_line, words):
             assert word in text
