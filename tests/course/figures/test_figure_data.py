@@ -10,7 +10,7 @@ import pytest
 import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.course import figures, measured, observed_step, precision_runs, published_runs
+from zerosim.course import figures, measured, precision_runs, published_runs
 from zerosim.display import replayed
 from zerosim.planning import activations, closed_forms, cost, hardware, recording, timeline
 
@@ -250,9 +250,9 @@ def test_a_curve_of_losses_is_the_means_of_the_latest_steps():
 def test_a_step_passes_what_the_formulas_say(compute, ranks):
     """4 + 2 + 2 + 8 bytes per parameter with Adam. Source: Rajbhandari et al. 2020, section 3.1; the all-reduce sends
     2(N - 1)/N of the gradient, here cut into N equal chunks."""
-    widths, rows, passed = (30, 60, 60, 30), 7, observed_step.Passed
+    widths, rows, passed = (30, 60, 60, 30), 7, figures.Passed
     p = 30 * 60 + 60 * 60 + 60 * 30
-    found = observed_step.observed_step(compute, widths, rows, ranks=ranks, scale=8.0)
+    found = figures.mixed_precision_data(compute, widths, rows, ranks=ranks, scale=8.0)
     assert (found.parameter_count, found.ranks, found.scale, found.skipped) == (p, ranks, 8.0, False)
     assert found.master == passed("fp32", 4 * p)
     assert found.weights == found.gradient == passed(compute, 2 * p)
@@ -267,11 +267,11 @@ def test_a_step_passes_what_the_formulas_say(compute, ranks):
 
 
 def test_a_large_gradient_is_widened_block_by_block_and_steps_in_fp32_or_that_overflow_are_not_watched():
-    found = observed_step.observed_step(widths=(300, 300), rows=2)
+    found = figures.mixed_precision_data(widths=(300, 300), rows=2)
     assert (found.wide_gradient.nbytes, found.block_nbytes) == (4 * 90_000, 4 * 65_536)
-    assert_refused(lambda: observed_step.observed_step("fp32", (4, 4), 2),
+    assert_refused(lambda: figures.mixed_precision_data("fp32", (4, 4), 2),
                    r"computes in fp32, which has one copy .*; take compute=.fp16. or .bf16.")
-    assert_refused(lambda: observed_step.observed_step("fp16", (4, 4), 2, scale=1e9),
+    assert_refused(lambda: figures.mixed_precision_data("fp16", (4, 4), 2, scale=1e9),
                    "the step overflowed in fp16 with the loss scale 1e.09 and was skipped")
 
 
