@@ -79,7 +79,7 @@ def test_a_gpt_on_paper_becomes_the_packages_own_and_others_are_refused():
     assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
 
 
-# -- small steps beside the closed forms ------------------------------------------------------------------------------
+# -- small steps beside ZeRO's formula --------------------------------------------------------------------------------
 
 OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
               zs.optim.Momentum(lr=0.1), zs.optim.RMSprop(), zs.optim.SGD(lr=0.1)]
@@ -88,7 +88,7 @@ ADAN_NBYTES = 4 + 4 + 4 + 2  # m, v, n in fp32; the gradient before in bf16
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_steps_with_and_without_data_are_those_of_the_closed_forms_and_of_each_other(stage):
+def test_steps_with_and_without_data_hold_and_send_the_same_and_no_less_than_the_formula(stage):
     for optimizer, policy in covering(OPTIMIZERS, POLICIES, turn=stage):
         real, null = (measured_step((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy, rows=2, with_data=data)
                       for data in (True, False))
