@@ -298,7 +298,6 @@ def scale_text(scale: float) -> str:
 
 
 def _underflow_notes(found: Precision, row: Format) -> Iterator[str]:
-    """Words for what the tables show of these numbers."""
     seen = found.underflows
     first, best = seen.computed[0], min(seen.computed, key=lambda fates: (fates.not_finite, fates.lost))
     if first.lost and not seen.rounded[0].lost:
@@ -397,7 +396,6 @@ def _value(value: float, digits: int = 4) -> str:
 
 
 def _overflow_notes(fmt: str, small: list[runs.Trial], large: list[runs.Trial]) -> Iterator[str]:
-    """Words for what the tables show of these numbers."""
     for trial in (trial for trial in small if trial.scaling == "torch" and trial.skipped):
         yield f"First unit, S = 2^16: overflow in backward; skipped until S is {short(trial.scale)}."
     if not runs.has_wide_range(fmt) and all(trial.skipped == (trial.gave_up or trial.steps + 1) - 1
@@ -426,7 +424,6 @@ def _resting(found: Precision) -> Iterator[Part | str]:
 
 
 def _rested_notes(rested: tuple[runs.Rested, ...]) -> Iterator[str]:
-    """Words for what the table shows of these numbers."""
     with_master = {run.compute: run for run in rested if run.master == run.state == "fp32" and run.matmul is None}
     for run in rested:
         exact = with_master[run.compute]

@@ -21,8 +21,7 @@ from zerosim.course.figures.memory import MemoryData, memory, memory_data
 from zerosim.course.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
 from zerosim.course.figures.mixed_precision import ObservedStep, Passed, mixed_precision, mixed_precision_data
 from zerosim.course.figures.published import PublishedData, published, published_data
-from zerosim.course.figures.ring import RingData, ring, ring_data
-from zerosim.course.figures.ring_animation import ring_animation
+from zerosim.course.figures.ring import RingData, ring, ring_animation, ring_data
 from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
