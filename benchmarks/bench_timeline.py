@@ -18,9 +18,8 @@ import zerosim as zs
 from zerosim.planning import ceil_cut
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.hardware import Network, device, link
-from zerosim.planning.machine import Prices
 from zerosim.planning.recording import RecordedCall, Recording, from_plain, record, to_plain
-from zerosim.planning.streams import Collectives
+from zerosim.planning.streams import Collectives, Prices
 from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 

@@ -1,11 +1,11 @@
 """Every file of the package keeps every rule; and every rule is shown to catch what it is there to catch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from tests.architecture import imports, style, words
-from tests.architecture.reading_path import faults_of_the_path, reading_path
+from tests.architecture.reading_path import faults_of_the_path
 from tests.architecture.source import ROOT, Source, package_sources, project_texts
 
 Check = Callable[[Source], list[str]]
@@ -110,46 +110,35 @@ def test_the_rule_is_kept_and_a_violation_of_it_would_be_caught_once_and_named(c
         assert all(line.startswith(f"zerosim/{path}:") and said in line for line in found), (text, found)
 
 
-def test_imports_never_run_in_a_circle() -> None:
-    assert " -> ".join(imports.circle(package_sources())) == ""
+# Of rules for all files together: files under zerosim/ with their texts, and a piece of what is said of them, or None.
+HALF = {"zero/a.py": "def f():\n    from .b import x", "zero/b.py": ""}
+TOGETHER: dict[Callable[[Iterable[Source]], list[str]], list[tuple[dict[str, str], str | None]]] = {
+    imports.circle: [
+        ({"a.py": "from zerosim.b import x", "b.py": "from zerosim.a import y"}, "zerosim.a"),
+        ({"a.py": "from zerosim import b", "b.py": "if TYPE_CHECKING:\n    import zerosim.a"}, "zerosim.b"),
+        ({"a.py": "class A:\n    from .b import x", "b.py": "from zerosim.c import x", "c.py": "from zerosim import a"},
+         "zerosim.c"),
+        ({"a.py": "from .b import x", "b.py": "def f():\n    from .a import y"}, None),
+    ],
+    imports.halves: [
+        (HALF, "zerosim/zero/b.py: is imported by zerosim.zero.a alone"),
+        ({**HALF, "zero/c.py": "from .b import y"}, None),
+        ({**HALF, "zero/__init__.py": "from zerosim.zero.b import y"}, None),
+    ],
+    style.class_names_used_twice: [
+        ({"a.py": "class A: pass\nclass B: pass", "b.py": "\nclass A: pass"},
+         "class A stands at zerosim/a.py:1 and zerosim/b.py:2"),
+    ],
+}
 
 
-@pytest.mark.parametrize("texts", [
-    ("from zerosim.b import x", "from zerosim.a import y"),
-    ("from zerosim import b", "if TYPE_CHECKING:\n    import zerosim.a"),
-    ("class A:\n    from .b import x", "from zerosim.c import x", "from zerosim import a"),
-])
-def test_a_circle_is_found_and_one_through_a_function_is_none(texts: tuple[str, ...]) -> None:
-    sources = [Source(f"zerosim/{name}.py", text) for name, text in zip("abc", texts, strict=False)]
-    assert set(imports.circle(sources)) == {source.module for source in sources}
-    last = "def f():\n" + "".join(f"    {line}\n" for line in texts[-1].splitlines())
-    assert imports.circle([*sources[:-1], Source(sources[-1].path, last)]) == []
-
-
-# Each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class of figures.
-THOUGHTS = ("zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/report.py",
-            "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py", "zerosim/zero/gradients.py")
-
-
-def test_no_module_is_the_second_half_of_another() -> None:
-    assert [line for line in imports.halves(package_sources()) if not line.startswith(THOUGHTS)] == []
-
-
-def test_a_second_half_is_found_and_what_a_package_offers_is_none() -> None:
-    sources = [Source("zerosim/zero/a.py", "def f():\n    from .b import x"), Source("zerosim/zero/b.py", "")]
-    assert imports.halves(sources) == ["zerosim/zero/b.py: is imported by zerosim.zero.a alone"]
-    assert imports.halves([*sources, Source("zerosim/zero/c.py", "from .b import y")]) == []
-    assert imports.halves([*sources, Source("zerosim/zero/__init__.py", "from zerosim.zero.b import y")]) == []
-
-
-def test_no_two_classes_have_one_name() -> None:
-    twice = style.class_names_used_twice(package_sources())
-    assert not twice, "\n" + "\n".join(twice)
-
-
-def test_a_class_name_that_is_used_twice_is_found() -> None:
-    sources = [Source("zerosim/a.py", "class A: pass\nclass B: pass"), Source("zerosim/b.py", "\nclass A: pass")]
-    assert style.class_names_used_twice(sources) == ["class A stands at zerosim/a.py:1 and zerosim/b.py:2"]
+@pytest.mark.parametrize("check", TOGETHER, ids=lambda check: check.__name__)
+def test_no_files_break_a_rule_together_and_who_would_is_named(check: Callable[[Iterable[Source]], list[str]]) -> None:
+    assert check(package_sources()) == []
+    for texts, said in TOGETHER[check]:
+        found = check([Source(f"zerosim/{path}", text) for path, text in texts.items()])
+        assert len(found) == (said is not None), (texts, found)
+        assert all(said in line for line in found), (texts, found)
 
 
 def test_the_reading_path_is_as_short_as_it_may_be() -> None:
@@ -169,5 +158,4 @@ def test_a_fault_of_the_reading_path_is_found(old: str, new: str, said: str) -> 
     step = "1. [`zerosim/tiny.py`](zerosim/tiny.py): all of it.\n"
     readme = "# A\n\n## The reading path\n\n{}\n## The map\n\n" + step
     assert faults_of_the_path(readme.format(step), 1, 260) == []
-    assert reading_path(readme.format(step)) == ["zerosim/tiny.py"]
     assert any(said in fault for fault in faults_of_the_path(readme.format(step.replace(old, new)), 1, 260))

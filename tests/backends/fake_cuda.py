@@ -47,7 +47,6 @@ class Stream:
         merge(self.cuda.host, self.clock)
 
     def wait_event(self, event: Event) -> None:
-        self.cuda.log.append(("wait", self.ptr, event.number))
         merge(self.clock, event.clock)
 
     def tick(self) -> int:
@@ -62,9 +61,7 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.cuda: Any = Cuda.current
-        self.cuda.events += 1
-        self.number, self.clock = self.cuda.events, {}
-        self.ptr = id(self)
+        self.ptr, self.clock = id(self), {}
         self.cuda.alive[self.ptr] = self
 
     def record(self, stream: Stream | None = None) -> None:
@@ -72,7 +69,6 @@ class Event:
         assert self.cuda.selected == stream.device_id, "an event is recorded on the device's own streams"
         stream.tick()
         self.clock, self.at = dict(stream.clock), time.perf_counter()
-        self.cuda.log.append(("record", stream.ptr, self.number))
 
     def synchronize(self) -> None:
         merge(self.cuda.host, self.clock)
@@ -89,15 +85,14 @@ def merge(into: Clock, other: Clock) -> None:
 
 
 class Cuda:
-    """The devices of one test, and what was asked of them: ``log`` is in the order of the calls."""
+    """The devices of one test, and who uses which of their arrays."""
 
     current: Cuda
 
     def __init__(self, count: int) -> None:
         Cuda.current = self
-        self.count, self.selected, self.events, self.log = count, 0, 0, []
+        self.count, self.selected = count, 0
         self.host: Clock = {}
-        self.status = 0  # what queries answer
         self.alive: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
         self.streams: list[Stream] = []
         self.stacks: list[list[Stream]] = []
@@ -115,14 +110,14 @@ class Cuda:
         return 1000 * (self.selected + 1) + sum(s.device_id == self.selected for s in self.streams)
 
     def stream_query(self, pointer: int) -> int:
-        """The status: all is done, unless a test says otherwise; whoever asks knows it from here on."""
+        """The status, 0: all is done; whoever asks knows it from here on."""
         next(stream for stream in self.streams if stream.ptr == pointer).synchronize()
-        return self.status
+        return 0
 
     def event_query(self, pointer: int) -> int:
         """Likewise."""
-        merge(self.host, self.alive[pointer].clock)
-        return self.status
+        self.alive[pointer].synchronize()
+        return 0
 
     def here(self) -> Stream:
         """The current stream of the current device."""

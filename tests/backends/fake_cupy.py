@@ -111,15 +111,6 @@ class ndarray:
             assert (target.ctypes.data, target.strides) == (source.ctypes.data, source.strides), "copied in no order"
         self._a[_raw(key)] = source
 
-    def __add__(self, other: ndarray) -> ndarray:
-        return _new(_raw(self) + _raw(other))
-
-    def __ge__(self, other: Any) -> ndarray:
-        return _new(_raw(self) >= _raw(other))
-
-    def __eq__(self, other: Any) -> Any:
-        return _new(_raw(self) == _raw(other))
-
     __hash__ = None  # type: ignore[assignment]
 
     def __int__(self) -> int:
@@ -155,37 +146,27 @@ class ndarray:
         _refuse_type(np.dtype(dtype))
         return self if not copy and np.dtype(dtype) == self.dtype else _new(_raw(self).astype(dtype))
 
-    def view(self, dtype: Any) -> ndarray:
-        return self._view(self._a.view(dtype))
-
-    def reshape(self, *shape: Any) -> ndarray:
-        return self._view(self._a.reshape(*shape))
-
-    def transpose(self, *axes: int) -> ndarray:
-        return self._view(self._a.transpose(*axes))
-
-    def swapaxes(self, a: int, b: int) -> ndarray:
-        return self._view(self._a.swapaxes(a, b))
-
-    def diagonal(self) -> ndarray:
-        return self._view(self._a.diagonal())
-
     def sum(self, dtype: Any = None) -> ndarray:
         assert self.dtype.kind in "biu", "CuPy adds floats in an order of its own"
         return _new(np.asarray(_raw(self).sum(dtype=dtype)))
 
-    def max(self) -> ndarray:
-        return _new(np.asarray(_raw(self).max()))
-
-    def min(self) -> ndarray:
-        return _new(np.asarray(_raw(self).min()))
-
-    def all(self) -> ndarray:
-        return _new(np.asarray(_raw(self).all()))
-
 
 def _new(a: np.ndarray) -> ndarray:
     return ndarray(None, _of=np.ascontiguousarray(a).reshape(a.shape))
+
+
+def _viewing(name: str) -> Any:
+    return lambda self, *arguments: self._view(getattr(self._a, name)(*arguments))
+
+
+def _computing(name: str) -> Any:
+    return lambda self, *others: _new(np.asarray(getattr(_raw(self), name)(*map(_raw, others))))
+
+
+for _name in ("view", "reshape", "transpose", "swapaxes", "diagonal"):
+    setattr(ndarray, _name, _viewing(_name))
+for _name in ("__add__", "__ge__", "__eq__", "max", "min", "all"):
+    setattr(ndarray, _name, _computing(_name))
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
@@ -195,10 +176,6 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
     _refuse_type(np.dtype(dtype))
     return _new(np.zeros(shape, dtype))
-
-
-def full(shape: Any, value: Any, dtype: Any = None) -> ndarray:
-    return _new(np.full(shape, value, dtype))
 
 
 def arange(*limits: Any, dtype: Any = None) -> ndarray:
@@ -217,10 +194,6 @@ def asarray(x: Any, dtype: Any = None) -> ndarray:
 def argsort(x: ndarray, kind: str | None = None) -> ndarray:
     assert kind in (None, "stable"), "CuPy has no other kind"
     return _new(np.argsort(_raw(x), kind="stable"))
-
-
-def searchsorted(x: ndarray, values: ndarray) -> ndarray:
-    return _new(np.searchsorted(_raw(x), _raw(values)))
 
 
 def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:

@@ -7,13 +7,14 @@ import os
 import select
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Client, Connection
 from threading import Event, Thread
 from typing import Any
 
 import zerosim as zs
-from tests.backends.worlds import Outcome, Task, notes, on_one_card
+from tests.backends.worlds import Outcome, Task, on_one_card, outcomes_of
 from zerosim.backends.cupy.cluster import gpu_of
 from zerosim.backends.processes import cluster
 from zerosim.backends.processes.cluster import ProcessCluster
@@ -98,16 +99,12 @@ def first(ranks: int) -> Any:
 
 
 def outcome(cluster: ProcessCluster, task: Task) -> Outcome:
-    """What came of it here."""
+    """What came of it here; an exception that cannot travel is told by its type and text."""
     cluster.memory[0].reset_peak()
-    try:
-        result = cluster.run(task.program, *task.args)[cluster.index]
-    except Exception as error:
-        told = Failed.of(error, cluster.index)
-        travels = error if told.args is not None else zs.RemoteError(told.summary)
-        return Outcome(None, 0, 0, travels, notes(error), cluster.memory.now_nbytes[0])
-    found = Outcome(result, cluster.trace.sent_nbytes()[0], cluster.memory.peak_nbytes[0], None, (), 0)
+    (found,) = outcomes_of(cluster, task.program, *task.args)
     cluster.runs.clear()
+    if found.error is not None and (told := Failed.of(found.error, cluster.index)).args is None:
+        return replace(found, error=zs.RemoteError(told.summary))
     return found
 
 

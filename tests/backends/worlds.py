@@ -45,35 +45,44 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One rank's: its result, bytes sent and peak; or the exception that it raised, with its notes, and bytes held."""
+    """One rank's: its result, bytes sent and peak; or the exception that it raised, and bytes held."""
 
-    result: Any
-    sent_nbytes: int
-    peak_nbytes: int
-    error: BaseException | None
-    notes: tuple[str, ...]
-    held_nbytes: int
+    result: Any = None
+    sent_nbytes: int = 0
+    peak_nbytes: int = 0
+    error: BaseException | None = None
+    held_nbytes: int = 0
 
 
-def notes(error: BaseException) -> tuple[str, ...]:
-    """What was added to an exception on its way."""
-    return tuple(getattr(error, "__notes__", ()))
+def outcomes_of(cluster: zs.Cluster, program: Callable[..., Any], *args: Any) -> list[Outcome]:
+    """What came of a program on each rank that this process has."""
+    try:
+        results = cluster.run(program, *args)
+    except Exception as error:
+        return [Outcome(error=error, held_nbytes=held) for held in cluster.memory.now_nbytes]
+    return [Outcome(results[rank.index], sent, peak) for rank, sent, peak
+            in zip(cluster.ranks, cluster.trace.sent_nbytes(), cluster.memory.peak_nbytes, strict=True)]
 
 
 class World:
-    """N ranks somewhere. ``library`` names whose own collectives ``native`` asks for."""
+    """N ranks somewhere, on doubles of so many GPUs or on so many cards. ``library`` names whose own collectives
+    ``native`` asks for."""
 
     library: str | None = None
     checks = True  # that ranks send what others do not expect is found, and not only in debug mode
     in_order = False  # calls that some ranks begin in another order than others wait for each other for ever
-    kind: Callable[[int], zs.Cluster] = zs.Cluster  # whose bits are had where numbers are added up
 
-    def __init__(self, name: str, ranks: int) -> None:
-        self.name, self.ranks = name, ranks
+    def __init__(self, name: str, ranks: int, *, doubled_gpus: int = 0, cards: int = 0, **options: Any) -> None:
+        self.name, self.ranks, self.doubled_gpus, self.cards, self.options = name, ranks, doubled_gpus, cards, options
+        # Whose bits are had where numbers are added up. On cards matrices are multiplied by cuBLAS.
+        self.kind: Callable[[int], zs.Cluster] = (
+            cluster_in_gpu_order if doubled_gpus else zs.CuPyCluster if cards else zs.Cluster)
 
     def missing(self) -> str | None:
         """Why this world cannot be had here; None where it can."""
-        return None
+        if self.doubled_gpus and compiled_kernels.COMPILER is None:
+            return compiled_kernels.MISSING
+        return lacking_gpus(self.cards, nccl=self.library == "NCCL") if self.cards else None
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         """What came of it on every rank, in rank order."""
@@ -89,28 +98,16 @@ class World:
 
 
 class Here(World):
-    """All ranks in this process, on a cluster of NumPy's arrays or on doubles of so many GPUs."""
+    """All ranks in this process, on a cluster of NumPy's arrays or of GPUs'."""
 
-    def __init__(self, name: str, ranks: int, cluster: Callable[..., zs.Cluster] = zs.Cluster, *,
-                 doubled_gpus: int = 0, **options: Any) -> None:
-        super().__init__(name, ranks)
-        self.cluster, self.doubled_gpus, self.options = cluster, doubled_gpus, options
-        self.library = "NCCL" if cluster is zs.NCCLCluster else None
-        self.kind = cluster_in_gpu_order if doubled_gpus else zs.Cluster
-
-    def missing(self) -> str | None:
-        return compiled_kernels.MISSING if self.doubled_gpus and compiled_kernels.COMPILER is None else None
+    def __init__(self, name: str, ranks: int, cluster: Callable[..., zs.Cluster] = zs.Cluster, **more: Any) -> None:
+        super().__init__(name, ranks, **more)
+        self.cluster, self.library = cluster, "NCCL" if cluster is zs.NCCLCluster else None
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         options.pop("timeout_seconds", None)  # the hub knows at once
         with doubles.installed(self.doubled_gpus) if self.doubled_gpus else ExitStack():
-            cluster = self.cluster(self.ranks, **self.options | options)
-            try:
-                results = cluster.run(program, *args)
-            except Exception as error:
-                return [Outcome(None, 0, 0, error, notes(error), held) for held in cluster.memory.now_nbytes]
-            return [Outcome(result, sent, peak, None, (), 0) for result, sent, peak
-                    in zip(results, cluster.trace.sent_nbytes(), cluster.memory.peak_nbytes, strict=True)]
+            return outcomes_of(self.cluster(self.ranks, **self.options | options), program, *args)
 
 
 class Job:
@@ -195,41 +192,18 @@ class Job:
 class Processes(World):
     """Each rank a process of a job that serves all tests of the session; options are its cluster's."""
 
-    def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", *, doubled_gpus: int = 0,
-                 on_gpus: bool = False, **options: Any) -> None:
-        super().__init__(name, ranks)
-        self.job, self.backend, self.doubled_gpus, self.on_gpus = job, backend, doubled_gpus, on_gpus
-        self.options = options
-        self.library = backend.upper()
+    def __init__(self, name: str, ranks: int, job: Job, backend: str = "mpi", **more: Any) -> None:
+        super().__init__(name, ranks, **more)
+        self.job, self.backend, self.library = job, backend, backend.upper()
         self.in_order = backend == "nccl"
-        self.kind = cluster_in_gpu_order if doubled_gpus else zs.Cluster
         self.checks = not self.in_order  # NCCL trusts both sides of a message, and its doubles ask the first they see
 
     def missing(self) -> str | None:
-        if self.doubled_gpus and compiled_kernels.COMPILER is None:
-            return compiled_kernels.MISSING
-        return mpi_missing() if self.job.launcher == "mpiexec" else None
+        return super().missing() or (mpi_missing() if self.job.launcher == "mpiexec" else None)
 
     def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
         return self.job.ask(Task(program, args, self.options | options, self.ranks, self.backend, self.doubled_gpus,
-                                 self.on_gpus), self.ranks)
-
-
-class OnCards(World):
-    """A world as it is, where there are as many GPUs as it needs. Matrices are multiplied by cuBLAS."""
-
-    kind = zs.CuPyCluster
-
-    def __init__(self, world: World, cards: int) -> None:
-        super().__init__(world.name, world.ranks)
-        self.world, self.cards = world, cards
-        self.library, self.checks, self.in_order = world.library, world.checks, world.in_order
-
-    def outcomes(self, program: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
-        return self.world.outcomes(program, *args, **options)
-
-    def missing(self) -> str | None:
-        return lacking_gpus(self.cards, nccl=self.library == "NCCL") or self.world.missing()
+                                 bool(self.doubled_gpus or self.cards)), self.ranks)
 
 
 def lacking_gpus(count: int, *, nccl: bool = False) -> str | None:
@@ -268,7 +242,7 @@ def one_thread() -> dict[str, str]:
 def free_port() -> int:
     """A port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+        return int(server.getsockname()[1])
 
 
 def torchruns(ranks: int) -> list[dict[str, str]]:
@@ -293,15 +267,13 @@ HERE = Here("in-process, 5 ranks in another order", 5, seed=7)
 MPI = [Processes(f"MPI, {ranks} processes", ranks, POOL) for ranks in (2, 3, 4)]
 DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=1),
            Here("doubles of 3 GPUs in one process", 3, zs.NCCLCluster, doubled_gpus=3),
-           Processes("doubles of GPUs, over MPI by way of the host", 2, POOL, doubled_gpus=4, on_gpus=True),
+           Processes("doubles of GPUs, over MPI by way of the host", 2, POOL, doubled_gpus=4),
            Processes("doubles of GPUs, 2 processes of MPI", 2, POOL, "nccl", doubled_gpus=4),
            Processes("doubles of GPUs, 3 processes of torchrun's", 3, TORCHRUN, "nccl", doubled_gpus=4)]
-GPUS = [OnCards(Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster), 1),
-        *(OnCards(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster), ranks) for ranks in (2, 3, 4, 8)),
-        *(OnCards(Processes(f"CuPy over MPI, {ranks} processes", ranks, POOL_ON_CARDS, on_gpus=True), 1)
-          for ranks in (2, 3, 4)),
-        *(OnCards(Processes(f"NCCL, {ranks} processes on one GPU", ranks, job, "nccl", device="cuda:0",
-                           share_devices=True), 1)
-          for ranks, job in ON_ONE_CARD.items()),
-        OnCards(Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl"), 2),
-        OnCards(Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl"), 3)]
+GPUS = [Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster, cards=1),
+        *(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster, cards=ranks) for ranks in (2, 3, 4, 8)),
+        *(Processes(f"CuPy over MPI, {ranks} processes", ranks, POOL_ON_CARDS, cards=1) for ranks in (2, 3, 4)),
+        *(Processes(f"NCCL, {ranks} processes on one GPU", ranks, job, "nccl", cards=1, device="cuda:0",
+                    share_devices=True) for ranks, job in ON_ONE_CARD.items()),
+        Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl", cards=2),
+        Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl", cards=3)]

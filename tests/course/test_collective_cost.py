@@ -49,21 +49,11 @@ def test_every_other_algorithm_stands_beside_it_with_where_they_cross_or_why_it_
     assert second["refused"] is None
 
 
-def test_several_nodes_have_a_link_between_them_which_the_data_names():
-    data = data_of(25 * 10**6, 12, "nvlink4", nodes=3)
-    assert (data["nodes"], data["link"]["name"], data["between"]["name"]) == (3, "nvlink4", "infiniband-ndr")
-    assert data["seconds"] == pytest.approx(22 * (14e-6 + 2_083_334 / 50e9), rel=1e-6)
-    assert data_of(25 * 10**6, 12, "nvlink4", nodes=3, between="ethernet-10g")["seconds"] > 20 * data["seconds"]
-
-
-def test_a_barrier_has_no_wall_and_one_rank_has_no_seconds():
+def test_a_barrier_has_no_wall_one_rank_no_seconds_and_vectors_of_no_bytes_say_who_is_faster_for_small_ones():
     barrier = data_of(0, 8, "nvlink4", "barrier")
     assert (barrier["latency_wall_nbytes"], barrier["bus_bytes_per_second"], barrier["others"]) == ("inf", None, [])
     alone = data_of(7, 1, "nvlink4")
     assert (alone["seconds"], alone["algorithm_bytes_per_second"], alone["steps"]) == (0, None, 0)
-
-
-def test_vectors_of_no_bytes_still_say_who_is_faster_for_small_ones():
-    # On three ranks ring and Rabenseifner have as many steps; only bytes tell them apart.
+    # On three ranks ring and Rabenseifner have as many steps; only bytes tell them apart, and there are none.
     other = lesson.collective_cost(lesson.CostQuestion(0, 3, "nvlink4")).others[1]
     assert (other.algorithm, other.faster_at_first, other.points) == ("rabenseifner", 0, ())

@@ -22,16 +22,6 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
            {"overlap": True, "prefetch": 2}]
 
 
-def null_step(asked, stage, **cluster_options):
-    """A step of the engine on a null rank that stands for all, with the plan's options: the cluster that ran it."""
-    cluster = zs.NullCluster(asked.ranks, representative=0, **cluster_options)
-    measured.run_planned(cluster, asked, stage, *asked.recompute)
-    return cluster
-
-
-# -- bytes ------------------------------------------------------------------------------------------------------------
-
-
 @given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
        vocabulary=st.integers(2, 40), tied=st.booleans(), ranks=st.integers(1, 9), batch=st.integers(1, 3),
        k=st.integers(1, 3), stage=st.sampled_from([0, 1, 2, 3]), compute=st.sampled_from(["fp32", "bf16", "fp16"]),
@@ -74,13 +64,6 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     assert cluster.memory.peak_nbytes == [row.total_nbytes - row.overhead_nbytes] * ranks
 
 
-def test_a_gpt_on_paper_becomes_the_packages_own_and_others_are_refused():
-    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
-    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
-
-
-# -- small steps beside ZeRO's formula --------------------------------------------------------------------------------
-
 OPTIMIZERS = [zs.optim.Adam(), zs.optim.AdaGrad(), zs.optim.Adan(), zs.optim.LAMB(), zs.optim.LARS(), zs.optim.Lion(),
               zs.optim.Momentum(lr=0.1), zs.optim.RMSprop(), zs.optim.SGD(lr=0.1)]
 POLICIES = [zs.Policy("bf16"), zs.Policy("fp32"), zs.Policy("fp16", accumulate="fp32"), zs.Policy("bf16", state="bf16")]
@@ -109,27 +92,15 @@ def test_a_slot_in_bf16_is_counted_as_two_bytes():
     assert half.formula == "16"
 
 
-def test_state_that_depends_on_shapes_is_refused_by_name():
+def test_a_gpt_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_refused():
+    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
+    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
     asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
     assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
 
-# -- a plan's seconds beside the replay of the engine's own trace on the same machine, with the same options ----------
-
+# A plan's seconds beside the replay of the engine's own trace on the same machine, with the same options.
 CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm's sum of squares
-
-
-def replayed(asked, stage):
-    """The step on the plan's machine."""
-    machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
-    recorded = recording.record(null_step(asked, stage).trace).inside("step").on_ranks(asked.ranks)
-    return timeline.replay(recorded, machine)
-
-
-def control_seconds(asked, stage):
-    """Flag and norm go round in rings, waited for at once, where each rank updates a part."""
-    ring = cost.curve("all_gather", "ring", asked.ranks, asked.network)
-    return sum(ring.seconds(asked.ranks * nbytes) for nbytes in CONTROL) if stage else 0.0
 
 
 def computed(asked, replay):
@@ -143,14 +114,27 @@ def computed(asked, replay):
     return found
 
 
-@pytest.mark.parametrize(("stage", "options", "micro_batches"), covering(zs.STAGES, OPTIONS, [1, 3]), ids=str)
-def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(stage, options, micro_batches):
-    """Products are what a plan computes; layers that memory bounds and the head's second use are the replay's alone, so
-    it computes longer, and stands still no longer than the plan says."""
-    asked = plan_config("gpt2", ranks=8, batch=4, stage=stage, recompute="block", micro_batches=micro_batches,
+@pytest.mark.parametrize(("row", "link", "policy", "micro_batches"), covering(
+    product(zs.STAGES, OPTIONS), ["nvlink4", "pcie3"], ["none", "block", "segment(4)"], [1, 2, 3]), ids=str)
+def test_a_plan_communicates_and_updates_as_long_as_the_replay_and_given_its_arithmetic_stands_still_as_long(
+        row, link, policy, micro_batches):
+    """So what a plan exposes differs from the replay by what a plan leaves out of the arithmetic, and by nothing else.
+
+    Products are what a plan computes; layers that memory bounds and the head's second use are the replay's alone, so it
+    computes longer, and stands still no longer than the plan says.
+    """
+    stage, options = row
+    asked = plan_config("gpt2", ranks=8, link=link, batch=4, stage=stage, recompute=policy, micro_batches=micro_batches,
                         optimizer=zs.optim.AdamW(), **options)
-    (row,), replay, control = asked.plan().rows, replayed(asked, stage), control_seconds(asked, stage)
-    usage = replay.usage[0]
+    cluster = zs.NullCluster(asked.ranks, representative=0)
+    measured.run_planned(cluster, asked, stage, policy)
+    machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
+    replay = timeline.replay(recording.record(cluster.trace).inside("step").on_ranks(asked.ranks), machine)
+    ring = cost.curve("all_gather", "ring", asked.ranks, asked.network)
+    # Flag and norm go round in rings, waited for at once, where each rank updates a part.
+    control = sum(ring.seconds(asked.ranks * nbytes) for nbytes in CONTROL) if stage else 0.0
+    (row,), usage, job = asked.plan().rows, replay.usage[0], asked.job(stage, policy)
+
     assert usage.communication_seconds == pytest.approx(row.communication_seconds + control, rel=1e-9)
     assert usage.exposed_seconds <= row.exposed_communication_seconds + control + 1e-12
     assert row.compute_seconds + row.update_seconds < usage.compute_seconds < 2 * row.compute_seconds
@@ -158,20 +142,9 @@ def test_a_plans_communication_is_the_replays_and_its_other_seconds_bound_it(sta
     if options == PLAIN:
         assert row.exposed_communication_seconds == pytest.approx(row.communication_seconds, rel=1e-12)
 
-
-@pytest.mark.parametrize(("row", "link", "policy"), covering(
-    product(zs.STAGES, OPTIONS), ["nvlink4", "pcie3"], ["none", "block", "segment(4)"]), ids=str)
-def test_given_the_replays_own_arithmetic_the_plan_stands_still_exactly_as_long(row, link, policy):
-    """So what a plan exposes differs from the replay by what a plan leaves out of the arithmetic, and by nothing else:
-    the update's seconds are the plan's own."""
-    stage, options = row
-    asked = plan_config("gpt2", ranks=8, link=link, batch=4, stage=stage, recompute=policy, micro_batches=2,
-                        optimizer=zs.optim.AdamW(), **options)
-    replay, job = replayed(asked, stage), asked.job(stage, policy)
     update = asked.update_seconds(job)
-    _, in_passes = events.communication_seconds(events.micro_batch(job), computed(asked, replay), asked.network)
-    _, after = events.communication_seconds(events.after_backward(job), update, asked.network)
-    expected = 2 * in_passes + after + control_seconds(asked, stage)
-    assert replay.usage[0].exposed_seconds == pytest.approx(expected, rel=1e-9)
     found = sum(event.seconds for event in replay.computed(0) if event.path[1] == "update")
     assert found == pytest.approx(sum(update.values()), rel=1e-9)
+    _, in_passes = events.communication_seconds(events.micro_batch(job), computed(asked, replay), asked.network)
+    _, after = events.communication_seconds(events.after_backward(job), update, asked.network)
+    assert usage.exposed_seconds == pytest.approx(micro_batches * in_passes + after + control, rel=1e-9)

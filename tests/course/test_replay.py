@@ -41,18 +41,11 @@ def test_every_stage_ends_in_the_published_numbers(found):
             "compute": ["2.099609375", "-2.900390625", "1.099609375", "0.60009765625"]}
 
 
-def test_sent_bytes_are_the_published_ones():
-    for stage, recompute, sent in [
-            (0, "segment(2)", [8, 8]), (1, "segment(2)", [8, 8]), (2, "segment(2)", [8, 8]),
-            (3, "segment(2)", [16, 12]), (3, "none", [12, 12]), (2, "none", [8, 8]), (3, "block", [12, 12])]:
-        assert replay(replace(EXAMPLE, recompute=recompute), stage).sent_nbytes == sent, (stage, recompute)
-
-
 def test_each_stage_does_what_is_published_in_the_published_order(found):
     stories = {number: [f"{step.op} {step.unit}" for step in stage.steps] for number, stage in found.stages.items()}
     assert stories[3] == [part.strip() for part in STAGE_3_WITH_RECOMPUTATION.split(",")]
-    places = map(stories[2].index, ("reduce_scatter layer2", "free layer2", "backward layer1"))
-    assert list(places) == sorted(map(stories[2].index, ("reduce_scatter layer2", "free layer2", "backward layer1")))
+    places = [stories[2].index(step) for step in ("reduce_scatter layer2", "free layer2", "backward layer1")]
+    assert places == sorted(places)
     for stage in found.stages.values():
         ends = tuple(recorder.snapshots["end"].held_nbytes for recorder in stage.recorders)
         assert stage.steps[-1].held_nbytes == ends != stage.steps[0].held_nbytes
@@ -85,12 +78,8 @@ def test_every_setting_changes_the_result_in_the_same_way_in_all_stages(found):
         assert of_stages[0] != before, change
 
 
-def test_ranks_that_are_given_no_sample_have_one_of_their_own():
-    assert len({lesson.sample_of(rank) for rank in range(16)}) == 16
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "per_unit"])
-def test_bytes_equal_the_closed_forms_for_any_number_of_ranks(layout):
+def test_bytes_of_steps_and_hops_are_those_of_the_closed_forms_for_any_number_of_ranks(layout):
     for ranks in (1, 2, 3, 4, 5, 8):
         for stage in zs.STAGES:
             found = replay(replace(EXAMPLE, ranks=ranks, layout=layout), stage)
@@ -98,15 +87,16 @@ def test_bytes_equal_the_closed_forms_for_any_number_of_ranks(layout):
                                    recompute_units=2))
             assert found.sent_nbytes == [sum(two) for two in zip(sent["gradients"], sent["parameters"], strict=True)]
             assert [sum(step.sent_nbytes[rank] for step in found.steps) for rank in range(ranks)] == found.sent_nbytes
+            for step in found.steps:
+                hops = found.hops.get(step.call, []) if step.call is not None else []
+                assert step.sent_nbytes == tuple(sum(made.hop.nbytes for made in hops if made.hop.source == rank)
+                                                 for rank in range(ranks))
+    assert len({lesson.sample_of(rank) for rank in range(16)}) == 16  # who is given no sample has one of its own
 
 
-def test_the_hops_of_each_collective_carry_the_bytes_that_it_counts():
-    found = replay(replace(EXAMPLE, ranks=3), 3)
-    for step in found.steps:
-        if step.call is not None:
-            sent = [sum(made.hop.nbytes for made in found.hops.get(step.call, []) if made.hop.source == rank)
-                    for rank in range(3)]
-            assert sent == list(step.sent_nbytes)
+def test_what_is_gathered_again_for_recomputation_is_sent_again():
+    for recompute, sent in (("segment(2)", [16, 12]), ("none", [12, 12]), ("block", [12, 12])):
+        assert replay(replace(EXAMPLE, recompute=recompute), 3).sent_nbytes == sent, recompute
 
 
 def test_an_overflowing_example_is_skipped_and_says_so():
@@ -119,14 +109,12 @@ def test_an_overflowing_example_is_skipped_and_says_so():
     assert "every rank skipped the step" in printed(found)
 
 
-def test_the_json_has_the_announced_keys_and_numbers_that_give_back_the_same_fp32():
+def test_the_json_gives_back_the_same_fp32():
     found = lesson.replays(replace(EXAMPLE, learning_rate=0.3), zs.STAGES)
     whole = found.as_json()
     assert json.loads(json.dumps(whole)) == whole
-    assert (whole["ranks"], whole["format"], list(whole["stages"])) == (2, "fp16", ["0", "1", "2", "3"])
     for number, stage in whole["stages"].items():
         assert {*RESULTS, "events", "skipped", "peak_nbytes_by_kind", "sent_nbytes"} == stage.keys()
-        assert all({"op", "unit", "sent_nbytes"} <= event.keys() for event in stage["events"])
         assert np.array(stage["v"], np.float32).tobytes() == found.stages[int(number)].whole("v", "end").tobytes()
 
 

@@ -91,7 +91,7 @@ def test_a_reports_times_are_those_of_the_replay(saved):
     replay, found = timeline.replay(loaded, replayed.MACHINE), report.report_data(loaded, replayed.MACHINE, "run")
     assert found.step_microseconds == pytest.approx(replay.step_seconds * 1e6, rel=1e-12)
     for rank, lane, usage in zip(found.ranks, replay.lanes, replay.usage, strict=True):
-        assert len(rank.communicated) == len(lane.parts)
+        assert len(rank.communicated) == len(lane.streams["communication"])
         assert sum(bar.end - bar.start for bar in rank.computed) == pytest.approx(usage.compute_seconds * 1e6)
         assert sum(bar.end - bar.start for bar in rank.waits) == pytest.approx(usage.exposed_seconds * 1e6)
         assert sum(bar.flops for bar in rank.computed) == sum(event.flops for event in replay.computed(rank.rank))

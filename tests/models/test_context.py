@@ -6,7 +6,7 @@ import pytest
 
 from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
 from zerosim.models import Context, LinearUnit
-from zerosim.numerics import kernels, policy
+from zerosim.numerics import policy
 
 
 def test_cast_rounds_a_batch_and_leaves_alone_what_is_at_rest_already():
@@ -45,7 +45,8 @@ def test_the_fp8_experiment_rounds_values_to_e4m3_and_gradients_to_e5m2(gradient
     a, b = normal("bf16", (6, 7)), normal("bf16", (7, 5), 1)
     found, wanted, unrounded = np.empty((3, 6, 5), DTYPES["bf16"])
     ctx.matmul(a, b, found, gradient=gradient)
-    plain.kernels.matmul(*(kernels.quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)
+    k = plain.kernels
+    k.matmul(*(k.quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)
     plain.matmul(a, b, unrounded, gradient=gradient)
     np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
     assert (bits_of(found) != bits_of(unrounded)).mean() > 0.5

@@ -1,187 +1,128 @@
-"""A replay by other means: the traces' own rows, and the exchanges of each collective, one by one, in fractions.
+"""A replay by other means, in fractions: from the traces' own rows, and the messages of each collective, one by one.
 
-Nothing is known here of levels, points, or parts. Each rank has a program and a stream of what it issued; whatever can
-go on goes on, in any order that ``chance`` picks.
+Nothing is known here of levels, points, or parts. Each rank has a program, and a stream that does in the order of issue
+what the program hands to it: coroutines that note instants by name, and wait for those that others note.
 """
 
-import random
-from collections import defaultdict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Generator, Hashable
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 import zerosim as zs
-from zerosim.planning import Machine, SlowRank
+from zerosim.planning import Machine
 
-Exchange = tuple[int | None, int | None, int]  # to, from, bytes sent; ranks of the whole cluster
-
-
-@dataclass
-class Task:
-    """What a rank issued: the exchanges that it still has to make, one open at a time."""
-
-    key: Any
-    issued: Fraction
-    exchanges: Iterator[Exchange]
-    to: int | None = None
-    source: int | None = None
-    nbytes: int = 0
-    ready: Fraction | None = None  # when the open exchange could begin
-    latest: Fraction = Fraction(0)
-    end: Fraction | None = None
-
-    def go_on(self, clock: Fraction) -> None:
-        """Opens the next exchange, or ends."""
-        self.ready = self.latest = clock
-        self.to, self.source, self.nbytes = next(self.exchanges, (None, None, 0))
-        if self.to is None and self.source is None:
-            self.end = clock
-
-
-@dataclass
-class Row:
-    """One rank: how far its program is, and its stream."""
-
-    rows: deque
-    clock: Fraction = Fraction(0)
-    free: Fraction = Fraction(0)
-    stream: deque = field(default_factory=deque)
-    unwaited: dict = field(default_factory=dict)
-    blocked: Task | None = None
-    collective: Any = None  # the latest
-    waited: Fraction = Fraction(0)
-    host_free: dict = field(default_factory=lambda: defaultdict(Fraction))
-    arrivals: dict = field(default_factory=dict)
-    waited_for_host: Fraction = Fraction(0)
-
-
-def exchanges_of(row: Any) -> dict[int, list[Exchange]]:
-    """What each rank exchanges in a collective, step by step."""
-    steps: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [None, None, 0]))
-    for hop in row.hops():
-        source, destination = (row.call.group[place] for place in (hop.source, hop.destination))
-        steps[source][hop.step][0::2] = destination, hop.nbytes
-        steps[destination][hop.step][1] = source
-    return {rank: [tuple(mine[step]) for step in sorted(mine)] for rank, mine in steps.items()}
+Hop = tuple[int, int, int, Hashable]  # from, to, bytes, and what tells it from others between these two ranks
 
 
 class Naive:
-    """The state of the replay; ``run`` returns when each rank ends."""
+    """When each rank ``ends``, and how long it ``waited`` for other ranks and for its host."""
 
-    def __init__(self, traces: tuple[zs.ranks.Trace, ...], machine: Machine, seed: int = 0) -> None:
-        self.machine, self.chance = machine, random.Random(seed)
-        self.ranks = [Row(deque(trace.rows)) for trace in traces]
-        self.exchanges: dict[Any, dict[int, list[Exchange]]] = {}  # of each call, once
+    def __init__(self, traces: tuple[zs.ranks.Trace, ...], machine: Machine) -> None:
+        self.machine, self.known = machine, dict[Hashable, Any]()
+        self.ends, self.waited, self.waited_for_host = ([Fraction(0) for _ in traces] for _ in range(3))
+        self._steps: dict[Hashable, dict[int, list[list[Hop]]]] = {}  # of each call, once
+        running = [act(rank, trace) for rank, trace in enumerate(traces) for act in (self._program, self._stream)]
+        while running:
+            before = len(self.known), len(running)
+            running = [one for one in running if next(one, "through") != "through"]
+            assert (len(self.known), len(running)) != before, "they wait without end"
 
-    def run(self) -> list[Fraction]:
-        """The ends of all ranks."""
-        while any(self._turn(rank) for rank in self.chance.sample(range(len(self.ranks)), len(self.ranks))):
-            pass
-        assert not any(row.rows or row.stream or row.blocked for row in self.ranks), "they wait without end"
-        return [row.clock for row in self.ranks]
+    def _noted(self, *name: Hashable) -> Generator[None, None, Any]:
+        while name not in self.known:
+            yield
+        return self.known[name]
 
-    def _turn(self, rank: int) -> bool:
-        return self._program(rank) or self._stream(rank)
+    def _program(self, rank: int, trace: zs.ranks.Trace) -> Generator[None]:
+        clock, issued, unwaited, sent, received = Fraction(0), 0, {}, Counter(), Counter()
+        arrivals, host_free = {}, defaultdict(Fraction)
+        for row in trace.rows:
+            wanted = None  # the number of what the program waits for
+            match type(row).__name__:
+                case "Compute":
+                    clock = self._after(rank, clock, row)
+                case "Collective":
+                    issued += 1
+                    self.known["issue", rank, issued] = clock, self._steps_of(row).get(rank, [])
+                    wanted = None if row.asynchronous else issued
+                case "Issue":
+                    unwaited[id(row.call)] = issued
+                case "Wait":
+                    wanted = unwaited.pop(id(row.call))
+                case "Message":
+                    issued += 1
+                    sent[row.destination] += 1
+                    received[row.source] += 1
+                    both = ((rank, row.destination, row.sent_nbytes, sent[row.destination]),
+                            (row.source, rank, 0, received[row.source]))
+                    self.known["issue", rank, issued] = clock, [[hop for hop in both if None not in hop]]
+                    wanted = issued
+                case "Transfer":
+                    moved, link = row.transfer, self.machine.link_to_host
+                    begun = max(clock, host_free[moved.direction])
+                    host_free[moved.direction] = arrivals[moved] = begun + link.alpha + moved.nbytes / link.beta
+                case "TransferWait":
+                    end = max(clock, arrivals.pop(row.transfer))
+                    self.waited_for_host[rank], clock = self.waited_for_host[rank] + end - clock, end
+            if wanted is not None:
+                end = max(clock, (yield from self._noted("end", rank, wanted)))
+                self.waited[rank], clock = self.waited[rank] + end - clock, end
+        self.known["issue", rank, issued + 1] = clock, None
+        self.ends[rank] = clock
 
-    def _program(self, rank: int) -> bool:
-        me = self.ranks[rank]
-        if me.blocked is not None:
-            if me.blocked.end is None:
-                return False
-            me.waited += max(me.blocked.end - me.clock, 0)
-            me.clock, me.blocked = max(me.clock, me.blocked.end), None
-            return True
-        if not me.rows:
-            return False
-        self._read(rank, me, me.rows.popleft())
-        return True
+    def _stream(self, rank: int, trace: zs.ranks.Trace) -> Generator[None]:
+        now = Fraction(0)
+        for number in count(1):
+            issued, steps = yield from self._noted("issue", rank, number)
+            if steps is None:
+                return
+            now = max(now, issued)
+            for hops in steps:
+                ends = [now]
+                for source, destination, nbytes, which in hops:
+                    if rank == source:
+                        self.known["sender", source, destination, which] = now, nbytes
+                    if rank == destination:
+                        self.known["receiver", source, destination, which] = now
+                for source, destination, _, which in hops:
+                    sender, nbytes = yield from self._noted("sender", source, destination, which)
+                    receiver = yield from self._noted("receiver", source, destination, which)
+                    ends.append(max(sender, receiver) + self._message(source, destination, nbytes))
+                now = max(ends)
+            self.known["end", rank, number] = now
 
-    def _read(self, rank: int, me: Row, row: Any) -> None:
-        match type(row).__name__:
-            case "Compute":
-                me.clock = self._after(rank, me.clock, self._seconds(row))
-            case "Collective":
-                me.collective = row
-                if not row.asynchronous:
-                    me.blocked = self._collective(rank, me)
-            case "Issue":
-                me.unwaited[id(row.call)] = self._collective(rank, me)
-            case "Wait":
-                me.blocked = me.unwaited.pop(id(row.call))
-            case "Message":
-                me.blocked = self._issue(me, None, [(row.destination, row.source, row.sent_nbytes)])
-            case "Transfer":
-                moved, link = row.transfer, self.machine.link_to_host
-                begun = max(me.clock, me.host_free[moved.direction])
-                me.host_free[moved.direction] = me.arrivals[moved] = begun + link.alpha + moved.nbytes / link.beta
-            case "TransferWait":
-                end = max(me.clock, me.arrivals.pop(row.transfer))
-                me.waited_for_host, me.clock = me.waited_for_host + end - me.clock, end
-
-    def _collective(self, rank: int, me: Row) -> Task:
-        call = me.collective.call
+    def _steps_of(self, row: Any) -> dict[int, list[list[Hop]]]:
+        """What each rank sends and receives in a collective, step by step."""
+        call = row.call
         key = call.group, call.communicator, call.number
-        if key not in self.exchanges:
-            self.exchanges[key] = exchanges_of(me.collective)
-        return self._issue(me, key, self.exchanges[key].get(rank, []))
+        if key not in self._steps:
+            steps: dict[int, dict[int, list[Hop]]] = defaultdict(lambda: defaultdict(list))
+            for hop in row.hops():
+                source, destination = call.group[hop.source], call.group[hop.destination]
+                for rank in (source, destination):
+                    steps[rank][hop.step].append((source, destination, hop.nbytes, (key, hop.step)))
+            self._steps[key] = {rank: [mine[step] for step in sorted(mine)] for rank, mine in steps.items()}
+        return self._steps[key]
 
-    def _issue(self, me: Row, key: Any, exchanges: list[Exchange]) -> Task:
-        me.stream.append(task := Task(key, me.clock, iter(exchanges)))
-        return task
-
-    def _stream(self, rank: int) -> bool:
-        me = self.ranks[rank]
-        if not me.stream:
-            return False
-        task = me.stream[0]
-        opened = task.ready is None
-        if opened:
-            task.go_on(max(task.issued, me.free))
-        moved = self._move(rank, task) or opened
-        if task.end is not None:
-            me.free = task.end
-            me.stream.popleft()
-            return True
-        return moved
-
-    def _move(self, rank: int, task: Task) -> bool:
-        """Moves this rank's open send, if its receiver is at that place too."""
-        if task.end is not None or task.to is None:
-            return False
-        other = self.ranks[task.to].stream[0] if self.ranks[task.to].stream else None
-        if other is None or other.key != task.key or other.ready is None or other.source != rank:
-            return False
-        link = self.machine.network.link(rank, task.to) if task.to != rank else None
-        seconds = link.alpha + task.nbytes / link.beta if link else Fraction(0)
+    def _message(self, source: int, destination: int, nbytes: int) -> Fraction:
+        if source == destination:
+            return Fraction(0)
+        link = self.machine.network.link(source, destination)
+        seconds = link.alpha + nbytes / link.beta
         for slow in self.machine.slow_links:
-            if (slow.source, slow.destination) == (rank, task.to):
+            if (slow.source, slow.destination) == (source, destination):
                 seconds *= Fraction(slow.factor)
-        end = max(task.ready, other.ready) + seconds
-        task.to = other.source = None
-        for one in {id(task): task, id(other): other}.values():
-            one.latest = max(one.latest, end)
-            if one.to is None and one.source is None:
-                one.go_on(one.latest)
-        return True
+        return seconds
 
-    def _seconds(self, row: Any) -> Fraction:
+    def _after(self, rank: int, clock: Fraction, row: Any) -> Fraction:
+        """The clock after a row of arithmetic: at full pace until the instant from which the rank is slow, then slower.
+        """
         machine = self.machine
-        return max(row.flops / (Fraction(machine.peak_flops_per_second) * Fraction(machine.efficiency)),
+        work = max(row.flops / (Fraction(machine.peak_flops_per_second) * Fraction(machine.efficiency)),
                    row.nbytes / Fraction(machine.device.memory_bytes_per_second))
-
-    def _after(self, rank: int, clock: Fraction, work: Fraction) -> Fraction:
-        """The clock after so much work: at full pace until the instant from which the rank is slow, then slower."""
-        for slow in self.machine.slow_ranks:
+        for slow in machine.slow_ranks:
             if slow.rank == rank:
-                return after(slow, clock, work)
+                at_full_pace = min(work, max(Fraction(slow.from_seconds) - clock, Fraction(0)))
+                return clock + at_full_pace + Fraction(slow.factor) * (work - at_full_pace)
         return clock + work
-
-
-def after(slow: SlowRank, clock: Fraction, work: Fraction) -> Fraction:
-    """When a straggler has done so much work."""
-    instant, factor = Fraction(slow.from_seconds), Fraction(slow.factor)
-    if clock + work <= instant:
-        return clock + work
-    begun = max(instant - clock, Fraction(0))
-    return max(clock, instant) + (work - begun) * factor

@@ -1,14 +1,12 @@
 """What planning refuses: who asks for what cannot be reads what was asked, what was found, and what to do.
 
-One table for each subject: the call, and how its ValueError begins or what stands in it.
+Tables of calls with what stands in the text of their ValueError; "..." is left out, ^ is the beginning.
 """
 
-import re
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pytest
 
 import zerosim as zs
 from tests.planning.configurations import GPT2, LLAMA2, OPT, T5
@@ -26,7 +24,7 @@ from tests.planning.recorded_runs import (
     traces,
     traces_of,
 )
-from tests.support import assert_refused
+from tests.support import assert_refused, literally
 from zerosim.course.published import activations as published_activations
 from zerosim.course.published import published
 from zerosim.planning import (
@@ -72,6 +70,12 @@ machine = partial(partial, lambda **options: Machine(
     **{"device": device(), "network": ONE_KIND, "format": "fp16"} | options))
 
 
+def refuses(table):
+    """Each call of the table is refused with its text."""
+    for call, text in table:
+        assert_refused(call, literally(text))
+
+
 def events_of(walk, states, layout):
     return list(walk(Job((4, 6), 2, states, layout)))
 
@@ -80,124 +84,88 @@ def config(fields):
     return partial(shapes.model_of_config, fields, name="c")
 
 
-REFUSED = {
-    "cuts": [
+def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
+    refuses([
         (partial(padded_unit_lengths, (4, -3), 2), "unit_lengths[1] must be at least 0, got -3"),
-        (partial(padded_unit_lengths, (), 2),
-         "unit_lengths is empty; a model has at least one unit, e.g. unit_lengths=(1000,)"),
-        (partial(unit_cuts, (4,), 2, "per-unit"),
-         "no layout is called 'per-unit'; the layouts are per_unit, contiguous; did you mean 'per_unit'?"),
-    ],
-    "jobs": [
-        (partial(Job, (7.5e9,), 2, STAGES[1]),
-         "unit_lengths[0] must be a whole number, got 7500000000.0; write unit_lengths[0]=int(...)"),
+        (partial(padded_unit_lengths, (), 2), "unit_lengths is empty; ... has at least one unit, e.g. unit_lengths=(1"),
+        (partial(unit_cuts, (4,), 2, "per-unit"), "no layout is called 'per-unit'; ...; did you mean 'per_unit'?"),
+        (partial(Job, (7.5e9,), 2, STAGES[1]), "[0] must be a whole number, got 7500000000.0; write unit_lengths[0]="),
         *((partial(events_of, walk, states, layout), "a step's events are of ZeRO's stages and of the layout per_unit")
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
           for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
-    ],
-    "collectives": [
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
-        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "reduce_scatter halving swaps with partners at "
-         "distances 1, 2, 4, ... and needs a power of two, got 3 ranks; take ring"),
-        *((partial(sent, "all_gather", "ring", cut, 2),
-           f"cut must hold N+1 rising boundaries from 0 on, got {cut}; e.g. (0, 4, 8)") for cut in ((0, 3, 2), ())),
+        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "needs a power of two, got 3 ranks; take ring"),
+        *((partial(sent, "all_gather", "ring", cut, 2), f"cut must hold N+1 rising boundaries from 0 on, got {cut}; ")
+          for cut in ((0, 3, 2), ())),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),
-        (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "a vector of 9223372036854775808 bytes "
-         "was asked about; this computes with fewer than 2^62 bytes"),
-    ],
-    "networks": [
-        (partial(Network, PCIE, ETHERNET), "a network of nodes needs a link between them and the "
-         "ranks of a node, got between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
+        (partial(cost.cost, "all_gather", "ring", (0, 1 << 62), 2, ONE_KIND), "fewer than 2^62 bytes"),
+        (partial(Network, PCIE, ETHERNET), "between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
         *((partial(ONE_KIND.link, rank, 1), f"a link joins two ranks, numbered from 0, got {rank} and 1")
           for rank in (1, -1)),
         (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks do not spread evenly over 3 nodes"),
-        (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one, such as infiniband-nd"),
-        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "one node has no link between nodes, and "
-         "ethernet-10g was asked for; take more nodes, or leave it out"),
-    ],
-    "names of devices and links": [
-        (partial(hardware.device, "A100"), "no device is called 'A100'; there are rtx-3090, rtx-4090, t4, a100-40"),
-        (partial(hardware.device, "A100"), "; did you mean 'a100-80' or 'a100-40'"),
-        (partial(hardware.link, "string and cups"),
-         f"no link is called 'string and cups'; there are {', '.join(hardware.presets().links)}"),
-        (partial(hardware.device("t4").flops_per_second_in, "bf16"),
-         "the device t4 has no rate in bf16; it has fp32, fp16"),
-        (partial(hardware.overheads_nbytes, {"cuda": 1}), "no overhead is called 'cuda'; there are runtime context, a"),
+        (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one"),
+        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "ethernet-10g was asked for; take more nodes, or leave"),
+    ])
+
+
+def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
+    refuses([
+        (partial(hardware.device, "A100"), "no device is called 'A100'; there are rtx-3090, ...; did you mean "),
+        (partial(hardware.link, "mail"), f"no link is called 'mail'; there are {', '.join(hardware.presets().links)}"),
+        (partial(hardware.device("t4").flops_per_second_in, "bf16"), "the device t4 has no rate in bf16; it has fp32"),
+        (partial(hardware.overheads_nbytes, {"cuda": 1}), "no overhead is called 'cuda'; there are runtime context"),
         (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
-    ],
-    "activations": [
-        (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; each head has as many channels as "
-         "the others, so take a number of heads that divides the channels"),
+        (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),
+        (machine(efficiency=1.5), "efficiency must be a share of the peak, above 0 and at most 1, got 1.5"),
+        (machine(slow_ranks=[SlowRank(1, 2), SlowRank(1, 3)]), "the rank 1 is slow twice; give it one factor"),
+        (machine(slow_links=[SlowLink(0, 1, 2)] * 2), "the link (0, 1) is slow twice; give it one factor"),
+        (lambda: replay(step(3), machine(slow_ranks=[SlowRank(3, 2)])()), "rank 3 is to be slow, but ... has 3 ranks"),
+        (lambda: replay(step(3), machine(slow_links=[SlowLink(0, 4, 2)])()), "from 0 to 4 is to be slow, but the run"),
+        (lambda: replay(recorded(1, program_of(("to host", 5))), MACHINE), "has no link to one; name it, as host_link"),
+    ])
+
+
+def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
+    refuses([
+        (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; ... that divides the channels"),
         (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
-    ],
-    "published activations": [
-        (partial(published_activations.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)),
-         "is in bytes of 16-bit training, and the block has elements of 4 bytes"),
-        (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2),
-         "tensor parallelism of 2 ranks was asked for 3 heads; take ranks that divide them"),
-        (partial(published_activations.layer_nbytes, PLAIN, sequence_parallel=True), "sequence parallelism cuts what "
-         "tensor parallelism leaves whole, and there is one rank; take tensor_parallel=2 or more"),
-        (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "recompute='block' is not in the "
-         "published table; it has none, selective, full; for the other policies take planning.activations"),
-        (partial(published_activations.layer_nbytes, LLAMA.block(1, 8)), "the count sbh(34 + 5as/h) is of blocks "
-         "with 4096 channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a "
-         "gated network of 11008; take planning.activations, which counts any block"),
-        (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations, "
-         "shapes, flops, collectives"),
-    ],
-    "FLOPs": [
-        (partial(flops.utilization, 1.0, 0.0, 1.0), "a utilization was asked for 1 FLOPs in 0 s at 1 per second; FLOPs "
-         "are 0 or more, the others above 0"),
-        (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "what a block keeps and computes is counted for "
-         "decoders alone, and this model has 6 blocks of encoder beside 6 of decoder; its states and its traffic are"),
-        (partial(flops.forward, LLAMA.block(1, 8)), "the count of every step's operations is of blocks with 4096 "
-         "channels of queries and of keys and a feed-forward network of 16384; this one has 4096, 4096 and a gated "
-         "network of 11008; take matmul_flops"),
-    ],
-    "models": [
-        (partial(model_of_parameters, 10, 11), "a largest layer of 11 parameters was asked for in a model of 10; take "
-         "at most the model's own"),
-        (partial(model_of_parameters, 10**9, 10), "a largest layer of 10 parameters makes 100,000,000 layers of "
-         "1,000,000,000 parameters; zerosim plans models of up to 100,000, so take a larger one"),
-        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)),
-         "biases were asked for in norms; they can be in qkv, projection, feed_f"),
-        *((partial(model_shape, "lama-2-7b"), said) for said in (
-            "no model is called 'lama-2-7b', and there is no such file; the presets are gpt2, ", "mean 'llama-2-7b'")),
-    ],
-    "configuration files": [
+        (partial(published_activations.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)), "has elements of 4 bytes"),
+        (partial(published_activations.layer_nbytes, PLAIN, tensor_parallel=2), "asked for 3 heads; take ranks that"),
+        (partial(published_activations.layer_nbytes, PLAIN, sequence_parallel=True), "take tensor_parallel=2 or more"),
+        (partial(published_activations.layer_nbytes, PLAIN, recompute="block"), "it has none, selective, full; for"),
+        (partial(published_activations.layer_nbytes, LLAMA.block(1, 8)), "a gated network of 11008; take planning."),
+        (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
+        (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
+        (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
+        (partial(flops.forward, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take matmul_flops"),
+        (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
+        (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
+        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "biases were asked for in norms; they can be in qkv, "),
+        (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
         (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),
-        (config({"model_type": "lama"}), "c has the model_type 'lama', which zerosim cannot count; it counts gpt2, "
-         "opt, bloom, llama, mistral, qwen2, qwen3, t5; did you mean 'llama'?"),
-        (config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None}), "c lacks n_layer, n_positions, "
-         "vocab_size; a configuration of gpt2 has n_embd, n_layer, n_head, n_positions, vocab_size"),
-        (config(GPT2 | {"n_head": 7}), "c: a transformer of 768 channels was asked for 7 heads, which do not divide "
-         "them; take a number of heads that does, or say head_channels"),
-        (config(LLAMA2 | {"num_key_value_heads": 5}), "c: 32 heads were asked to share 5 key and value heads; each of "
-         "these serves as many heads as the others, so take a number that divides the heads"),
+        (config({"model_type": "lama"}), "c has the model_type 'lama', which zerosim cannot ... did you mean 'llama'?"),
+        (config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None}), "c lacks n_layer, n_positions"),
+        (config(GPT2 | {"n_head": 7}), "c: a transformer of 768 channels was asked for 7 heads...or say head_channels"),
+        (config(LLAMA2 | {"num_key_value_heads": 5}), "c: 32 heads were asked to share 5 key and value heads; "),
         (config(GPT2 | {"n_layer": 0}), "c: n_layer must be at least 1, got 0"),
         (config(GPT2 | {"n_layer": True}), "c: n_layer must be a whole number, got True"),
         (config(T5 | {"feed_forward_proj": 7}), "c: feed_forward_proj must be a text, got 7"),
-        (config(LLAMA2 | {"tie_word_embeddings": "false"}), "c: tie_word_embeddings must be true or false, got 'false"),
+        (config(LLAMA2 | {"tie_word_embeddings": "no"}), "c: tie_word_embeddings must be true or false, got 'no'"),
         (config(LLAMA2 | {"vocab_size": 10**400}), "c: vocab_size must be below 2^62, got a number of 1329 bits"),
-        (config(LLAMA2 | {"num_hidden_layers": 10**7}), "c: a transformer of 10,000,000 blocks was asked for; zerosim "
-         "plans up to 10,000, so take fewer"),
-        (config(LLAMA2 | {"model_type": "mistral"}), "c lacks num_key_value_heads; a configuration of mistral has "
-         "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size, num_key_value_heads"),
+        (config(LLAMA2 | {"num_hidden_layers": 10**7}), "c: a transformer of 10,000,000 blocks ... so take fewer"),
+        (config(LLAMA2 | {"model_type": "mistral"}), "c lacks num_key_value_heads; a configuration of mistral has "),
         (config(GPT2 | {"hidden_size": 1024}), "c says n_embd=768 and hidden_size=1024, two names of one; say one"),
-        (config(GPT2 | {"add_cross_attention": True}), "c: a GPT-2 with add_cross_attention attends to an encoder, and "
-         "its layers for that are not counted here; take one without"),
-        (config(OPT | {"word_embed_proj_dim": 512}), "c: an OPT whose embedding has 512 channels where its blocks have "
-         "768, or whose LayerNorms come last, as opt-350m, is not counted here; take another OPT"),
-    ],
-    "conventions": [
+        (config(GPT2 | {"add_cross_attention": True}), "c: a GPT-2 with add_cross_attention ...; take one without"),
+        (config(OPT | {"word_embed_proj_dim": 512}), "c: an OPT whose embedding has 512 ...; take another OPT"),
+    ])
+
+
+def test_a_plan_that_cannot_be_made_is_refused():
+    refuses([
         (partial(conventions.convention_of, "zero_paper"), "no accounting convention is called 'zero_paper'; there are "
-         "zero-paper, fp32-accumulate, megatron-bf16, "),
-        (partial(conventions.convention_of, "zero_paper"), "and zerosim, the engine's own, which is that of a Policy; "
-         "did you mean 'zero-paper'?"),
-        (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes of tensor"),
-    ],
-    "plans": [
+         "zero-paper, ... and zerosim, the engine's own, which is that of a Policy; did you mean 'zero-paper'?"),
+        (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes"),
         (plan(), "name one of the two, as gpt2-xl or 7.5e9"),
         (plan(5), "model=5 must be a name or the path of a file, as a text"),
         (gpt2(largest_layer=5), "largest_layer goes with a number of parameters"),
@@ -205,8 +173,8 @@ REFUSED = {
         *((plan(parameters=text), "whole number above 0") for text in ("-3", "1.5", "inf")),
         (plan(parameters="7,5e9"), "parameters='7,5e9' has a comma that is not between thousands; write 7.5e9"),
         (gpt2(ranks=10**9), "take 8,192 at most"),
-        (gpt2(stage=4), "found 4"),
         *((gpt2(stage=asked), f"stage={asked!r} must be all, or some of 0, 1, 2, 3") for asked in ("x", [1.7], None)),
+        (gpt2(stage=4), "found 4"),
         (gpt2(stage=[]), "a plan has rows for each stage, and none was asked for; name one at least"),
         (gpt2(recompute="some"), "recompute='some' names no policy"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
@@ -216,23 +184,11 @@ REFUSED = {
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
-        (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps depends on the shapes of tensors, and of "
-         "7,000,000,000 parameters none is known; name a model, or an optimizer such as AdamW"),
+        (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
         (gpt2(offload="no"), "offload='no' must be True or False"),
         (gpt2(overlap=1), "overlap=1 must be True or False"),
         (gpt2(overheads=5), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
-    ],
-    "machines": [
-        (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),
-        (machine(efficiency=1.5), "efficiency must be a share of the peak, above 0 and at most 1, got 1.5"),
-        (machine(slow_ranks=[SlowRank(1, 2), SlowRank(1, 3)]), "the rank 1 is slow twice; give it one factor"),
-        (machine(slow_links=[SlowLink(0, 1, 2)] * 2), "the link (0, 1) is slow twice; give it one factor"),
-        (lambda: replay(step(3), machine(slow_ranks=[SlowRank(3, 2)])()), "rank 3 is to be slow, but the run has 3 ra"),
-        (lambda: replay(step(3), machine(slow_links=[SlowLink(0, 4, 2)])()), "the link from 0 to 4 is to be slow, but"),
-        (lambda: replay(recorded(1, program_of(("to host", 5))), MACHINE),
-         "moved to a host or back, and the machine has no link to one; name it, as "),
-    ],
-}
+    ])
 
 
 # Calls of which each count is made wrong in turn: what else they take, and the least of each.
@@ -273,10 +229,9 @@ def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_
         sound = others | dict.fromkeys(least, 1)
         call(**sound)
         for name, fewest in least.items():
-            for wrong, said in ((fewest - 1, f"at least {fewest}, got {fewest - 1}"),
-                                (1.5, f"a whole number, got 1.5; write {name}=int(...)"),
-                                (1 << 62, "below 2^62, got a number of 63 bits")):
-                assert_refused(partial(call, **sound | {name: wrong}), "^" + re.escape(f"{name} must be {said}"))
+            refuses((partial(call, **sound | {name: wrong}), f"^{name} must be {said}") for wrong, said in (
+                (fewest - 1, f"at least {fewest}, got {fewest - 1}"), (1 << 62, "below 2^62, got a number of 63 bits"),
+                (1.5, f"a whole number, got 1.5; write {name}=int(")))
 
 
 # Calls with a number that is made wrong, how it is named, and whether it may be 0.
@@ -298,36 +253,27 @@ def test_every_rate_share_and_factor_is_a_finite_number_that_a_machine_can_have(
         for wrong, said in ((-1.5, finite), (float("inf"), finite), (float("nan"), finite), (True, finite),
                             ("1", finite), (10**400, between), (0, finite), (1e-31, between)):
             if not or_zero or wrong not in (0, 1e-31):
-                assert_refused(partial(call, wrong), re.escape(f"{name} must be {said} {wrong!r:.30}"))
-
-
-@pytest.mark.parametrize("subject", REFUSED)
-def test_what_cannot_be_is_refused_with_what_was_asked_and_what_to_do(subject):
-    for call, text in REFUSED[subject]:
-        assert_refused(call, re.escape(text))
+                refuses([(partial(call, wrong), f"{name} must be {said} {wrong!r:.30}")])
 
 
 # -- a user's own files -----------------------------------------------------------------------------------------------
+
 
 WRONG_FILES = [
     ("[links.x]\n", "no table 'links' is known; write [device.NAME] or [link.NAME]"),
     ("link = 3\n", "link must hold tables; write [link.NAME], and its fields under it"),
     ("[link.mine\n", "is no TOML: "),
-    (OWN_LINK + "latency = 3\n", "link 'mine' has a field 'latency', which no link has; there are bytes_per_second, "
-     "latency_seconds, source, date; did you mean 'latency_seconds'"),
+    (OWN_LINK + "latency = 3\n", "link 'mine' has a field 'latency', which no link has; ... mean 'latency_seconds'"),
     (OWN_LINK + "name = 'x'\n", "link 'mine' has a field 'name', which no link has"),
     (OWN_LINK.replace('source = "measured"', ""), "link 'mine' lacks source"),
-    ("[device.mine]\nsource = 'x'\n", "device 'mine' lacks capacity_nbytes, reported_nbytes, "
-     "memory_bytes_per_second, flops_per_second, date"),
-    (OWN_LINK.replace("400e9", "1e-31"), "link 'mine': bytes_per_second must be between 1e-30 and 1e+30, got 1e-31; "
-     "look at its unit"),
+    ("[device.mine]\nsource = 'x'\n", "device 'mine' lacks capacity_nbytes, ... flops_per_second, date"),
+    (OWN_LINK.replace("400e9", "1e-31"), "bytes_per_second must be between ..., got 1e-31; look at its unit"),
     (OWN_LINK.replace('"measured"', '" "'), "source must be a text, got ' '; a number without a source cannot be"),
     (OWN_LINK.replace("400e9", 5000 * "1"), "is no TOML: Exceeds the limit"),
     ("a = " + 5000 * "[", "is no TOML: maximum recursion depth exceeded"),
     (OWN_DEVICE.replace("96e9", "96.5"), "device 'mine': capacity_nbytes must be a whole number of bytes, got 96.5"),
     (OWN_DEVICE.replace("{ bf16 = 1e15 }", "{}"), "flops_per_second must give a dense rate for some of fp32, tf32"),
-    (OWN_DEVICE.replace("bf16 =", "bfp16 ="), "flops_per_second has no format 'bfp16'; there are fp32, tf32, bf16, "
-     "fp16, fp8; did you mean "),
+    (OWN_DEVICE.replace("bf16 =", "bfp16 ="), "flops_per_second has no format 'bfp16'; there are ...; did you mean "),
     (OWN_DEVICE + "host_link = 5\n", "device 'mine': host_link must be"),
     (OWN_LINK.replace("mine", "nvlink4"), "the link 'nvlink4' comes along already; give yours a name of its own"),
     ("# caf\xe9\n".encode("latin-1"), "is no UTF-8 text: invalid continuation byte at byte 5; save it as UTF-8"),
@@ -338,9 +284,8 @@ def test_what_is_wrong_with_a_file_of_hardware_is_said_with_its_name_and_place(t
     path = tmp_path / "mine.toml"
     for text, said in WRONG_FILES:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        assert_refused(partial(hardware.read, path), re.escape(said))
-        assert_refused(partial(hardware.read, path), re.escape(str(path)))
-    assert_refused(partial(hardware.read, tmp_path / "none.toml"), "none.toml' cannot be read: No such file or directo")
+        refuses([(partial(hardware.read, path), said), (partial(hardware.read, path), str(path))])
+    refuses([(partial(hardware.read, tmp_path / "none.toml"), "none.toml' cannot be read: No such file or directory")])
 
 
 def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_offloaded(tmp_path):
@@ -349,20 +294,20 @@ def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_off
     for text, said in ((OWN_DEVICE, "the device mine does not say by which link it hangs on its host; name one"),
                        (OWN_DEVICE + 'host_link = "pcie6"\n', "no link is called 'pcie6'")):
         path.write_text(text)
-        assert_refused(offloaded, said)
+        refuses([(offloaded, said)])
         assert zs.plan("gpt2", device="mine", hardware=path).rows
         assert offloaded(host_link="pcie5").rows
 
 
-def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_path, monkeypatch):
-    assert_refused(partial(model_shape, tmp_path), r"config\.json was asked for, and is not there; give the path of")
-    for data, said in ((b"{gpt2", "Expecting property name .*; give the path of"), (b"\xff\xfe{}", "'utf-8' codec"),
-                       (b"[" * 200_000, ".*recursion.*; give the path of")):
-        (tmp_path / "config.json").write_bytes(data)
-        assert_refused(partial(model_shape, tmp_path / "config.json"), rf"config\.json is not JSON: {said}")
-    monkeypatch.chdir(tmp_path)
-    for blank in ("", " "):
-        assert_refused(partial(model_shape, blank), f"^no model is called '{blank}', and there is no such file")
+def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    refuses([(partial(model_shape, tmp_path), "config.json was asked for, and is not there; give the path of"),
+             *((partial(model_shape, blank), f"^no model is called '{blank}', and there is no such file")
+               for blank in ("", " "))])
+    for data, said in ((b"{gpt2", "Expecting property name ...; give the path of"), (b"\xff\xfe{}", "'utf-8' codec"),
+                       (b"[" * 200_000, "...recursion...; give the path of")):
+        path.write_bytes(data)
+        refuses([(partial(model_shape, path), f"config.json is not JSON: {said}")])
 
 
 # -- recordings -------------------------------------------------------------------------------------------------------
@@ -370,7 +315,7 @@ def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_pa
 
 def issue_and_wait(rank):
     rank.all_gather(np.zeros(2), async_op=True).wait()
-    rank.exchange(np.zeros(1), (rank.index + 1) % rank.size, np.zeros(1), (rank.index - 1) % rank.size)
+    exchanged(rank)
 
 
 def exchanged(rank):
@@ -378,19 +323,19 @@ def exchanged(rank):
 
 
 WRONG_FIELDS = [
-    (("format",), "other", "this is no recording: it lacks \"format\": \"zerosim recording\""),
+    (("format",), "other", 'this is no recording: it lacks "format": "zerosim recording"'),
     (("version",), 2, "this recording is of version 2, and version 1 can be read"),
-    (("calls",), None, "this recording cannot be read: .* it was changed since"),
-    *(((table,), [], rf"row \d+ points to {one} \d+, of which there are 0")
+    (("calls",), None, "this recording cannot be read: ... it was changed since"),
+    *(((table,), [], f"row ... points to {one} ..., of which there are 0")
       for table, one in (("words", "kind"), ("calls", "call"), ("messages", "message"), ("paths", "path"))),
     (("shapes",), [], "this recording cannot be read: list index out of range"),
     (("paths", 0), [3], "words, paths, purposes and algorithms are texts, found 3"),
-    (("program_of_rank",), [0, 5], r"each with one of its 2 programs, .*; found programs \[0, 5\] in use"),
+    (("program_of_rank",), [0, 5], "each with one of its 2 programs, ...; found programs [0, 5] in use"),
     (("program_of_rank",), [], "a recording needs ranks"),
     (("shapes", 0, "root"), None, "a number of a recorded all_gather must be a whole number, got None"),
-    (("shapes", 0, "itemsize"), 10**400, r"a number of a recorded all_gather must be below 2\^62, got a number of"),
-    (("shapes", 0, "algorithm"), [], r"words, paths, purposes and algorithms are texts, found \[\]"),
-    (("shapes", 0, "cut"), lambda cut: [*cut, cut[-1]], "all_gather of ranks 0, 1 is cut at .* needs 3 rising bound"),
+    (("shapes", 0, "itemsize"), 10**400, "a number of a recorded all_gather must be below 2^62, got a number of"),
+    (("shapes", 0, "algorithm"), [], "words, paths, purposes and algorithms are texts, found []"),
+    (("shapes", 0, "cut"), lambda cut: [*cut, cut[-1]], "all_gather of ranks 0, 1 is cut at ... needs 3 rising bound"),
     (("shapes", 0, "cut"), lambda cut: [0, cut[-1] + 1, cut[-1]], "it needs 3 rising boundaries from 0 on"),
     (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
     (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
@@ -400,9 +345,8 @@ WRONG_FIELDS = [
     (("programs", 0, "rows"), "C", "a program's columns must be equally long, got 1, "),
     (("programs", 0, "first"), ["a"], "invalid literal"),
     (("programs", 0, "first"), [2**63], "this recording cannot be read"),
-    (("programs", 0, "rows"), lambda rows: rows.replace("I", "w").replace("W", "I").replace("w", "W"),
-     r"row \d+ waits for the all_gather of call 0 that is not issued before"),
-    (("programs", 0, "rows"), lambda rows: rows.replace("W", "I"), r"row \d+ issues the all_gather of call 0 a second"),
+    (("programs", 0, "rows"), lambda rows: rows.translate(str.maketrans("IW", "WI")), "0 that is not issued before"),
+    (("programs", 0, "rows"), lambda rows: rows.replace("W", "I"), "row ... issues the all_gather of call 0 a second"),
 ]
 
 
@@ -415,12 +359,10 @@ def test_a_changed_recording_is_refused_and_the_change_named():
         entry[last] = to(entry[last]) if callable(to) else to
         return recording.from_plain(plain)
 
-    for path, to, text in WRONG_FIELDS:
-        assert_refused(partial(read, path, to), text)
-    for key in set(recording.to_plain(step(2))) - {"format", "version"}:
-        plain = recording.to_plain(step(2))
-        del plain[key]
-        assert_refused(partial(recording.from_plain, plain), f"this recording lacks '{key}'; it is cut short")
+    refuses((partial(read, path, to), text) for path, to, text in WRONG_FIELDS)
+    plain = recording.to_plain(step(2))
+    refuses((partial(recording.from_plain, {other: plain[other] for other in plain if other != key}),
+             f"this recording lacks '{key}'; it is cut short") for key in set(plain) - {"format", "version"})
 
 
 def odd(rank):
@@ -465,27 +407,22 @@ def message_behind_a_collective(rank):
 
 
 MOVED = recording.Transfer("to host", "gradient", 500, 0)
-TRACE = zs.ranks.Trace
 RECORDINGS = [
     (lambda: step(2).inside("stride"), "inside the span 'stride', of which a rank has 0; it must have one. Its spans"),
     (lambda: recorded(2, late).inside("late"), "inside the span 'late' a rank waits for the all_reduce of call 0"),
-    (lambda: recording.record(traces(3)[:1]).on_ranks(4), "one rank can stand for 4 only where all do the same, in "
-     "collectives of all; found a call of ranks 0, 1, 2; record every rank"),
+    (lambda: recording.record(traces(3)[:1]).on_ranks(4), "found a call of ranks 0, 1, 2; record every rank"),
     (lambda: recorded(3, odd).on_ranks(3), "found 3 different programs; record every rank"),
-    (lambda: recording.record(traces_of(2, exchanged)[:1]).on_ranks(2),
-     "found messages between single ranks; record every rank"),
-    (lambda: recording.record([TRACE([Unknown()])]), "a trace has a row of class Unknown, and a recording knows Compu"),
+    (lambda: recording.record(traces_of(2, exchanged)[:1]).on_ranks(2), "between single ranks; record every rank"),
+    (lambda: recording.record([zs.ranks.Trace([Unknown()])]), "a row of class Unknown, and a recording knows Compute"),
     (lambda: recording.record([]), "a recording needs ranks"),
     (lambda: recorded(1, lambda rank: rank.trace.compute(flops=2**63)), "flops or bytes past 2^63"),
-    (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]),
-     "two ranks disagree about call 0 of ranks "),
+    (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]), "two ranks disagree about call 0"),
     (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
      "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
     (lambda: recorded(1, row_of(Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED))),
      "row 2 waits for the transfer of gradient to host that is not issued before it, or that was waited for already"),
     (lambda: replace(recorded(1, spanned), paths=((),)), "a span begins or ends at path 0, which is empty; the last w"),
-    (lambda: replace(recorded(1, program_of(("to host", 5), ("to host", 6))), transfers=(MOVED,)),
-     "points to transfer 1, of which there are 1"),
+    (lambda: replace(recorded(1, program_of(*[("to host", 5)] * 2)), transfers=(MOVED,)), "points to transfer 1, of "),
     (lambda: replay(recording.record(traces_of(2, exchanged)[:1]), MACHINE),
      "rank 0: waits for a message to rank 1 and from rank 1"),
     (lambda: replay(recording.record(traces(3, 2, "plain")[:1]), MACHINE),
@@ -500,19 +437,17 @@ RECORDINGS = [
 
 
 def test_what_cannot_be_recorded_or_replayed_is_refused():
-    for call, text in RECORDINGS:
-        assert_refused(call, re.escape(text))
+    refuses(RECORDINGS)
 
 
 def test_files_of_recordings_and_timelines_that_cannot_be_read_or_written_are_refused(tmp_path):
     nowhere, text, data = (tmp_path / name for name in ("nothing/run.json", "text", "list"))
     text.write_text("no json")
     data.write_text("[]")
-    for call, said in (
-            (partial(recording.load, nowhere), "cannot be read: No such file or directory; name a file that save"),
-            (partial(recording.load, text), "is no JSON: Expecting value"),
-            (partial(recording.load, data), "this is no recording"),
-            (partial(recording.save, step(2), nowhere), "asked to save a recording as .* but: No such file or directo"),
-            (partial(timeline.save_chrome_trace, replay(step(2), MACHINE), nowhere),
-             "asked to save a timeline as .* but: No such file or directory; name a file")):
-        assert_refused(call, said)
+    refuses([
+        (partial(recording.load, nowhere), "cannot be read: No such file or directory; name a file that save"),
+        (partial(recording.load, text), "is no JSON: Expecting value"),
+        (partial(recording.load, data), "this is no recording"),
+        (partial(recording.save, step(2), nowhere), "asked to save a recording as ... but: No such file or"),
+        (partial(timeline.save_chrome_trace, replay(step(2), MACHINE), nowhere),
+         "asked to save a timeline as ... but: No such file or directory; name a file")])

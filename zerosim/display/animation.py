@@ -3,14 +3,12 @@
 The page never plays by itself; without its script it shows every picture, one under the other.
 """
 
-import html
 import io
-from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerosim.display.drawing import Drawing, Style, save_as
-from zerosim.display.render_html import page_html
+from zerosim.display.render_html import image_html, page_html
 
 ANIMATION_FORMATS = ("gif", "html")
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
@@ -53,9 +51,8 @@ class Animation:
 
     def html(self) -> str:
         """The frames as one page: buttons, a slider, and each picture with its words."""
-        images = "\n".join(
-            f'<img alt="{html.escape(frame.description, quote=True)}" '
-            f'src="data:image/svg+xml;base64,{b64encode(frame.svg().encode()).decode()}">' for frame in self.frames)
+        images = "\n".join(image_html(frame.svg().encode(), "svg+xml", frame.description, style="")
+                           for frame in self.frames)
         tools = TOOLS.format(last=len(self.frames) - 1, milliseconds=round(1000 * self.seconds))
         return page_html(self.title, "animation", f"{tools}{images}\n", {
             "page": self.style.background, "ink": self.style.ink, "muted": self.style.muted})
@@ -66,9 +63,7 @@ class Animation:
 
     def _repr_html_(self) -> str:
         """The animation as Jupyter shows it: the GIF, with the words of all frames."""
-        words = html.escape(" ".join(frame.description for frame in self.frames), quote=True)
-        image = b64encode(self.gif()).decode()
-        return f'<img style="max-width:100%" alt="{words}" src="data:image/gif;base64,{image}">'
+        return image_html(self.gif(), "gif", " ".join(frame.description for frame in self.frames))
 
     def __repr__(self) -> str:
         return f"{self.title}. {len(self.frames)} frames."

@@ -3,14 +3,14 @@
 Only what draws imports this module, when it draws, since it imports Matplotlib.
 """
 
-import html
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from zerosim.display.render_html import image_html
 
 
 class Picture(Figure):
@@ -48,6 +48,5 @@ class Picture(Figure):
         """The picture as Jupyter shows it: as it is now, in an ``<img>`` of its own, whose ids meet no others."""
         if self.drawing is None:
             return None
-        image = b64encode(self.drawing.svg().encode()).decode()
-        words = html.escape(f"{self.drawing.title}. {self.drawing.description}", quote=True)
-        return f'<img style="max-width:100%" alt="{words}" src="data:image/svg+xml;base64,{image}">'
+        words = f"{self.drawing.title}. {self.drawing.description}"
+        return image_html(self.drawing.svg().encode(), "svg+xml", words)

@@ -3,6 +3,7 @@
 Legend: lengths of the drawings are CSS pixels.
 """
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -115,6 +116,12 @@ def table_html(table: Table, *, attributes: Sequence[str] = (), all_rows: bool =
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (f"<table>{caption}<thead><tr>{head}</tr></thead>"
             f"<tbody>{rows}</tbody></table>")
+
+
+def image_html(image: bytes, kind: str, words: str, style: str = ' style="max-width:100%"') -> str:
+    """A picture, with a text alternative, in an ``<img>`` of its own, whose ids meet no others."""
+    data = b64encode(image).decode()
+    return f'<img{style} alt="{escape(words, quote=True)}" src="data:image/{kind};base64,{data}">'
 
 
 # -- drawings ---------------------------------------------------------------------------------------------------------

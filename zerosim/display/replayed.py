@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from zerosim.display.style import ARITHMETIC, phase_of
 from zerosim.planning.hardware import Device, Link, Network, presets, read
-from zerosim.planning.timeline import Lane, Machine, Timeline, TimelineEvent, memory
+from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, TimelineEvent, memory
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
 # model's do on a large machine. Made up for the picture, as its source says.
@@ -130,7 +130,7 @@ def _stretches(events: Sequence[TimelineEvent]) -> list[RankBar]:
 
 
 def _communicated(timeline: Timeline, lane: Lane) -> Iterator[RankBar]:
-    for part in lane.parts:
+    for part in lane.streams[COMMUNICATION]:
         event = timeline.part_event(part)
         yield RankBar(event.purpose, event.name, "/".join(event.path), _micro(event.start_seconds),
                       _micro(event.end_seconds), event.nbytes, call=part.call)

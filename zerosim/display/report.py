@@ -108,7 +108,7 @@ def report_data(recording: Recording, machine: Machine, title: str) -> ReportDat
                          "stretch of the program with --span NAME: "
                          f"{', '.join(names) or 'it has none, so record a shorter run'}")
     timeline = replay(recording, machine)
-    calls = tuple(_call(timeline, number) for number in sorted(timeline.parts_of_call))
+    calls = tuple(_call(timeline, number) for number in timeline.parts_of_call)
     ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
     return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]))
 

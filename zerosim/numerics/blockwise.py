@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -106,16 +106,20 @@ class BlockKernels:
     STRIP = 64  # rows of P at a time, in attention
     TILE = 128  # rows and columns at a time, in its tiled form
     GROUP = 131072  # elements of a strip of all heads that are taken together
+    LOOKS_UP = True  # functions of numbers of 16 bits, in tables of all their values
     scratch_memory: Scratch
 
     def run_blocks(self, function: Operation, inputs: Sequence[Array], out: Array, work: np.dtype[Any] | None = None, *,
-                   in_place: bool = False) -> None:
+                   in_place: bool = False, with_scratch: bool = False) -> None:
         """out = function(*inputs, result), block by block, computed in the type `work`, rounded once to out's; arrays
         of one shape, any strides.
 
-        With `in_place` the function may be given an input as its result; else its result is memory of its own.
+        With `in_place` the function may be given an input as its result; else its result is memory of its own. With
+        `with_scratch` its first argument is a scratch memory.
         """
         work = work or work_type(*inputs, out)
+        if with_scratch:
+            function = partial(function, self.scratch_memory)
         for here, *rest in in_blocks(out, *inputs):
             direct = here.dtype == work and (in_place or not any(np.may_share_memory(x, here) for x in rest))
             result = here if direct else self.room("result", here.size, work)

@@ -59,7 +59,6 @@ from zerosim.numerics.checks import (
 )
 from zerosim.numerics.formats import Format, format_of
 from zerosim.numerics.null_arrays import NullArray, NullModule
-from zerosim.numerics.rounding import round_to
 
 # -- Averages that optimizers keep -------------------------------------------------------------------------------------
 # Scalars are Python floats, that is double, up to the moment when they meet an array; 1 - β and 1 - β^t are therefore
@@ -175,35 +174,31 @@ def check_square(call: str, a: Array) -> None:
 # activations, e5m2 for gradients, per-tensor scales. Real recipes take the scale from earlier steps (delayed scaling);
 # here it is that of the tensor itself.
 
-def scale_to(x: Array, fmt: Format | str) -> float:
-    """The power of two by which x is multiplied: the largest that keeps every finite value in the format; 1 for zeros.
+def scale_to(top: float, fmt: Format) -> float:
+    """The scale of a tensor whose largest finite magnitude is `top`: the largest power of two by which that one stays
+    in the format; 1 for 0.
 
-    A power of two moves exponents alone, so that what is rounded is the format's mantissa and nothing else. Infinities
-    and NaN say nothing about the scale. It is 2^126 at most, so that it and its inverse are normal numbers of fp32: a
-    tensor of nothing above 2^-127 times the format's largest number is not lifted all the way.
+    A power of two moves exponents alone, so that what is rounded is the format's mantissa and nothing else. It is 2^126
+    at most, so that it and its inverse are normal numbers of fp32: a tensor of nothing above 2^-127 times the format's
+    largest number is not lifted all the way.
     """
-    finite = np.abs(x.astype(np.float32, copy=False), dtype=np.float32)
-    return scale_for(float(np.max(finite, where=np.isfinite(finite), initial=0.0)), format_of(fmt))
-
-
-def scale_for(top: float, fmt: Format) -> float:
-    """The scale of a tensor whose largest finite magnitude is `top`."""
     if top == 0:
         return 1.0
     _, exponent = math.frexp(fmt.largest / top)
     return math.ldexp(1.0, min(exponent - 1, 126))
 
 
-def quantized(x: Array, fmt: Format | str) -> npt.NDArray[np.float32]:
+def quantized(k: NumpyKernels, x: Array, fmt: str) -> Array:
     """x as the matrix unit sees it: fp32 values that are the format's numbers divided by the scale; any shape.
 
     NaN stays NaN; an infinity stays one in e5m2 and becomes NaN in e4m3, which has none. Nothing finite overflows. What
     is less than the largest value times 2^-19 (e4m3) or 2^-33 (e5m2) becomes 0.
     """
-    scale = np.float32(scale_to(x, fmt))
-    with np.errstate(all="ignore"):
-        scaled = np.multiply(x.astype(np.float32, copy=False), scale)
-        return np.divide(round_to(scaled, fmt), scale)
+    row, values = format_of(fmt), k.empty(x.shape, FP32)
+    scale = scale_to(k.largest_finite(x), row)
+    k.apply(np.multiply, [x, scale], values, FP32, grid=row.dtype)
+    k.apply(np.divide, [values, scale], values)
+    return values
 
 
 # -- The kernels of NumPy ----------------------------------------------------------------------------------------------
@@ -218,7 +213,7 @@ class NumpyKernels(BlockKernels):
 
     empty, slack_nbytes = staticmethod(empty), staticmethod(slack_nbytes)
 
-    # --- of layers and of whole matrices ----------------------------------------------------------------------
+    # --- of layers, of whole matrices, and of fp8 operands ----------------------------------------------------
 
     relu, relu_gradient = quiet(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
     gelu, gelu_gradient = quiet(layer_kernels.gelu), quiet(layer_kernels.gelu_gradient)
@@ -232,7 +227,7 @@ class NumpyKernels(BlockKernels):
     softmax_loss, softmax_loss_gradient = quiet(layer_kernels.softmax_loss), quiet(layer_kernels.softmax_loss_gradient)
     trace, symmetric_power, eigenvectors = quiet(trace), quiet(symmetric_power), quiet(eigenvectors)
     orthogonal_factor, mean_squares = quiet(orthogonal_factor), quiet(mean_squares)
-    divide_by_roots = quiet(divide_by_roots)
+    divide_by_roots, quantized = quiet(divide_by_roots), quiet(quantized)
 
     def __init__(self) -> None:
         self.scratch_memory = Scratch()
@@ -414,11 +409,6 @@ class NumpyKernels(BlockKernels):
         return self.matrix("widened", x, work_type(x))
 
     @quiet
-    def quantized(self, x: Array, fmt: str) -> Array:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see the function `quantized`."""
-        return quantized(x, fmt)
-
-    @quiet
     def column_sum(self, x: Array, out: Array) -> None:
         """out (n,) = sum of the rows of x (m, n), added one after the other in float32 (float64 if x or out is),
         rounded once; zeros where m is 0."""
@@ -462,6 +452,11 @@ class NumpyKernels(BlockKernels):
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
         return int(np.isnan(x).sum()) if is_floating(x.dtype.newbyteorder("=")) else 0
 
+    def largest_finite(self, x: Array) -> float:
+        """The largest of the magnitudes in float32 that are finite; 0 where there is none."""
+        magnitude = np.abs(x.astype(FP32, copy=False), dtype=FP32)
+        return float(np.max(magnitude, where=np.isfinite(magnitude), initial=0.0))
+
     @quiet
     def sum_of_squares(self, x: Array, divisor: float = 1.0) -> float:
         """The sum of (x/divisor)², the quotient in float32 (float64 if x is), squares and sums in float64: one
@@ -504,9 +499,9 @@ class NumpyKernels(BlockKernels):
     @quiet
     def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
         """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
-        self.divide_rounded(x, divisor, out)
-        if factor != 1:
-            self.multiply_rounded(out, factor, out)
+        check_operands("gradient_block", x=x, out=out)
+        scaled = partial(_scaled, _division_by(divisor, FP32), np.asarray(factor, FP32)[()])
+        self.run_blocks(scaled, (x,), out, FP32, in_place=True)
 
 
 def _multiplied(factor: Any, block: Array, result: Array) -> None:
@@ -515,14 +510,20 @@ def _multiplied(factor: Any, block: Array, result: Array) -> None:
 
 def _division_by(divisor: float, work: np.dtype[Any]) -> Operation:
     """result = block/divisor in a type, also where the divisor lies beyond its range."""
-    return partial(divided, *[np.asarray(number, work)[()] for number in split_divisor(divisor, work)])
+    return partial(_divided, *[np.asarray(number, work)[()] for number in split_divisor(divisor, work)])
 
 
-def divided(factor: Any, divisor: Any, block: Array, result: Array) -> None:
+def _divided(factor: Any, divisor: Any, block: Array, result: Array) -> None:
     """result = block·factor/divisor, of a divisor that `split_divisor` has split."""
     if factor != 1:
         np.multiply(block, factor, out=result)
     np.divide(block if factor == 1 else result, divisor, out=result)
+
+
+def _scaled(divide: Operation, factor: Any, block: Array, result: Array) -> None:
+    divide(block, result)
+    if factor != 1:
+        np.multiply(result, factor, out=result)
 
 
 def _is_small_cast(x: Array, out: Array) -> bool:

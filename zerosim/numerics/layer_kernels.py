@@ -84,9 +84,9 @@ def _series(dtype: np.dtype[Any]) -> tuple[float, ...]:
 
 
 # -- Activation functions and dropout ----------------------------------------------------------------------------------
-# A format of 16 bits has 65,536 values: a function of one of them is looked up in a table, which holds what the float32
-# formula gives for each, rounded. Looking up costs a fifth of computing, and gives the same bits. x is clamped where a
-# function is saturated exactly, so that no infinity meets a zero.
+# A format of 16 bits has 65,536 values: on the host a function of one of them is looked up in a table, which holds what
+# the float32 formula gives for each, rounded. Looking up costs a fifth of computing, and gives the same bits. x is
+# clamped where a function is saturated exactly, so that no infinity meets a zero.
 
 _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 
@@ -137,20 +137,20 @@ def gelu(k: BlockKernels, x: Array, out: Array, *, exact: bool = False) -> None:
     equal shapes."""
     check_operands("gelu", x=x, out=out)
     function = _gelu_exact if exact else _gelu
-    if x.dtype == out.dtype and x.dtype.itemsize <= 2:
+    if k.LOOKS_UP and x.dtype == out.dtype and x.dtype.itemsize <= 2:
         _look_up(k, _codes(function, x.dtype), x, out)
     else:
-        k.run_blocks(partial(function, k.scratch_memory), [x], out)
+        k.run_blocks(function, [x], out, with_scratch=True)
 
 
 def gelu_gradient(k: BlockKernels, x: Array, dy: Array, out: Array, *, exact: bool = False) -> None:
     """out = dy · d gelu(x)/dx; equal shapes."""
     check_operands("gelu_gradient", x=x, dy=dy, out=out)
     function = _gelu_exact_slope if exact else _gelu_slope
-    if x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
+    if k.LOOKS_UP and x.dtype.itemsize <= 2 and work_type(dy, out) == FP32:
         _multiply_by(k, _values(function, x.dtype), x, dy, out)
     else:
-        k.run_blocks(partial(times_slope, function, k.scratch_memory), [x, dy], out)
+        k.run_blocks(partial(_times_slope, function), [x, dy], out, with_scratch=True)
 
 
 def drop(k: BlockKernels, x: Array, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
@@ -218,7 +218,7 @@ def _codes(function: _Function, dtype: np.dtype[Any]) -> Array:
 # --- formulas ---------------------------------------------------------------------------------------------------
 
 
-def times_slope(slope: _Function, scratch: Scratch, x: Array, dy: Array, dx: Array) -> None:
+def _times_slope(slope: _Function, scratch: Scratch, x: Array, dy: Array, dx: Array) -> None:
     """dx = dy·slope(x)."""
     slope(scratch, x, dx)
     np.multiply(dx, dy, out=dx)
@@ -291,13 +291,6 @@ def _normal_distribution(scratch: Scratch, x: Array, spare: Array) -> Array:
     np.subtract(1, tail, out=spare)
     np.copyto(tail, spare, where=x > 0)
     return tail
-
-
-# By name and whether the normal distribution's own form is asked for.
-FORMULAS: dict[tuple[str, bool], _Function] = {
-    ("gelu", False): _gelu, ("gelu", True): _gelu_exact,
-    ("slope", False): _gelu_slope, ("slope", True): _gelu_exact_slope,
-}  # fmt: skip
 
 
 # -- Causal attention --------------------------------------------------------------------------------------------------

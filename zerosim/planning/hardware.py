@@ -1,4 +1,4 @@
-"""Devices, links and the networks that links make, by name: those that come along, and those of a user's own file.
+"""Devices, links, the networks that links make and machines of both; by name, those that come along and a user's own.
 
 Every number has a source and a date. Each refusal is a sentence that says where the number stands.
 """
@@ -6,7 +6,7 @@ Every number has a source and a date. Each refusal is a sentence that says where
 import datetime
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -187,6 +187,96 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
     if between is None:
         raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
     return Network(inside, between, ranks // nodes)
+
+
+# -- a machine, and what of it is slow --------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long."""
+
+    rank: int
+    factor: float
+    from_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_count("rank", self.rank, 0)
+        where = f"the slow rank {self.rank}"
+        positive(where, "factor", self.factor)
+        positive(where, "from_seconds", self.from_seconds, or_zero=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A link, one way, on which every message takes ``factor`` times as long."""
+
+    source: int
+    destination: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        for key in ("source", "destination"):
+            checked_count(key, getattr(self, key), 0)
+        positive(f"the slow link from {self.source} to {self.destination}", "factor", self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """N equal devices on a network.
+
+    Arithmetic runs at ``efficiency`` times the device's dense peak in ``format``, or as fast as memory brings its
+    operands, whichever is slower (Williams, Waterman & Patterson 2009, the roofline). An efficiency of 1 gives a bound:
+    no program is faster. Each device has a ``host_link`` of its own, full duplex, as pcie5: what other devices move,
+    and what the host's memory allows, is not in it. Raises ValueError for a format that the device lacks, an efficiency
+    outside (0, 1], and a rank or a link that is slow twice.
+    """
+
+    device: Device
+    network: Network
+    format: str = "bf16"
+    efficiency: float = 1.0
+    slow_ranks: Sequence[SlowRank] = ()
+    slow_links: Sequence[SlowLink] = ()
+    host_link: Link | None = None
+
+    def __post_init__(self) -> None:
+        self.device.flops_per_second_in(self.format)
+        if positive("the machine", "efficiency", self.efficiency) > 1:
+            raise ValueError(f"the machine: efficiency must be a share of the peak, above 0 and at most 1, got "
+                             f"{self.efficiency!r}")
+        for kind in ("slow_ranks", "slow_links"):
+            object.__setattr__(self, kind, tuple(getattr(self, kind)))
+        _check_once("rank", [slow.rank for slow in self.slow_ranks])
+        _check_once("link", [(slow.source, slow.destination) for slow in self.slow_links])
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """The dense peak of one device in the machine's format."""
+        return self.device.flops_per_second_in(self.format)
+
+    @property
+    def link_to_host(self) -> Link:
+        """The host link; raises ValueError where the machine has none."""
+        if self.host_link is None:
+            raise ValueError("something is moved to a host or back, and the machine has no link to one; name it, as "
+                             "host_link=link(\"pcie5\")")
+        return self.host_link
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ValueError for slow ranks and links that a run of N ranks does not have."""
+        for slow in self.slow_ranks:
+            if slow.rank >= ranks:
+                raise ValueError(f"rank {slow.rank} is to be slow, but the run has {ranks} ranks, numbered from 0")
+        for link in self.slow_links:
+            if max(link.source, link.destination) >= ranks:
+                raise ValueError(f"the link from {link.source} to {link.destination} is to be slow, but the run has "
+                                 f"{ranks} ranks, numbered from 0")
+
+
+def _check_once(what: str, found: list[Any]) -> None:
+    for one in found:
+        if found.count(one) > 1:
+            raise ValueError(f"the {what} {one} is slow twice; give it one factor")
 
 
 # -- by name ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A replay: who starts what when, and who waits for whom, on the streams of all ranks.
 
-Legend: N members of a collective, T_r the time at which member r is ready for its next message.
+Legend: N members of a collective, T_r the time at which member r is ready for its next message; R rows of a program,
+α seconds of latency, β bytes per second.
 
 A rank has a program, a communication stream, and a stream to its host and one back. The program computes, row after
 row; a collective or a message for which it stops, and a wait, hold it until that is done. Whatever it issues goes to
@@ -11,29 +12,34 @@ full duplex and a device copies both ways at once, so each way of offload is a s
 
 Only points matter, rows at which a rank may wait or hands something over: what lies between them is a sum.
 
-Inside a collective a message is a rendezvous: it starts when both its ends are ready and takes α + n/β; a member sends
-and receives at once (links are full duplex), and goes on when both are done. So on a ring, from step to step, with c_r
-the seconds of the message from r to r+1:
+A device computes for max(flops / flops per second, nbytes / memory bytes per second); a message takes α + n/β, and so
+does a transfer, on the link between device and host. Inside a collective a message is a rendezvous: it
+starts when both its ends are ready; a member sends and receives at once (links are full duplex), and goes on when both
+are done. So on a ring, from step to step, with c_r the seconds of the message from r to r+1:
 
     T_r ← max(max(T_r, T_(r+1)) + c_r, max(T_(r-1), T_r) + c_(r-1))
 
 What follows of it, and is tested: where all arrive at once on equal links the ring ends after (N-1)(α + m/β), m the
 bytes of the *longest* chunk, for that chunk goes once round, one hop after the other, and no hop takes longer; where
 chunks are equal it ends so long after the last arrival, and for all members at once.
+
+Sources: Williams, Waterman & Patterson 2009 (the roofline); Hockney 1994 (the message).
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
-from zerosim.planning.machine import Array, Pace, Prices, Seconds
+from zerosim.planning.hardware import Machine
 from zerosim.planning.recording import (
     COLLECTIVE,
+    COMPUTE,
     ISSUE,
     ISSUES_OF_WAITS,
     MESSAGE,
@@ -42,10 +48,77 @@ from zerosim.planning.recording import (
     TRANSFER,
     RecordedCall,
     RecordedMessage,
+    RecordedProgram,
     Recording,
     Transfer,
     shown,
 )
+
+Seconds = Any  # float; a reference in fractions goes through the same code
+Array = np.ndarray[Any, Any]
+
+
+# -- prices -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The speed of one rank: ``factor`` times slower than nominal from an instant on."""
+
+    factor: Seconds
+    from_seconds: Seconds
+
+    def after(self, clock: Any, work: Any) -> Any:
+        """The clock when so much work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
+        if self.factor == 1:
+            return clock + work
+        left = self.from_seconds - clock
+        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
+        return (clock + fast) + self.factor * (work - fast)
+
+
+class Prices:
+    """A machine's prices, in float64."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._slow_links = {(slow.source, slow.destination): slow.factor for slow in machine.slow_links}
+        self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
+
+    def work(self, program: RecordedProgram) -> Array:
+        """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
+        machine, seconds = self.machine, np.zeros(len(program) + 1)
+        rows = program.where(COMPUTE)
+        np.maximum(program.first[rows] / (machine.peak_flops_per_second * machine.efficiency),
+                   program.second[rows] / machine.device.memory_bytes_per_second, out=(cost := np.empty(len(rows))))
+        seconds[rows + 1] = cost
+        return np.cumsum(seconds, out=seconds)
+
+    def message(self, source: int, destination: int, nbytes: int) -> Seconds:
+        """Seconds of one message; 0 from a rank to itself, which leaves no device."""
+        if source == destination:
+            return 0
+        return self.messages(*(np.array([number]) for number in (source, destination, nbytes))).tolist()[0]
+
+    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> Array:
+        """Seconds of each message, (messages,), between ranks of two different devices."""
+        network = self.machine.network
+        seconds: Array = network.inside.seconds(nbytes)
+        if network.between is not None:
+            seconds = np.where(network.crosses(sources, destinations), network.between.seconds(nbytes), seconds)
+        for (source, destination), factor in self._slow_links.items():
+            seconds[(sources == source) & (destinations == destination)] *= factor
+        return seconds
+
+    def transfer(self, nbytes: int) -> float:
+        """Seconds of one transfer between a device and its host, either way."""
+        seconds: float = self.machine.link_to_host.seconds(nbytes)
+        return seconds
+
+    def pace(self, rank: int) -> Pace:
+        """The pace at which a rank computes."""
+        return self._paces.get(rank, Pace(1, 0))
+
 
 # -- inside a collective ----------------------------------------------------------------------------------------------
 
@@ -68,6 +141,15 @@ class PricedLevel:
         """(source, destination, seconds) of each message."""
         return [*zip(self.sources.tolist(), self.destinations.tolist(), self.seconds.tolist(), strict=True)]
 
+    @cached_property
+    def messages_of(self) -> Mapping[int, list[tuple[int, int, Seconds]]]:
+        """The messages of each place, which has sent or received them; without those that have none."""
+        found = defaultdict[int, list[tuple[int, int, Seconds]]](list)
+        for message in self.messages:
+            for place in message[:2]:
+                found[place].append(message)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class TimedHop:
@@ -79,31 +161,31 @@ class TimedHop:
     end_seconds: Seconds
 
 
-def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel],
-         hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
-    """The times at which members are done, (N,), given when each is ready, (N,); and the places, (N,), at which the
-    longest chain of messages to each begins. Every message is added to ``hops``, between places, if that is given."""
-    now, places = list(ready), list(range(len(ready)))
+Steps = list[tuple[list[Seconds], PricedLevel]]  # when members were ready for a step, (N,); its messages
+
+
+def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+    """The times at which members are done, (N,), given when each is ready, (N,); ``steps``, if given, get each step."""
+    now = list(ready)
     for level in priced:
         for _ in range(level.times):
-            before, chains = now.copy(), places.copy()
+            before = now.copy()
             for source, destination, seconds in level.messages:
-                later = source if before[source] >= before[destination] else destination
-                end = before[later] + seconds
-                for place in (source, destination):
-                    if end > now[place]:
-                        now[place], places[place] = end, chains[later]
-                if hops is not None:
-                    hops.append(TimedHop(source, destination, before[later], end))
-    return now, places
+                end = max(before[source], before[destination]) + seconds
+                now[source], now[destination] = max(now[source], end), max(now[destination], end)
+            if steps is not None:
+                steps.append((before, level))
+    return now
 
 
-def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel]) -> list[Seconds]:
-    """The times of `meet`, (N,), to the last bit, with all messages of a step at once: faster for many members."""
+def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+    """The times of `meet`, to the last bit, with all messages of a step at once: faster for many members."""
     now = np.array(ready, priced[0].seconds.dtype)
     for level in priced:
         sources, destinations = level.sources, level.destinations  # each member stands once in either, at the most
         for _ in range(level.times):
+            if steps is not None:
+                steps.append((now.tolist(), level))
             ends = np.maximum(now[sources], now[destinations]) + level.seconds
             now[sources] = np.maximum(now[sources], ends)
             now[destinations] = np.maximum(now[destinations], ends)
@@ -139,27 +221,38 @@ class Collectives:
         together = all(arrival == last for arrival in arrivals)
         found = self._together.get(key) if together else None
         if found is None:
-            ready, priced = [arrival - last for arrival in arrivals], self.priced(call)
-            found = meet_at_once(ready, priced) if len(ready) > FEW_MEMBERS else meet(ready, priced)[0]
+            found = self._meet(call, arrivals)
         if together:
             self._together[key] = found
         return [last + seconds for seconds in found]
 
     def origin(self, call: RecordedCall, arrivals: Sequence[Seconds], member: int) -> int:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
-        return self._meet(call, arrivals)[1][member]
+        steps, place = Steps(), member
+        self._meet(call, arrivals, steps)
+        for before, level in reversed(steps):
+            ends = [(max(before[source], before[destination]) + seconds, source, destination)
+                    for source, destination, seconds in level.messages_of.get(place, ())]
+            end, *places = max(ends, key=itemgetter(0), default=(before[place], place))
+            if end > before[place]:
+                place = max(places, key=before.__getitem__)
+        return place
 
     def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
-        hops, last = list[TimedHop](), max(arrivals)
-        self._meet(call, arrivals, hops)
-        return [TimedHop(call.group[hop.source], call.group[hop.destination], last + hop.start_seconds,
-                         last + hop.end_seconds) for hop in hops]
+        steps, hops, last = Steps(), list[TimedHop](), max(arrivals)
+        self._meet(call, arrivals, steps)
+        for before, level in steps:
+            for source, destination, seconds in level.messages:
+                start = max(before[source], before[destination])
+                hops.append(TimedHop(call.group[source], call.group[destination], last + start,
+                                     last + (start + seconds)))
+        return hops
 
-    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds],
-              hops: list[TimedHop] | None = None) -> tuple[list[Seconds], list[int]]:
-        last = max(arrivals)
-        return meet([arrival - last for arrival in arrivals], self.priced(call), hops)
+    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds], steps: Steps | None = None) -> list[Seconds]:
+        """The times at which members are done, counted from the last arrival."""
+        last, way = max(arrivals), meet_at_once if len(arrivals) > FEW_MEMBERS else meet
+        return way([arrival - last for arrival in arrivals], self.priced(call), steps)
 
 
 # -- one rank: its program from point to point, its other streams part by part ----------------------------------------
@@ -174,18 +267,19 @@ Point = tuple[int, int, int]  # row, code, and the number of a call, a message o
 class StreamPart:
     """One rank's part in a collective (``call``) or in a message, or a transfer of its own, on one of its streams.
 
-    ``issued`` is when its program came to it, at its point number ``point``; ``begun`` when it was first in the stream;
-    ``joined`` when the last of those that take part had come too, or this rank was done, if that was sooner; ``ended``
-    when this rank was done. Of a message, ``send_end`` and ``receive_end`` say when each half was through, ``receiver``
-    and ``sender`` are the other ends. ``number`` counts the parts of the stream.
+    ``issued`` is when its program came to it, at its point number ``point``; ``begun`` when it was first in the stream,
+    the part ``before`` it being through; ``joined`` when the last of those that take part had come too, or this rank
+    was done, if that was sooner; ``ended`` when this rank was done. Of a message, ``send_end`` and ``receive_end`` say
+    when each half was through, ``receiver`` and ``sender`` are the other ends.
     """
 
     rank: int
     point: int
-    call: int | None
-    message: RecordedMessage | None
     issued: Seconds
-    number: int
+    before: "StreamPart | None"
+    call: int | None = None
+    message: RecordedMessage | None = None
+    transfer: Transfer | None = None
     place: int = 0
     begun: Seconds = None
     joined: Seconds = None
@@ -194,7 +288,6 @@ class StreamPart:
     receive_end: Seconds = None
     receiver: "StreamPart | None" = None
     sender: "StreamPart | None" = None
-    transfer: Transfer | None = None
 
     @property
     def stream(self) -> str:
@@ -204,11 +297,10 @@ class StreamPart:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One rank: its points, when its program reached each and went on from each, and its parts in the order of issue.
+    """One rank: its points, when its program reached each and went on from each, and the parts of its other streams.
 
     ``work`` are the nominal seconds of arithmetic before each point and in all, ``part_at`` the part that it issues or
-    waits for at each, ``parts`` those of communication, ``transfers`` those of each way of offload. ``unwaited`` are by
-    code and number.
+    waits for at each, ``streams`` all parts by stream, in the order of issue. ``unwaited`` are by code and number.
     """
 
     rank: int
@@ -218,8 +310,7 @@ class Lane:
     reached: list[Seconds] = field(default_factory=list)
     resumed: list[Seconds] = field(default_factory=list)
     part_at: list[StreamPart] = field(default_factory=list)
-    parts: list[StreamPart] = field(default_factory=list)
-    transfers: dict[str, list[StreamPart]] = field(default_factory=lambda: {way: [] for way in OFFLOAD})
+    streams: dict[str, list[StreamPart]] = field(default_factory=lambda: {name: [] for name in STREAMS[1:]})
     queue: deque[StreamPart] = field(default_factory=deque)
     unwaited: dict[tuple[int, int], StreamPart] = field(default_factory=dict)
     free: Seconds = 0
@@ -228,11 +319,13 @@ class Lane:
     @property
     def all_parts(self) -> list[StreamPart]:
         """The parts of all streams, stream by stream."""
-        return [*self.parts, *(part for way in OFFLOAD for part in self.transfers[way])]
+        return [part for parts in self.streams.values() for part in parts]
 
-    def part_before(self, part: StreamPart) -> StreamPart:
-        """The part that was issued before it to the same stream; there must be one."""
-        return (self.parts if part.transfer is None else self.transfers[part.stream])[part.number - 1]
+    def issue(self, stream: str, **of: Any) -> StreamPart:
+        """A new part at the end of a stream, for the point that the program has just reached."""
+        parts = self.streams[stream]
+        parts.append(StreamPart(self.rank, len(self.resumed), self.reached[-1], parts[-1] if parts else None, **of))
+        return parts[-1]
 
     @property
     def is_done(self) -> bool:
@@ -261,7 +354,8 @@ COMMUNICATES = (COLLECTIVE, ISSUE, MESSAGE)
 class Streams:
     """The state of a replay; ``run`` carries it out.
 
-    ``works`` are the nominal seconds of arithmetic before each row of each program, and after its last.
+    ``works`` are the nominal seconds of arithmetic before each row of each program, and after its last;
+    ``parts_of_call`` the parts of each call that is done, in the order of its group.
     """
 
     def __init__(self, recording: Recording, prices: Prices) -> None:
@@ -277,6 +371,7 @@ class Streams:
                       for rank, program in enumerate(recording.program_of_rank)]
         self._places = [{rank: place for place, rank in enumerate(call.group)} for call in recording.calls]
         self._arrived: dict[int, list[StreamPart]] = {}
+        self.parts_of_call: dict[int, list[StreamPart]] = {}
         self._ready = deque(self.lanes)
 
     def run(self) -> None:
@@ -312,28 +407,23 @@ class Streams:
         """The part for which the program waits at a point, or which it issues there."""
         if code in ISSUES_OF_WAITS:
             return lane.unwaited.pop((ISSUES_OF_WAITS[code], index))
-        part = self._transferred(lane, index) if code == TRANSFER else self._issued(lane, code, index)
+        if code == TRANSFER:
+            part = self._transferred(lane, self.recording.transfers[index])
+        elif code == MESSAGE:
+            part = lane.issue(COMMUNICATION, message=self.recording.messages[index])
+        else:
+            part = lane.issue(COMMUNICATION, call=index, place=self._places[index][lane.rank])
+        if code in COMMUNICATES:
+            lane.queue.append(part)
         if code in ISSUES_OF_WAITS.values():
             lane.unwaited[code, index] = part
         return part
 
-    def _transferred(self, lane: Lane, index: int) -> StreamPart:
+    def _transferred(self, lane: Lane, transfer: Transfer) -> StreamPart:
         """Carries a transfer out, after those that go the same way."""
-        transfer, issued = self.recording.transfers[index], lane.reached[-1]
-        stream = lane.transfers[transfer.direction]
-        part = StreamPart(lane.rank, len(lane.resumed), None, None, issued, len(stream), transfer=transfer)
-        part.begun = part.joined = max(issued, stream[-1].ended) if stream else issued
+        part = lane.issue(transfer.direction, transfer=transfer)
+        part.begun = part.joined = max(part.issued, part.before.ended) if part.before else part.issued
         part.ended = part.begun + self.prices.transfer(transfer.nbytes)
-        stream.append(part)
-        return part
-
-    def _issued(self, lane: Lane, code: int, index: int) -> StreamPart:
-        """Puts a collective or a message at the end of the communication stream."""
-        call, message = (None, self.recording.messages[index]) if code == MESSAGE else (index, None)
-        place = 0 if call is None else self._places[call][lane.rank]
-        part = StreamPart(lane.rank, len(lane.resumed), call, message, lane.reached[-1], len(lane.parts), place)
-        lane.parts.append(part)
-        lane.queue.append(part)
         return part
 
     # -- the communication streams ------------------------------------------------------------------------------------
@@ -360,7 +450,7 @@ class Streams:
         arrived.append(part)
         if len(arrived) < len(self._places[call]):
             return []
-        del self._arrived[call]
+        self.parts_of_call[call] = self._arrived.pop(call)
         arrived.sort(key=lambda one: one.place)
         arrivals = [one.begun for one in arrived]
         last = max(arrivals)

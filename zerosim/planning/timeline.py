@@ -27,13 +27,16 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
-from zerosim.planning.machine import Array, Machine, Prices, Seconds, SlowLink, SlowRank
+from zerosim.planning.hardware import Machine, SlowLink, SlowRank
 from zerosim.planning.recording import BEGIN, COMPUTE, END, HELD, ISSUES_OF_WAITS, OFFLOAD, Recording
 from zerosim.planning.streams import (
     COMMUNICATION,
     COMPUTATION,
     STREAMS,
+    Array,
     Lane,
+    Prices,
+    Seconds,
     StreamPart,
     Streams,
     TimedHop,
@@ -112,10 +115,12 @@ def replay(recording: Recording, machine: Machine) -> "Timeline":
 
 
 class Timeline:
-    """The times that `replay` found. ``lanes`` are the ranks' programs and streams, in rank order."""
+    """The times that `replay` found. ``lanes`` are the ranks' programs and streams, in rank order;
+    ``parts_of_call`` the parts of each call, by its number in the recording, in the order of its group."""
 
     def __init__(self, recording: Recording, machine: Machine, streams: Streams) -> None:
         self.recording, self.machine, self.lanes = recording, machine, tuple(streams.lanes)
+        self.parts_of_call: Mapping[int, list[StreamPart]] = dict(sorted(streams.parts_of_call.items()))
         self._works, self._collectives = streams.works, streams.collectives
         self._ranks_seen: dict[int, tuple[list[Seconds], Any]] = {}
 
@@ -144,7 +149,7 @@ class Timeline:
         for part in lane.all_parts:
             busy[part.stream] += part.ended - part.begun
         busy[COMPUTATION] = lane.end - sum(stood.values())
-        waited = sum(part.joined - part.begun for part in lane.parts)
+        waited = sum(part.joined - part.begun for part in lane.streams[COMMUNICATION])
         moved, stood_for_host = (sum(of.get(way, 0) for way in OFFLOAD) for of in (busy, stood))
         return Usage(busy[COMPUTATION], busy[COMMUNICATION], stood[COMMUNICATION], waited, moved, stood_for_host,
                      {stream: self.step_seconds - seconds for stream, seconds in busy.items()})
@@ -243,18 +248,6 @@ class Timeline:
 
     # -- inside a collective ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def parts_of_call(self) -> Mapping[int, list[StreamPart]]:
-        """The parts of each call, in the order of its group."""
-        found: dict[int, list[StreamPart]] = {}
-        for lane in self.lanes:
-            for part in lane.parts:
-                if part.call is not None:
-                    found.setdefault(part.call, []).append(part)
-        for parts in found.values():
-            parts.sort(key=lambda part: part.place)
-        return found
-
     def hops(self, call: int) -> list[TimedHop]:
         """Every message of a call, by its number in the recording, with its times."""
         arrivals = [part.begun for part in self.parts_of_call[call]]
@@ -330,7 +323,8 @@ def _chain(timeline: Timeline, part: StreamPart) -> Iterator[tuple[StreamPart, S
         yield part, origin
         if origin.begun == origin.issued:
             return
-        part = timeline.lanes[origin.rank].part_before(origin)
+        assert origin.before is not None, "what waits in a stream has one before it"
+        part = origin.before
 
 
 def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: Seconds, end: Seconds) -> Iterator[PathEvent]:

@@ -342,6 +342,7 @@ class PendingExchange:
     source: int | None
     key: GroupKey
     count: Callable[[int], None] = do_nothing
+    chunks: tuple[int, ...] = ()  # it is no part of a cut vector
     to_send: bool = field(init=False)
     to_receive: bool = field(init=False)
 

@@ -19,7 +19,7 @@ from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.null_arrays import NullArray
 from zerosim.ranks import fast_ring
-from zerosim.ranks.call import AVERAGES, OPS, Array, Call, PendingCall, ceil_cut, chunk_lengths
+from zerosim.ranks.call import AVERAGES, OPS, Array, Call, PendingCall, PendingExchange, ceil_cut, chunk_lengths
 from zerosim.ranks.trace import Hop
 
 
@@ -615,6 +615,18 @@ class Delivery(NamedTuple):
     sent: Array | None
     out: Array | None
 
+    @classmethod
+    def between(cls, step: int, source: int, destination: int, sender: Exchange | PendingExchange | None,
+                receiver: Exchange | PendingExchange | None) -> "Delivery":
+        """The message that two ranks' exchanges let move, or one's alone where the other is in another process."""
+        sent, out = sender.send if sender else None, receiver.out if receiver else None
+        moved = out if sent is None else sent
+        assert moved is not None
+        if sent is not None and out is not None:
+            assert sent.size == out.size
+            assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
+        return cls(Hop(step, source, destination, sender.chunks if sender else (), moved.nbytes), sent, out)
+
 
 class Runner:
     """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
@@ -648,7 +660,8 @@ def lockstep(steps: Mapping[int, Exchanges]) -> Iterator[list[Delivery]]:
         moved = [(source, to) for source, to in sorted(ends)
                  if (source not in runners or runners[source].to == to)
                  and (to not in runners or runners[to].source == source)]
-        yield [_delivery(runners, step, source, to) for source, to in moved]
+        yield [Delivery.between(step, source, to, runners[source].waiting if source in runners else None,
+                                runners[to].waiting if to in runners else None) for source, to in moved]
         for source, to in moved:
             if source in runners:
                 runners[source].to = None
@@ -660,18 +673,6 @@ def lockstep(steps: Mapping[int, Exchanges]) -> Iterator[list[Delivery]]:
             runners[rank].advance()
         step += 1
     assert all(runner.waiting is None for runner in runners.values()), "the algorithm waits for itself"
-
-
-def _delivery(runners: Mapping[int, Runner], step: int, source: int, destination: int) -> Delivery:
-    sender = runners[source].waiting if source in runners else None
-    receiver = runners[destination].waiting if destination in runners else None
-    sent, out = sender.send if sender else None, receiver.out if receiver else None
-    moved = out if sent is None else sent
-    assert moved is not None
-    if sent is not None and out is not None:
-        assert len(sent) == len(out)
-        assert sent.dtype == out.dtype, "a message arrives in the format in which it left"
-    return Delivery(Hop(step, source, destination, sender.chunks if sender else (), moved.nbytes), sent, out)
 
 
 def expand(call: Call) -> list[Hop]:

@@ -94,7 +94,7 @@ class Transport:
 
     def begin(self, options: RunOptions) -> None:
         """A run begins."""
-        self.hop_by_hop, self.watch, self.interrupts = options.hop_by_hop, options.watch, options.interrupts
+        self.options = options
 
     # -- in which backends differ -------------------------------------------------------------------------------------
 
@@ -122,10 +122,12 @@ class Transport:
         """The hub is about to let this rank's program go on."""
 
     def issued(self, rank: int, me: Pending) -> None:
-        """The rank's program has issued its part: what it reads has been written, or is about to be."""
+        """The rank's program has just issued a part. Its input is there, or, where a device computes beside the host,
+        will be when the device has done all that the program has asked of it so far."""
 
     def completed(self, rank: int, me: Pending) -> None:
-        """The rank's program goes on with a part that is done: what it reads next must be there."""
+        """The rank's program has waited for the part and is about to go on. What it asks for next may read the result,
+        and so must not be computed before that has arrived."""
 
     def invitation(self, key: GroupKey) -> bytes:
         """The bytes that the first rank of a new group has to tell the others."""
@@ -194,10 +196,7 @@ def message_between(sender: PendingExchange | None, receiver: PendingExchange | 
     assert one is not None
     ends = (one.rank, one.to) if one is sender else (one.source, one.rank)
     source, destination = (one.key[0].index(rank) for rank in ends if rank is not None)
-    sent, out = sender.send if sender else None, receiver.out if receiver else None
-    moved = out if sent is None else sent
-    assert moved is not None
-    return Delivery(Hop(0, source, destination, (), moved.nbytes), sent, out)
+    return Delivery.between(0, source, destination, sender, receiver)
 
 
 @guarded
@@ -211,15 +210,16 @@ class InProcess(Transport):
             yield delivery
 
     def collective(self, parts: Sequence[PendingCall]) -> Carried:
-        """Carries out a call for all ranks of its group; a ring whose hops nobody watches is computed without them."""
+        """Carries out a call for all ranks of its group: hop by hop, or, where nobody asks to see the hops, a ring at
+        once, to the same bits."""
         call = parts[0].call
-        if not self.hop_by_hop and fast_ring.serves(call):
+        if not self.options.hop_by_hop and fast_ring.serves(call):
             fast_ring.run(parts)
             for me in parts:
                 me.finish(fast_ring.sent_nbytes(call, me.index))
             return
-        if self.watch == "hop":  # who looks between two hops sees what is not written yet
-            for me in parts:
+        if self.options.watch == "hop":
+            for me in parts:  # who looks at a result between two hops can tell what has not been written yet
                 if not me.in_place:
                     poison(me.out)
         yield from super().collective(parts)

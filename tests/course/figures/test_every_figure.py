@@ -88,25 +88,18 @@ def test_every_axis_has_a_unit_no_text_is_small_and_no_words_lie_on_others_or_le
 
 WIRE = hardware.Link("wire", 20e9, 3e-6, "made up for a test", "2025-01-01")
 OTHERS = {  # data that stretch a picture: long names, few and many panels, one rank, large and small numbers
-    "memory of one rank": lambda style: figures.memory(figures.memory_data((1,), (12, 12, 12), 2), style),
     "memory of three worlds": lambda style: figures.memory(figures.memory_data((2, 4, 8), (12, 12, 12), 2), style),
     "traffic of two worlds": lambda style: figures.traffic(figures.traffic_data((1, 2), (4, 4)), style),
     "liveness of three stages": lambda style: figures.liveness(
         figures.liveness_data((0, 2, 3), (128,) * 4, 64, 2), style),
     "small models": lambda style: figures.memory_scaling(
         figures.memory_scaling_data(1e4, 2, (1, 2, 4), (1e3, 1e4)), style),
-    "three formats": lambda style: figures.spacing(figures.spacing_data(("bf16", "fp16", "fp32")), style),
     "one format": lambda style: figures.spacing(figures.spacing_data(("fp16",)), style),
-    "one update": lambda style: figures.lost_updates(figures.lost_updates_data((1e-5,), (200,), 0.1), style),
     "an update downwards": lambda style: figures.lost_updates(
         figures.lost_updates_data((-1e-8, 3e-4), (20, 20), 0.5), style),
     "one rule": lambda style: figures.loss_scale(
         figures.loss_scale_data((("deepspeed-legacy", 2),), 30, ranks=2), style),
-    "three rules": lambda style: figures.loss_scale(
-        figures.loss_scale_data((("torch", 1), ("deepspeed", 1), ("deepspeed", 2)), 20), style),
     "data in their own unit": lambda style: figures.format_losses(figures.format_losses_data(30, 1.0), style),
-    "a timeline of one rank": lambda style: figures.timeline(
-        figures.timeline_data((16,) * 3, 4, ranks=1, stage=0), style),
     "a timeline of eight": lambda style: figures.timeline(
         figures.timeline_data((16,) * 3, 4, ranks=8, stage=3), style),
     "few published numbers": lambda style: figures.published(figures.published_data(("states",)), style),
@@ -131,9 +124,7 @@ def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time
         assert text != committed(drawn.name, style)
 
 
-# -- the instruments ----------------------------------------------------------------------------------------------
-
-def test_the_instrument_sees_another_shape_color_or_word_but_no_other_rounding():
+def test_the_instruments_see_another_shape_color_or_word_an_overlap_and_a_cut_label_but_no_other_rounding():
     found = committed("traffic")
     number = re.search(r"M (\d+\.\d+) ", found)[0]
     near, far = (f"M {float(number[2:]) + by:.6f} " for by in (0.001, 1.0))
@@ -142,27 +133,20 @@ def test_the_instrument_sees_another_shape_color_or_word_but_no_other_rounding()
                     found.replace(re.search("#[0-9a-f]{6}", found)[0], "#123456"), found.replace(number, number * 2)):
         assert changed != found
         assert not seen.same_picture(found, changed)
-
-
-def test_the_instrument_sees_an_overlap_and_a_cut_label():
-    found = drawing("ring")
-    found.figure.axes[0].text(0.25, 0.34, "over the last line")
-    found.figure.axes[0].text(-0.3, 5, "out of the page")
-    said = seen.misplaced(found)
+    ring = drawing("ring")
+    ring.figure.axes[0].text(0.25, 0.34, "over the last line")
+    ring.figure.axes[0].text(-0.3, 5, "out of the page")
+    said = seen.misplaced(ring)
     assert any("'over the last line'" in one and one.endswith("lie on each other") for one in said)
     assert [one for one in said if one.endswith("leaves the page")] == ["'out of the page' leaves the page"]
 
 
-# -- by name ------------------------------------------------------------------------------------------------------
-
-def test_no_committed_figure_is_an_orphan():
+def test_draw_writes_the_figures_asked_for_and_returns_their_paths_and_none_that_is_committed_is_an_orphan(
+        tmp_path, monkeypatch):
     expected = {f"{name}{variant}.svg" for name in FIGURES for variant in ("", "-dark")}
     expected |= {f"{name}{rest}" for name, figure in FIGURES.items() if figure.animate
                  for rest in (".gif", "-dark.gif", ".html")}
     assert {path.name for path in (ROOT / "figures").iterdir()} == expected
-
-
-def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, monkeypatch):
     few = {"ring": replace(FIGURES["ring"], data=lambda: figures.ring_data(2, 5)),
            "spacing": replace(FIGURES["spacing"], data=lambda: figures.spacing_data(("fp16",)))}
     monkeypatch.setattr(figures, "FIGURES", few)
@@ -175,8 +159,6 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths(tmp_path, mon
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'ring-dark.svg'}\n")
     assert (tmp_path / "ring-dark.svg").read_text(encoding="utf-8") == OTHERS["a short ring"](DARK).svg()
 
-
-# -- the ring, animated -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ranks", chosen([3], [2, 3, 4, 5]))
 def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
@@ -196,7 +178,7 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
         assert len(frame.description) > 60
 
 
-def test_the_gif_plays_every_frame_for_ever_the_same_each_time_in_the_colors_of_the_ranks():
+def test_the_gif_plays_every_frame_for_ever_in_the_colors_of_the_ranks_and_gif_and_page_are_those_committed():
     animation = figures.ring_animation(figures.ring_data(2, 2))
     content = animation.gif()
     assert content == animation.gif()
@@ -210,13 +192,9 @@ def test_the_gif_plays_every_frame_for_ever_the_same_each_time_in_the_colors_of_
     for color in ("#0072B2", "#E69F00", "#009E73", "#CC79A7"):
         channels = [int(color[at:at + 2], 16) for at in (1, 3, 5)]
         assert np.abs(shown - channels).max(axis=1).min() <= 8
-
-
-def test_the_committed_page_is_that_of_the_committed_ring():
     text = (ROOT / "figures/ring.html").read_text(encoding="utf-8")
     assert text.count("<img ") == 13
-    for frame in figures.ring_animation(seen.data_of("ring")).frames[:3]:
-        assert frame.description in text
+    assert all(frame.description in text for frame in figures.ring_animation(seen.data_of("ring")).frames[:3])
 
 
 WATCH = "window.struck = []; window.addEventListener('error', (e) => window.struck.push(e.message));"
@@ -234,8 +212,6 @@ def test_in_a_browser_the_animation_shows_one_picture_and_its_buttons_walk_round
     assert shown == [4]  # two on, three back
     assert dom.all("output")[0][1] == "5 of 5"
 
-
-# -- what cannot be drawn -----------------------------------------------------------------------------------------
 
 REFUSALS = [
     (lambda: figures.ring_data(1), "a ring of 1 ranks cannot be drawn on one sheet; ask for 2 to 5"),

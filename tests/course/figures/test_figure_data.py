@@ -14,8 +14,6 @@ from zerosim.course import figures, precision_runs, published_runs
 from zerosim.display import replayed
 from zerosim.planning import activations, cost, hardware, recording, timeline
 
-# -- the ring -----------------------------------------------------------------------------------------------------
-
 RINGS = (2, 3, 4, 5)
 
 
@@ -52,8 +50,6 @@ def test_the_rings_additions_are_made_in_ring_order():
     assert figures.ring(figures.ring_data(3, 7)).description.endswith("32 to 40 bytes in all; the vector has 28.")
 
 
-# -- small steps --------------------------------------------------------------------------------------------------
-
 def test_the_memory_figure_shows_what_every_rank_of_each_measured_step_holds_beside_its_formula():
     data = figures.memory_data((1, 3), (5, 7, 3), rows=2)
     assert [(step.ranks, step.stage) for step in data.steps] == list(itertools.product((1, 3), zs.STAGES))
@@ -79,22 +75,6 @@ def test_the_papers_numbers_stand_in_the_committed_figure_of_memory_and_its_vect
         assert row == pytest.approx(wanted, rel=1e-12)
 
 
-# -- a step over time ---------------------------------------------------------------------------------------------
-
-def one_step(ranks, widths, rows, *, bias=True, **options):
-    """A step of an MLP with Adam in fp16 on data that differ from rank to rank: the cluster, and the engines."""
-    def program(rank):
-        data = np.random.default_rng(rank.index)
-        model = zs.models.MLP(widths, seed=3, bias=bias)
-        engine = zs.Engine(rank, model, zs.optim.Adam(), policy=zs.Policy("fp16"), **options)
-        with rank.trace.span("step"):
-            engine.step([(data.normal(size=(rows, widths[0])), data.normal(size=(rows, widths[-1])))])
-        return engine
-
-    cluster = zs.Cluster(ranks)
-    return cluster, cluster.run(program)
-
-
 def replay_of(cluster):
     """Rank 0 of the replay of what a cluster did in its span "step"."""
     return replayed.replayed_rank(
@@ -104,11 +84,20 @@ def replay_of(cluster):
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 3), (3, 3), (4, 1), (2, 0), (4, 2)])
 def test_a_step_over_time_is_the_replay_of_a_run_with_data_however_it_overlaps(ranks, stage):
     widths, rows = (16, 16, 16), 4
+
+    def program(rank, **options):  # on data that differ from rank to rank
+        data = np.random.default_rng(rank.index)
+        model = zs.models.MLP(widths, seed=3, bias=False)
+        engine = zs.Engine(rank, model, zs.optim.Adam(), policy=zs.Policy("fp16"), stage=stage, **options)
+        with rank.trace.span("step"):
+            engine.step([(data.normal(size=(rows, widths[0])), data.normal(size=(rows, widths[-1])))])
+
     ways = {"No overlap": {}, "In buckets of 100 B": {"bucket_nbytes": 100}, "Overlap": {"overlap": True},
             **({"Ahead": {"overlap": True, "prefetch": 1}} if stage == 3 else {})}
     found = {}
     for way, options in ways.items():
-        cluster, _engines = one_step(ranks, widths, rows, stage=stage, bias=False, **options)
+        cluster = zs.Cluster(ranks)
+        cluster.run(lambda rank, options=options: program(rank, **options))
         found[way] = replay_of(cluster)
         assert found[way].peak_nbytes == cluster.memory[0].peak_nbytes
     assert figures.timeline_data(widths, rows, ranks=ranks, stage=stage, options=ways).replays == found
@@ -136,25 +125,10 @@ def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_
     assert "Mine: the step takes" in figures.timeline(found).description
     silent = figures.timeline(of(10**6)[0])
     assert "At most 0 bytes are held." in silent.description
-    alone = figures.timeline(figures.timeline_data((16,) * 3, 4, ranks=1, stage=0))  # what it sends takes no time
-    for drawn in (silent, alone):
-        assert not {"gather parameters", "reduce gradients"} & {text.get_text() for text in seen.texts(drawn)}
+    assert not {"gather parameters", "reduce gradients"} & {text.get_text() for text in seen.texts(silent)}
     assert_refused(lambda: of(1, "state"), "'Mine' has bars of 'state', which have no color here; put arithmetic")
     assert_refused(lambda: of(1, "gradients", "mine"), "'Mine' has bars of 'other arithmetic', which have no color")
     assert_refused(lambda: of(0), "'Mine' does nothing in its step that takes time, so there is nothing to draw")
-
-
-# -- numbers ------------------------------------------------------------------------------------------------------
-
-def test_what_the_picture_says_of_an_update_is_what_an_addition_does():
-    for update in (1e-5, 3e-4, 0.07):
-        data = figures.spacing_data(formats=tuple(zs.FORMATS), update=update)
-        description = figures.spacing(data).description
-        for name in data.formats:
-            one = np.float32(1).astype(zs.format_of(name).dtype)
-            lost = (np.float32(1) + np.float32(update)).astype(one.dtype) == one
-            assert lost == (update < data.half_gap(name, 1.0))
-            assert f"{name}, so that {update:g} is {'lost' if lost else 'kept'}" in description
 
 
 def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
@@ -170,8 +144,6 @@ def test_each_weight_of_a_path_is_the_one_before_and_one_rounded_addition():
         for name, copy in zip(data.formats, run.copies, strict=True):
             assert np.array_equal(copy, np.float32(run.master).astype(zs.format_of(name).dtype).astype(np.float64))
 
-
-# -- activations and the latency wall -----------------------------------------------------------------------------
 
 def test_the_published_example_stands_in_the_committed_figure_and_marks_lie_on_lines():
     """939.5 and 1073.7 MB per block, 64.4 GB in 32 of them: the figure's model holds its logits beside that."""
@@ -214,7 +186,13 @@ def test_the_walls_marks_lie_on_lines_that_meet_the_rings_two_parts_where_it_sta
         assert latency_rules == [(value < panel.wall) is (panel is data.by_nbytes) for value in panel.values]
 
 
-# -- mixed precision ----------------------------------------------------------------------------------------------
+def test_a_curve_of_losses_is_the_means_of_the_latest_steps():
+    data = seen.data_of("format-losses")
+    assert set(data.runs) == set(precision_runs.POLICIES)
+    run = data.runs["fp32"]
+    assert data.curve("fp32") == pytest.approx(
+        np.convolve(run.losses, np.full(data.window, 1 / data.window), "valid"), rel=1e-12)
+
 
 def test_the_loss_scale_is_what_the_scaler_makes_of_the_skips_and_every_skip_is_marked_once_by_where_it_was():
     data = seen.data_of("loss-scale")
@@ -229,14 +207,6 @@ def test_the_loss_scale_is_what_the_scaler_makes_of_the_skips_and_every_skip_is_
             assert steps, where
             assert {len(run.overflowed[step - 1]) for step in steps} <= counts, where
         assert not any(ranks for ranks, skipped in zip(run.overflowed, run.skipped, strict=True) if not skipped)
-
-
-def test_a_curve_of_losses_is_the_means_of_the_latest_steps():
-    data = seen.data_of("format-losses")
-    assert set(data.runs) == set(precision_runs.POLICIES)
-    for name, run in data.runs.items():
-        means = [np.mean(run.losses[end - data.window:end]) for end in range(data.window, len(run.losses) + 1)]
-        assert data.curve(name) == pytest.approx(means, rel=1e-12)
 
 
 @pytest.mark.parametrize(("compute", "ranks"), [("fp16", 1), ("bf16", 2), ("fp16", 3), ("bf16", 5)])
@@ -268,8 +238,6 @@ def test_a_large_gradient_is_widened_block_by_block_and_steps_in_fp32_or_that_ov
                    "the step overflowed in fp16 with the loss scale 1e.09 and was skipped")
 
 
-# -- published numbers --------------------------------------------------------------------------------------------
-
 # What a run has beside what is counted: statistics of LayerNorm, softmax; many ranks that are not infinitely many; and
 # a number of blocks is whole.
 BESIDE = {"linear": 2e-4, "scores": 0.02, "vectors": 1e-3, "best segment": 0.04}
@@ -288,10 +256,3 @@ def test_what_a_run_measures_is_what_the_formulas_say_and_not_what_does_not_clos
     assert published_runs.measured_quantity("days", model="gpt2") is None
     megatron = {"parameters": 8, "ranks": 1, "stage": 0, "convention": "megatron-bf16"}
     assert published_runs.measured_quantity("states", **megatron) is None
-
-
-def test_one_block_of_probabilities_is_left_where_blocks_run_again():
-    sizes = {"batch": 2, "tokens": 8, "channels": 12, "heads": 3}
-    for policy, alive in (("none", 5), ("block", 1), ("segment(2)", 2), ("selective", 1), ("tiled", 0)):
-        found = published_runs.blocks(5, policy, **sizes)
-        assert found.probabilities_nbytes == alive * 2 * 2 * 3 * 8 * 8, policy

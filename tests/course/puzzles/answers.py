@@ -76,13 +76,7 @@ class Hearsay:
         out[...] = self.all_gather(x.reshape(-1), self.size * x.size)[:x.size].reshape(x.shape)
 
 
-def by_hearsay(factory: Callable[..., Any], *, made: bool = True) -> Callable[..., Any]:
-    """A course's function whose object reads in shared memory, from its making on, or only once it is made."""
+def by_hearsay(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """A course's function whose object reads in shared memory, from its making on."""
     shared: dict[Any, Any] = {}
-
-    def answer(rank: Any, *given: Any) -> Any:
-        found = factory(Hearsay(rank, shared) if made else rank, *given)
-        found.rank = Hearsay(rank, shared)
-        return found
-
-    return answer
+    return lambda rank, *given: factory(Hearsay(rank, shared), *given)

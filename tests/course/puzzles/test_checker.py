@@ -44,11 +44,6 @@ def test_an_array_that_is_held_may_come_from_numpy_and_a_mean_from_any_algorithm
     ("zero2", ("        del gradient", "        pass"), "peak_nbytes"),
     ("gather", ("    whole = rank", "    spare = rank.memory.alloc(k, shard.dtype, 'workspace')\n    whole = rank"),
      "peak_nbytes"),
-    ("overlap", ("        if work is not None:\n            shards[layer + 1] = work.wait()\n            "
-                 "shards[layer + 1] /= rank.size\n        work = rank.reduce_scatter(gradient, async_op=True)\n",
-                 "        before, work = work, rank.reduce_scatter(gradient, async_op=True)\n"
-                 "        if before is not None:\n            shards[layer + 1] = before.wait()\n"
-                 "            shards[layer + 1] /= rank.size\n"), "peak_nbytes"),
     ("lamb", ("rank.all_gather(partial).reshape(rank.size, 2).sum(axis=0)", "rank.all_reduce(partial)"), "steps"),
     ("overflow", ("np.uint8", "np.float32"), "sent_nbytes")])
 def test_an_answer_that_is_right_but_wasteful_passes_and_loses_a_star(name, change, lost):

@@ -63,10 +63,8 @@ FIRST = "On N=1 (n=1) rank 0 raised "
     (ANSWERS, ("mean", "--check", "FILE:wrong"), NOT_PASSED, "On N=2 (n=1) rank 0 returned the sum, and not the mean"),
     (ANSWERS, ("mean", "--check", "FILE:unfilled"), NOT_PASSED,
      "mean: still open\n  A hole is open: which collective?."),
-    ("import sys\ndef mean(rank, x):\n    sys.exit(0)", CHECK, NOT_PASSED, FIRST + "SystemExit in line 3 of mean: 0."),
     ("import sys\nsys.exit(0)", CHECK, NOT_PASSED, FIRST + "SystemExit in line 2 of <module>: 0."),
     ("def mean(rank, x)\n    pass", CHECK, NOT_PASSED, FIRST + "SyntaxError: expected ':' (answers.py, line 1)."),
-    ("import nothing_there", CHECK, NOT_PASSED, FIRST + "ModuleNotFoundError in line 1 of <module>: No module named "),
     ("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n"
      "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module", GRADE, NOT_PASSED,
      "get_ddp: not yet\n  On N=2 after get_ddp rank 1 did not take rank 0's first values"),
@@ -80,7 +78,6 @@ FIRST = "On N=1 (n=1) rank 0 raised "
     ("", ("--grade", "nowhere.py"), WRONG, "no file 'nowhere.py' to grade"),
     ("", ("ring", *GRADE), WRONG, "--grade takes a file and nothing else"),
     ("", ("rng",), WRONG, "did you mean 'ring'?"),
-    ("", ("ring", "--hint", "7"), WRONG, "no hint 7 for 'ring'; there are hints 1 to 3"),
     ("", ("--hint", "1"), WRONG, "--hint is about one puzzle; name it: zerosim puzzles ring --hint"),
     ("", ("ring", "--hint", "1", "--solution"), WRONG, "--hint and --solution were given; ask for one thing"),
     ("", ("ring", "--check", "nowhere.py:f"), WRONG, "no file 'nowhere.py' to take the function 'f' from"),

@@ -54,41 +54,7 @@ def test_ctrl_c_is_not_taken_for_the_end_of_the_time():
         puzzles.check("ring", answer)
 
 
-class UpWhenItIsSet(threading.Event):
-    """Says once that time is up, in the moment in which the block has ended."""
-
-    said = False
-
-    def wait(self, timeout=None):
-        super().wait()
-        before, self.said = self.said, True
-        return before
-
-
-@pytest.fixture
-def alarms(monkeypatch):
-    """Every alarm that is made."""
-    made = []
-
-    class Noted(watching._Alarm):
-        def __init__(self, seconds):
-            super().__init__(seconds)
-            made.append(self)
-
-    monkeypatch.setattr(watching, "_Alarm", Noted)
-    return made
-
-
-def test_who_ends_in_the_last_moment_is_not_struck_afterwards(alarms, monkeypatch):
-    monkeypatch.setattr(threading, "Event", UpWhenItIsSet)
-    with watching.limited("here"):
-        monkeypatch.undo()
-    alarms[0].join()
-    assert alarms[0]._off.said
-    assert not alarms[0].has_rung
-
-
-def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(alarms, monkeypatch):
+def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(monkeypatch):
     struck = []
 
     def put_off(self, its=watching._Alarm.put_off):
@@ -101,7 +67,7 @@ def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(alarm
     monkeypatch.setattr(watching._Alarm, "put_off", put_off)
     with pytest.raises(score.Refused, match="it has not ended after 60 seconds"), watching.limited("here"):
         pass
-    alarms[0].join()  # without end, if it were not put off
+    struck[0].join()  # without end, if it were not put off
 
 
 def test_outside_the_main_thread_nobody_is_interrupted(monkeypatch):

@@ -1,7 +1,6 @@
 """Wrong answers are refused, each with the sentence that says why: one table for puzzles and a course's functions."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,12 +32,6 @@ def ring_in_rank_order(rank, x):
         to, source = (rank.index + step) % N, (rank.index - step) % N
         rank.exchange(x[cut[to]], to, parts[source], source)
     return rank.memory.hold(expected.ordered_sum(parts), "workspace")
-
-
-def sends_too_much(rank, x):
-    for step in range(1, rank.size):
-        rank.exchange(x, (rank.index + step) % rank.size, np.empty_like(x), (rank.index - step) % rank.size)
-    return solutions.ring(rank, x)
 
 
 def one_ring_for_each_tensor(rank, gradients):
@@ -84,15 +77,6 @@ def mute(rank, x):
     raise Mute
 
 
-def replicated(rank, parameters, optimizer):
-    """Updates everything on every rank, with states that no memory knows; only a shard's worth is charged."""
-    elsewhere = SimpleNamespace(kernels=rank.kernels, memory=SimpleNamespace(
-        alloc=lambda shape, dtype, *words: np.empty(shape, dtype)))
-    found = grading.UnshardedOptimizer(elsewhere, parameters, optimizer)
-    found.charged = rank.memory.alloc(2 * -(-sum(grading.LENGTHS) // rank.size), np.float32, "optimizer_state")
-    return found
-
-
 # -- changes that several rows make, or that are long ----------------------------------------------------------------
 
 THE_OTHER_WAY = [("partial = x[chunk(rank.index - 1)]", "partial = x[chunk(rank.index + 1)]"),
@@ -103,11 +87,8 @@ ONE_FURTHER = [("x[chunk(rank.index - 1)]", "x[chunk(rank.index)]"), ("rank.inde
 EACH_MICRO_BATCH = [("        total += gradient\n    rank.all_reduce(total, out=total)",
                      "        total += rank.all_reduce(gradient)"),
                     ("total[...] = gradients[0]", "total[...] = rank.all_reduce(gradients[0])")]
-KEEPS = ("        x = layer.forward(w, x)\n        del w",
-         "        x = layer.forward(w, x)\n        inputs[-1] = (w, inputs[-1])")
-LEAK = [KEEPS, ("inputs.pop()", "inputs.pop()[1]")]
-NOT_AGAIN = [KEEPS, ("w = rank.all_gather(shards[number], length=n)", "w, kept = inputs.pop()"),
-             ("inputs.pop(), dy", "kept, dy")]
+LEAK = [("        x = layer.forward(w, x)\n        del w",
+         "        x = layer.forward(w, x)\n        inputs[-1] = (w, inputs[-1])"), ("inputs.pop()", "inputs.pop()[1]")]
 WAITS_AT_THE_END = [("        if work is not None:\n            shards[layer + 1] = work.wait()\n            "
                      "shards[layer + 1] /= rank.size\n        work = rank", "        work = shards[layer] = rank"),
                     ("        shards[0] = work.wait()\n        shards[0] /= rank.size\n",
@@ -126,13 +107,6 @@ KEEPS_ALL = [("own.stop - own.start) for name, own in self.own.items()}",
              ("self.state[name], self.steps)\n            self.rank.all_gather(w[own]",
               "{k: v[own] for k, v in self.state[name].items()}, self.steps)\n"
               "            self.rank.all_gather(w[own]")]
-IN_A_BUCKET = ("        for gradient in gradients.values():\n"
-               "            self.rank.all_reduce(gradient, out=gradient)\n",
-               "        flat = np.concatenate([g.reshape(-1) for g in gradients.values()])\n"
-               "        self.rank.all_reduce(flat, out=flat)\n        start = 0\n"
-               "        for gradient in gradients.values():\n"
-               "            gradient.reshape(-1)[...] = flat[start:start + gradient.size]\n"
-               "            start += gradient.size\n")
 GATHERS_AGAIN = ("            kept.append(keep)", "            kept.append(keep); leak.append(self.gathered(name))")
 UNKNOWN = ("bytes that its memory does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
            "them with rank.memory.hold(array, kind), and write into them with out=.$")
@@ -147,16 +121,11 @@ WRONG = {
         ("^On N=2 (n=1) rank 0 divided twice: ", ("total /= rank.size", "total /= rank.size ** 2")),
         ("divided its own number, and knows nothing", ("total: Array = rank.all_reduce(x)", "total = x.copy()")),
         ("^On N=2 (n=1) rank 0 returned its own number: ", ("rank.all_reduce(x)", "x"), ("total /= rank.size", "")),
-        ("the result is a float where an array of shape (1,)", ("return total", "return float(total[0])")),
         ("the result is float64 where float32 is expected", ("all_reduce(x)", "all_reduce(x.astype(np.float64))")),
         ("N=2 (n=1) no rank can go on: rank 0: finished; rank 1: in all_reduce(call 0, (1,), float32) at answer.py:3",
          ("rank.all_reduce(x)", "rank.all_reduce(x) if rank.index else x.copy()")),
         ("^On N=1 (n=1) rank 0 raised ValueError: the program made a generator and ran", "def f(*_):\n    yield"),
         ("^On N=1 (n=1) rank 0 raised KeyError in line 2 of mean.$", "def mean(rank, x):\n    raise KeyError"),
-        ("^On N=1 (n=1) rank 0 raised IndexError in line 3 of inner: index ",
-         "def mean(rank, x):\n    def inner():\n        return x[3]\n    return inner()"),
-        ("rank 0 raised SystemExit in line 2 of mean: 0.$", "def mean(rank, x):\n    raise SystemExit(0)"),
-        ("^On N=1 (n=1) rank 0 raised TypeError: ", lambda rank: 0),
         ("^On N=1 (n=1) rank 0 raised Mute in line ", mute),
         ("^On N=2 (n=1) the ranks of a group must make the same collective calls in the same order, but rank 0 is in",
          ("all_reduce(x)", "all_reduce(x[rank.index:])")),
@@ -165,14 +134,12 @@ WRONG = {
     "broadcast": [
         ("^On N=4 (n=3) there are 3 steps in sequence where 2 are enough: ranks that have x", naive_broadcast),
         ("^On N=2 (n=1) rank 1 kept its own x: element 0 is ", ("rank.recv(x,", "rank.recv(x.copy(),")),
-        ("rank 2 returned what is wrong: element 0 is ", ("distance *= 2", "break")),
     ],
     "ring": [
         ("^On N=2 (n=1) rank 0 left out its own copy: element 0 is ", ("landing += own", "pass")),
         ("^On N=4 (n=3) rank 1 let the chunks go round the ring the other way: element 0 is ", *THE_OTHER_WAY),
         ("^On N=3 (n=2) rank 0 added in the order of the ranks, and not in that of the ring: ", ring_in_rank_order),
         ("^On N=2 (n=1) rank 0 returned the chunk that the next rank owns: the result has shape (0,) wh", *ONE_FURTHER),
-        ("^On N=2 (n=1) a rank sends 8 bytes where 4 are enough: each chunk leaves a rank once", sends_too_much),
         ("^On N=3 (n=7) its results are right even when every message arrives as NaN, so it sees other ranks' data "
          "where no message brought them; a rank knows its arguments, and what others send it.$", peeks),
         (f"^On N=2 (n=1) the ranks sent 0 bytes in all where 4 {MUST_COME}.$", peeks_except_on_three_ranks),
@@ -190,13 +157,10 @@ WRONG = {
         ("has its own chunk alone; nothing arrived: ",
          ("    for step in range(N - 1):",
           "    whole = np.zeros_like(whole); whole[chunk(rank.index)] = shard\n    for step in ():")),
-        ("^On N=3 (n=2) rank 2 raised ValueError in line 11 of gather: out= overlaps send, which may not have left",
-         ("whole[chunk(rank.index - step)], (rank.index + 1)", "whole[chunk(rank.index + step)], (rank.index + 1)")),
     ],
     "all_reduce": [
         ("^On N=2 (n=1) rank 1 returned its own chunk alone; the all-gather is missing: the result has shape (0,)",
          ("return whole", "return shard")),
-        ("was read before wait()", ("reduce_scatter(x)", "reduce_scatter(x, async_op=True).result")),
         ("^On N=2 (n=1) rank 0 returned its own vector, to which nothing", lambda rank, x: x),
         ("^In another order of the ranks, which is as good, it fails, as if they shared something that is no message: "
          "On N=", depends_on_the_order_of_ranks),
@@ -224,8 +188,6 @@ WRONG = {
         ("divided before the sum, and so rounded", ("rank.all_reduce(bucket, out=bucket)\n    bucket /= rank.size",
                                                     "bucket /= rank.size\n    rank.all_reduce(bucket, out=bucket)")),
         ("divided its own gradients; nothing was added: ", ("rank.all_reduce(bucket, out=bucket)", "pass")),
-        ("^On N=1 (n=5, T=18) rank 0 returned what is wrong: item 1 has shape (10,) where",
-         (".reshape(g.shape) for", " for")),
         ("the result is an array of shape (18,) where 3 things", ("return [bucket", "return bucket; [bucket")),
     ],
     "zero1": [
@@ -236,8 +198,6 @@ WRONG = {
          ("mean = rank.reduce_scatter(gradient)", "mean = rank.all_reduce(gradient)[own]")),
         ("updated each shard with its owner's gradient alone; nothing was added: ",
          ("rank.reduce_scatter(gradient)", "gradient[own].copy()"), ("mean /= rank.size", "pass")),
-        ("^On N=1 (n=5) rank 0 returned what is wrong: element 0 of weights is ", ("= 0.9", "= 0.99")),
-        ("the result is an array of shape (5,) where 2 things are expected", (" weights, momentum\n", " weights\n")),
     ],
     "zero2": [
         ("are enough: full gradients are kept; reduce each layer's as soon as it is there, and let it go.",
@@ -247,13 +207,10 @@ WRONG = {
          ("rank.reduce_scatter(gradient)", "gradient[rank.index * -(-len(gradient) // rank.size):]"
           "[:-(-len(gradient) // rank.size)].copy()")),
         ("returned the layers in the order of backward, the last one first: ", ("n shards", "n shards[::-1]")),
-        ("^On N=1 (n=5, 7, 5, 6) rank 0 raised ValueError in line 5 of zero2: backward was asked for layer 0 where "
-         "layer 3 is next", ("in reversed(range(len(lengths)))", "in range(len(lengths))")),
         ("returned whole gradients, and not its shards", ("reduce_scatter(gradient)", "all_reduce(gradient)")),
     ],
     "zero3": [
         ("are enough: gathered weights stay; free each layer's as soon as it is used, and gather it again in", *LEAK),
-        ("^On N=1 (n=5, L=4) a rank holds 300 bytes at its fullest where 280 are enough: gathered weights", *NOT_AGAIN),
     ],
     "overlap": [
         ("^On N=1 (n=5, 7, 5, 6) reduction 0 of 4 is waited for before anything is computed: issue it, ",
@@ -264,8 +221,6 @@ WRONG = {
         ("^On N=1 (n=5, 7, 5, 6) rank 0 ended its program with 1 asynchronous collective(s) that were never waited",
          ("        shards[0] = work.wait()\n        shards[0] /= rank.size\n", "        shards[0] = shards[1]\n")),
         ("was read before wait()", ("shards[layer + 1] = work.wait()", "shards[layer + 1] = work.result")),
-        ("was changed before wait()", ("        del gradient", "        gradient *= 2")),
-        ("^On N=2 (n=1, 3, 1, 2) rank 0 returned what is wrong: element 0", ("shards[layer + 1] /= rank.size", "pass")),
     ],
     "lamb": [
         ("^On N=2 (n=1, b=3) rank 0 counted the bias, which every rank has, once for each rank: ", *EARLY_BIAS),
@@ -277,25 +232,14 @@ WRONG = {
         ("took the ratio upside down: ", ("total[0] / total[1]", "total[1] / total[0]")),
         ("^On N=2 (n=6, b=3) a rank sends 40 bytes where 32 are enough: two numbers from each rank are all that has to "
          "travel", ("    ratio = ", "    rank.all_gather(weights), rank.all_gather(direction)\n    ratio = ")),
-        ("^On N=2 (n=1, b=3) rank 1 returned what is wrong: element 0 of weights is ",
-         ("weights[:valid] -= lr * ratio * direction[:valid]", "weights -= lr * ratio * direction")),
     ],
     "overflow": [
         ("^On N=2 (n=1, inf on one rank) rank 1 decided by its own shard, and so not like the other ranks: ",
          ("rank.all_gather(flag)", "flag")),
         ("^On N=3 (n=7, NaN on one rank) rank 0 did not skip, although one rank has inf or NaN: element ",
          ("not np.isfinite(gradient).all()", "np.isinf(gradient).any()")),
-        ("^On N=1 (n=5, inf on one rank) rank 0 did not skip, although one rank has", ("if flags.any():", "if False:")),
         ("^On N=1 (n=6, all finite) rank 0 skipped, although nothing overflowed: ", ("if flags.any():", "if True:")),
         ("skipped, but left the scale as it was: ", ("return weights, scale / 2, True", "return weights, scale, True")),
-        ("^On N=1 (n=6, all finite) rank 0 returned what is wrong: element 0 of weights", (" / scale", "")),
-    ],
-    "repair": [
-        ("are enough: gathered weights stay; gather",
-         ("        del w\n", "        kept = [*locals().get('kept', []), w]\n")),
-        ("^On N=2 (n=1, L=4) rank 0 returned the sum of the gradients, and not their mean: ",
-         ("mean /= rank.size", "pass")),
-        ("^On N=1 (n=5, L=4) rank 0 returned what is wrong: element 0 of y is ", ("return x, mean", "return mean, x")),
     ],
     "get_ddp": [
         ("^On N=2 in step 0 rank 0 has the sum over ranks, and not the mean: element [0, 0] of layer",
@@ -305,14 +249,11 @@ WRONG = {
         ("divided its own gradients; nothing was added: ", ("self.rank.all_reduce(gradient, out=gradient)", "pass")),
         ("^On N=2 after get_ddp rank 1 did not take rank 0's first values: element [0, 0] of layer0.weight is ",
          ("rank.broadcast(parameter, out=parameter)", "pass")),
-        ("has the mean, added or rounded in another order; reduce each parameter by a ring of its own", IN_A_BUCKET),
-        ("^On N=3 in step 0 rank 0 has the mean, added or rounded in another order",
+        ("^On N=3 in step 0 rank 0 has the mean, added or rounded in another order; reduce each parameter by a ring",
          ("            self.rank.all_reduce(gradient, out=gradient)\n            gradient /= self.rank.size",
           "            gradient /= self.rank.size\n            self.rank.all_reduce(gradient, out=gradient)")),
         ("forward_backward must return (loss, gradients), found NoneType", ("        return loss, gradients\n", "")),
         ("has another loss: ", ("return loss, gradients\n", "return loss * 2, gradients\n")),
-        ("the mean gradients must be a dict of arrays by name, found list",
-         ("return loss, gradients\n", "return loss, list(gradients.values())\n")),
         ("must be by the names layer0.weight, ", ("return loss, gradients\n", "return loss, {'w': 1}\n")),
         ("^On N=1 get_ddp returned NoneType, which has no method forward_backward.", lambda rank, module: None),
         ("^On N=1 forward_backward changed module.parameters; return the mean gradients, with which the grader makes "
@@ -320,8 +261,6 @@ WRONG = {
          ("            gradient /= self.rank.size", "            self.module.parameters[min(gradients)] += 1")),
         (f"^On N=2 the ranks sent 0 bytes in all where {4 * 7 * P:,} {MUST_COME}, and be updated by its owner alone.$",
          by_hearsay(solutions.get_ddp)),
-        (f"^On N=2 the ranks sent {4 * P:,} bytes in all where {4 * 7 * P:,} {MUST_COME}",
-         by_hearsay(solutions.get_ddp, made=False)),
     ],
     "get_sharded_optimizer": [
         ("^On N=2 rank 0 holds 1,712 bytes of optimizer state where 1,240 are enough: it keeps the state of what "
@@ -333,7 +272,6 @@ WRONG = {
         ("get_sharded_optimizer returned Adam, which has no method step.$", lambda rank, parameters, adam: adam),
         ("^On N=1 after step 0 rank 0 has all parameters as they were before; nothing was updated: element [0, 0] of ",
          ("for name, w in self.parameters.items():\n            own, g", "for name, w in ():\n            own, g")),
-        (f"^On N=2 the ranks sent 0 bytes in all where {4 * 3 * P:,} {MUST_COME}", replicated),
     ],
     "get_fsdp": [
         ("rank 0 has parameters that are right but for their rounding; is the mean missing, which Adam hides, or do "
@@ -404,12 +342,6 @@ def waits_on_rank_0(puzzle, rank, *given):
     return solutions.SOLUTIONS[puzzle.name](rank, *given)
 
 
-def leaves_early_on_rank_0(puzzle, rank, *given):
-    if rank.size == 3 and rank.index == 0:
-        return copied(puzzle.case(3, puzzle.sizes[3][0]).expected[0])
-    return solutions.SOLUTIONS[puzzle.name](rank, *given)
-
-
 def fails_on_rank_2(puzzle, rank, *given):
     if rank.index == 2:
         raise OSError("the disk is full. Really")
@@ -418,11 +350,6 @@ def fails_on_rank_2(puzzle, rank, *given):
 
 def returns_nothing(puzzle, rank, *given):
     solutions.SOLUTIONS[puzzle.name](rank, *given)
-
-
-def returns_another_shape(puzzle, rank, *given):
-    solutions.SOLUTIONS[puzzle.name](rank, *given)
-    return np.zeros((9, 9), np.float32)
 
 
 def returns_what_no_memory_knows(puzzle, rank, *given):
@@ -437,11 +364,9 @@ def calls_what_is_not_allowed(puzzle, rank, *given):
 
 EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first case, ALLOWED for what may be called
     returns_nothing: "^FIRST returned what is wrong: the result is None where ",
-    returns_another_shape: r"^FIRST returned what is wrong: the result .*\(9, 9\)",
     # Where rank 1 does send something, it is of another size.
     waits_on_rank_0: r"On N=2 \(.*(no rank can go on: rank 0: in recv\(\(1,\), float64\) from rank 1 at "
                      r"test_wrong_answers\.py:|float32\) to rank 0, which expects \(\(1,\), float64\); both sides)",
-    leaves_early_on_rank_0: r"On N=3 \(.* no rank can go on: ",
     changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
                              r"rank\.memory\.alloc\(\)\.$",
     returns_what_no_memory_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),

@@ -69,8 +69,7 @@ from zerosim.numerics.checks import (
     work_type,
 )
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels, divided, scale_for
-from zerosim.numerics.layer_kernels import FORMULAS, times_slope
+from zerosim.numerics.kernels import NumpyKernels
 
 Array = Any  # cupy.ndarray
 FP16, BF16 = FORMATS["fp16"].dtype, FORMATS["bf16"].dtype
@@ -210,6 +209,7 @@ class CupyKernels(NumpyKernels):
 
     BLOCK = 1 << 24  # elements: a launch costs microseconds, and there is no cache to stay in
     STRIP, TILE, GROUP = 1024, 512, 1 << 26
+    LOOKS_UP = False
 
     def __init__(self) -> None:
         import cupy
@@ -385,19 +385,14 @@ class CupyKernels(NumpyKernels):
             copy_elements(total, out)
 
     def run_blocks(self, function: Operation, inputs: Sequence[Any], out: Any, work: np.dtype[Any] | None = None, *,
-                   in_place: bool = False) -> None:
-        """out = function(*inputs, result), in one launch."""
-        self.apply(function, inputs, out, work)
+                   in_place: bool = False, with_scratch: bool = False) -> None:
+        """out = function(*inputs, result), in one launch; a scratch memory is variables of the kernel."""
+        self.apply(partial(_with_scratch, function) if with_scratch else function, inputs, out, work)
 
     def _step(self, rows: list[Any], function: Callable[..., object], scratch: int) -> None:
         run_fused(function, [Operand(row) for row in rows], FP32, scratch)
 
-    def gradient_block(self, x: Any, divisor: float, factor: float, out: Any) -> None:
-        """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
-        check_operands("gradient_block", x=x, out=out)
-        self.apply(_scaled_gradient, [x, *split_divisor(divisor, work_type(x, out)), factor], out)
-
-    # --- activation functions and dropout -------------------------------------------------------------------
+    # --- what lets elements through, and dropout ------------------------------------------------------------
 
     def relu(self, x: Any, out: Any, bits: Any) -> None:
         """out = max(x, 0), +0 for -0, NaN for NaN; bits (⌈n/8⌉,) uint8 says which elements are let through."""
@@ -413,17 +408,6 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             launch_typed(_SELECT, "zs_select", row.size, [bits, words(as_row(dy)), words(row), row.size],
                          Rest=words(row).dtype)
-
-    def gelu(self, x: Any, out: Any, *, exact: bool = False) -> None:
-        """out = x/2·(1 + tanh(√(2/π)·(x + 0.044715x³))), or, ``exact``, x·Φ(x) with Φ the normal distribution function;
-        equal shapes; by CUDA's tanh and exp."""
-        check_operands("gelu", x=x, out=out)
-        self.apply(partial(_with_scratch, FORMULAS["gelu", exact]), [x], out)
-
-    def gelu_gradient(self, x: Any, dy: Any, out: Any, *, exact: bool = False) -> None:
-        """out = dy · d gelu(x)/dx; equal shapes."""
-        check_operands("gelu_gradient", x=x, dy=dy, out=out)
-        self.apply(partial(_with_scratch, partial(times_slope, FORMULAS["slope", exact])), [x, dy], out)
 
     def drop(self, x: Any, draw: Callable[[slice], Any], threshold: int, factor: float, out: Any) -> None:
         """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
@@ -517,14 +501,12 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             self._fold(_SUMS, [contiguous(x)], 1, len(x), x.shape[1], row, work)
 
-    def quantized(self, x: Any, fmt: str) -> Any:
-        """x as an 8-bit matrix unit sees it, with one scale for all of it: see `kernels.quantized`."""
-        values = self.empty(x.shape, np.float32)
-        self.apply(_finite_magnitude, [x], values, FP32)
+    def largest_finite(self, x: Any) -> float:
+        """The largest of the magnitudes in float32 that are finite; 0 where there is none."""
+        magnitude = self.room("magnitude", x.shape, FP32)
+        self.apply(_finite_magnitude, [x], magnitude, FP32)
         # By codes, which are in the order of magnitudes: CuPy's own maximum takes subnormal numbers for zeros.
-        top = float(to_host(words(values).max()).view(np.float32)) if x.size else 0.0
-        self.apply(partial(_on_scaled_grid, format_of(fmt).dtype), [x, scale_for(top, format_of(fmt))], values, FP32)
-        return values
+        return float(to_host(words(magnitude).max()).view(np.float32)) if x.size else 0.0
 
     # --- rows -----------------------------------------------------------------------------------------------
 
@@ -584,19 +566,6 @@ def _extreme(ufunc: np.ufunc, a: Any, b: Any, result: Any) -> None:
 def _scaled_past(s: Any, scale: float, mask: Any, result: Any) -> None:
     np.multiply(s, scale, out=result)
     np.copyto(result, -np.inf, where=mask > 0)
-
-
-def _scaled_gradient(x: Any, brought: float, divisor: float, factor: float, result: Any) -> None:
-    divided(brought, divisor, x, result)
-    result.tape.rounded(result, FP32)
-    if factor != 1:
-        np.multiply(result, factor, out=result)
-
-
-def _on_scaled_grid(dtype: np.dtype[Any], x: Any, scale: float, result: Any) -> None:
-    np.multiply(x, scale, out=result)
-    result.tape.rounded(result, dtype)
-    np.divide(result, scale, out=result)
 
 
 def _finite_magnitude(x: Any, result: Any) -> None:

@@ -223,7 +223,8 @@ class DeviceStreams:
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
-        """Inside, what is asked of CuPy happens on the communication stream. Nobody may switch ranks inside."""
+        """Puts what CuPy is asked for inside the ``with`` block on the communication stream. No other rank may run
+        inside: its arithmetic would be put there too."""
         self.select()
         with self.stream:
             yield

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStrea
 from zerosim.backends.processes.notes import Channel, Elements
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import Delivery, Exchanges, sent_by, steps_of
+from zerosim.ranks.collectives import Delivery, Exchanges, lockstep, sent_by, steps_of
 from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, misfit_text, ranks_text
 from zerosim.ranks.hub import Carried, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
@@ -31,72 +32,42 @@ from zerosim.ranks.process import forget_frames, guarded
 # Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 
 
-class Native:
-    """One rank's calls of one collective, to be made inside a group, with those of other ranks if they are here.
+MESSAGES = ("gather", "all_to_all")  # in NCCL these are sends and receives
 
-    Equal chunks have a call of NCCL's own. Uneven ones become a reduce or a broadcast for each chunk, in one group.
+
+def check_adds(call: Call) -> None:
+    """Raises ValueError for a sum in a type in which NCCL does not add."""
+    if "reduce" in call.operation and not adds(call.dtype):
+        raise ValueError(f"{call.operation} by 'native' of {call.dtype}: through CuPy NCCL adds in "
+                         f"{', '.join(TYPES)}; leave algorithm= out for our own ring, which adds in every format")
+
+
+def enqueue_native(me: PendingCall, comm: Communicator, stream: int) -> None:
+    """Makes one rank's calls of one collective, inside a group with those of the other ranks that are here.
+
+    Equal chunks have a call of NCCL's own. Uneven ones become a reduce or a broadcast for each that is not empty.
     """
-
-    def __init__(self, me: PendingCall) -> None:
-        """Raises ValueError for a sum in a type in which NCCL does not add."""
-        self.me, self.call, self.x, self.out = me, me.call, me.x, me.out
-        if "reduce" in self.call.operation and not adds(self.call.dtype):
-            raise ValueError(f"{self.call.operation} by 'native' of {self.call.dtype}: through CuPy NCCL adds in "
-                             f"{', '.join(TYPES)}; leave algorithm= out for our own ring, which adds in every format")
-        lengths = chunk_lengths(self.call.cut)
-        self.even = bool((lengths == lengths[0]).all())
-
-    def prepare(self, copy: Callable[[Any, Any], None]) -> None:
-        """On the communication stream, before the calls: what a rank has for itself is copied where it belongs."""
-        index = self.me.index
-        if self.call.operation == "gather" and index == self.call.root and not self.me.in_place:
-            copy(self.x, self.me.chunk(self.out, index))
-        elif self.call.operation == "all_to_all":
-            copy(self.me.chunk(self.x, index), self._place(index))
-
-    def enqueue(self, comm: Communicator, stream: int) -> None:
-        """Makes the calls; each has elements to move."""
-        x, out, op, root, mine = self.x, self.out, self.call.op, self.call.root, self.me.index
-        match self.call.operation if self.call.length else "nothing":
-            case "reduce_scatter" if self.even:
-                comm.reduce_scatter(x, out, op, stream)
-            case "reduce_scatter":
-                for owner, chunk in self._chunks(x):
-                    comm.reduce(chunk, out if owner == mine else None, op, owner, stream)
-            case "all_gather" if self.even:
-                comm.all_gather(x, out, stream)
-            case "all_gather":
-                for owner, chunk in self._chunks(out):
-                    comm.broadcast(x if owner == mine else chunk, chunk, owner, stream)
-            case "all_reduce":
-                comm.all_reduce(x, out, op, stream)
-            case "broadcast":
-                comm.broadcast(x, out, root, stream)
-            case "reduce":
-                comm.reduce(x, out if root == mine else None, op, root, stream)
-            case "gather" if root != mine:
-                if x.size:
-                    comm.send(x, root, stream)
-            case "gather":
-                for rank, chunk in self._chunks(out):
-                    if rank != mine:
-                        comm.recv(chunk, rank, stream)
-            case "all_to_all":
-                for rank, chunk in self._chunks(x):
-                    if rank != mine:
-                        comm.send(chunk, rank, stream)
-                for rank in range(self.call.ranks):
-                    if rank != mine and self._place(rank).size:
-                        comm.recv(self._place(rank), rank, stream)
-
-    def _chunks(self, vector: Any) -> list[tuple[int, Any]]:
-        """(i, chunk i) of all chunks that are not empty."""
-        return [(i, self.me.chunk(vector, i)) for i in range(self.call.ranks) if self.me.length(i)]
-
-    def _place(self, rank: int) -> Any:
-        """The place of the rank's chunk in the result of an all_to_all."""
-        length = self.call.cut[self.me.index + 1] - self.call.cut[self.me.index]
-        return self.out[rank * length:(rank + 1) * length]
+    call, x, out, op, root = me.call, me.x, me.out, me.call.op, me.call.root
+    owners = [owner for owner in range(call.ranks) if me.length(owner)]
+    even = len(set(chunk_lengths(call.cut).tolist())) == 1
+    match call.operation if call.length else "nothing":
+        case "reduce_scatter" if even:
+            comm.reduce_scatter(x, out, op, stream)
+        case "reduce_scatter":
+            for owner in owners:
+                comm.reduce(me.chunk(x, owner), out if owner == me.index else None, op, owner, stream)
+        case "all_gather" if even:
+            comm.all_gather(x, out, stream)
+        case "all_gather":
+            for owner in owners:
+                chunk = me.chunk(out, owner)
+                comm.broadcast(x if owner == me.index else chunk, chunk, owner, stream)
+        case "all_reduce":
+            comm.all_reduce(x, out, op, stream)
+        case "broadcast":
+            comm.broadcast(x, out, root, stream)
+        case "reduce":
+            comm.reduce(x, out if root == me.index else None, op, root, stream)
 
 
 # -- Communicators: of each group one for each of its ranks that is here -----------------------------------------------
@@ -237,13 +208,13 @@ class NCCLTransport(Transport):
         self.streams[rank].select()
 
     def issued(self, rank: int, me: Pending) -> None:
-        """Remembers when on the rank's stream the inputs are ready; its device is current."""
+        """Marks the place on the rank's computing stream at which the part's input is ready; its device is current."""
         self._issuing = rank
         if arrays_on_device(me):
             self._ready[me] = self.streams[rank].ready()
 
     def completed(self, rank: int, me: Pending) -> None:
-        """The rank's stream waits for what was communicated, and what it reads next is there."""
+        """Lets the rank's computing stream wait until the part's result has arrived."""
         self._ready.pop(me, None)
         done = self._done.pop(me, None)
         if done is not None:
@@ -317,21 +288,24 @@ class NCCLTransport(Transport):
             yield delivery
 
     def native(self, parts: Sequence[PendingCall]) -> Carried:
-        """NCCL's own collective: on the stream at once."""
-        call, natives = parts[0].call, [Native(me) for me in parts]
-        communicators = self.communicators.of(call.key)
-        for native in natives:
-            streams = self.streams[call.group[native.me.index]]
-            with streams.communicating():
-                native.prepare(streams.kernels.serving(native.x).cast_pack)
-        with self.communicators.nccl.group():
-            for native in natives:
-                streams = self.streams[call.group[native.me.index]]
-                streams.select()
-                native.enqueue(communicators[native.me.index], streams.pointer)
+        """NCCL's own collective, on the stream at once; of one that NCCL lacks, all messages of ours in one group."""
+        call = parts[0].call
+        if call.operation in MESSAGES:
+            ours = replace(call, algorithm="pairwise")  # no message of which depends on another
+            steps = lockstep({me.index: self.steps(replace(me, call=ours)) for me in parts})
+            for delivery in self.move(call.key, [delivery for step in steps for delivery in step], call):
+                if delivery is None:
+                    yield None
+        else:
+            check_adds(call)
+            communicators = self.communicators.of(call.key)
+            with self.communicators.nccl.group():
+                for me in parts:
+                    streams = self.streams[call.group[me.index]]
+                    streams.select()
+                    enqueue_native(me, communicators[me.index], streams.pointer)
         for me in parts:
             me.finish(sent_by(call.normalized(), me.index))
-        yield from ()
 
     def seen(self, key: GroupKey, delivery: Delivery) -> Array:
         """A copy, for whoever steps through the run."""

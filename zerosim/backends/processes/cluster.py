@@ -104,7 +104,8 @@ class ProcessBackend(Backend):
         if self.announced is not None:
             self.announced.announce(me, self._say)
             self.ahead.append(me)
-        # Who sends to this rank first may wait for what it sends, debug mode or not.
+        # In debug mode a part begins when all have agreed on it. An exchange is posted at once all the same: before the
+        # rank that it receives from comes to send, that one may wait for what this one sends.
         if self.announced is None or (isinstance(me, PendingExchange) and not self.transport.in_order):
             self.begun[me] = self._carried(me)
         self.progress()

@@ -256,8 +256,9 @@ Note = Waiting | None | Entered | Sending | Elements | Joining | Ending  # None:
 
 
 # -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
-# A note may be old. That does not matter: the first rank to go on after its note would have found what it waited for
-# among what the other notes say was issued; if no note is met by the others, nobody can have gone on.
+# A note may be outdated: its rank has gone on since. The verdict is right all the same. Of the ranks that have gone on
+# since their notes, take the one that did so first. What it waited for had been issued by ranks that had not gone on
+# yet, so their notes count it. Where the other notes lack something that each waiting rank needs, nobody has gone on.
 
 
 Notes = Mapping[int, Waiting | Finished]

@@ -122,35 +122,36 @@ class TCPChannel(Channel):
         self._deadline, self._timeout_seconds = time.monotonic() + timeout_seconds, timeout_seconds
         self._notes: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._closing = False
-        self._lines: dict[int, Connection] = {} if ranks == 1 else {0: self._join(key)} if index else self._listen(key)
-        self._locks = {rank: threading.Lock() for rank in self._lines}
+        self._connections: dict[int, Connection] = (
+            {} if ranks == 1 else {0: self._join(key)} if index else self._listen(key))
+        self._locks = {rank: threading.Lock() for rank in self._connections}
         self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
-                         for rank in self._lines]
+                         for rank in self._connections]
         for reader in self._readers:
             reader.start()
 
     # -- coming together ------------------------------------------------------------------------------------------
 
     def _listen(self, given: bytes | None) -> dict[int, Connection]:
-        """A line to every other rank. Each is greeted in a thread, so that who keeps silent keeps nobody waiting."""
-        lines: dict[int, Connection] = {}
+        """Connections to all other ranks. Each is greeted in a thread: who keeps silent keeps nobody waiting."""
+        connections: dict[int, Connection] = {}
         refused: dict[Connection, str] = {}
         news = threading.Condition()  # of both
         key = given or secrets.token_bytes(32)
 
-        def greet(line: Connection, host: str) -> None:
-            refused[line] = f"{host} connected, and left or kept silent"
+        def greet(connection: Connection, host: str) -> None:
+            refused[connection] = f"{host} connected, and left or kept silent"
             try:
-                deliver_challenge(line, key)
-                answer_challenge(line, key)
-                index, ranks = received(line)
+                deliver_challenge(connection, key)
+                answer_challenge(connection, key)
+                index, ranks = received(connection)
                 with news:
-                    reason = unwelcome(index, ranks, self.size, lines)
-                    line.send_bytes(to_bytes(reason))
+                    reason = unwelcome(index, ranks, self.size, connections)
+                    connection.send_bytes(to_bytes(reason))
                     if reason is None:
-                        lines[index] = line
+                        connections[index] = connection
                         news.notify_all()
-                        del refused[line]
+                        del refused[connection]
                         return
             except AuthenticationError:
                 reason = "it does not know this job's key"
@@ -159,8 +160,8 @@ class TCPChannel(Channel):
             except (OSError, AssertionError, ValueError, TypeError):  # of a first frame that is none
                 reason = "it does not speak as a process of zerosim does"
             if reason is not None:
-                refused[line] = f"{host} was refused: {reason}"
-            line.close()
+                refused[connection] = f"{host} was refused: {reason}"
+            connection.close()
 
         with (self._bound(everywhere=given is not None) as server,
               left_to_this_user(self.address[1], key, needed=given is None)):
@@ -168,17 +169,17 @@ class TCPChannel(Channel):
             accepting = threading.Thread(target=_accept, args=(server, greet), daemon=True)
             accepting.start()
             with news:
-                while len(lines) < self.size - 1 and self._left() > 0:
+                while len(connections) < self.size - 1 and self._left() > 0:
                     news.wait(LOOK_SECONDS)
         accepting.join()
-        missing = [rank for rank in range(1, self.size) if rank not in lines]
+        missing = [rank for rank in range(1, self.size) if rank not in connections]
         text = self._missed(missing, list(refused.values())) if missing else None
-        for line in lines.values():
+        for connection in connections.values():
             with contextlib.suppress(OSError):
-                line.send_bytes(to_bytes(text))
+                connection.send_bytes(to_bytes(text))
         if text is not None:
             raise BackendError("TCP", text)
-        return lines
+        return connections
 
     def _bound(self, *, everywhere: bool) -> socket.socket:
         both = everywhere and socket.has_dualstack_ipv6()
@@ -201,18 +202,19 @@ class TCPChannel(Channel):
         error: Exception | None = None
         while self._left() > 0:
             try:
-                line = line_of(socket.create_connection(self.address, timeout=max(0.1, min(5.0, self._left()))))
-                self._await(line)
+                reached = socket.create_connection(self.address, timeout=max(0.1, min(5.0, self._left())))
+                connection = connection_of(reached)
+                self._await(connection)
                 key = given or key_of_this_user(self.address[1])  # which is there since rank 0 listens
-                answer_challenge(line, key)
-                deliver_challenge(line, key)
-                line.send_bytes(to_bytes((self.index, self.size)))
+                answer_challenge(connection, key)
+                deliver_challenge(connection, key)
+                connection.send_bytes(to_bytes((self.index, self.size)))
                 for _ in ("welcome", "all are here"):
-                    self._await(line)
-                    reason = received(line)
+                    self._await(connection)
+                    reason = received(connection)
                     if reason is not None:
                         self._refused(reason)
-                return line
+                return connection
             except AuthenticationError:
                 self._refused("what answers there does not know this job's key")
             except AssertionError:  # a challenge that is none
@@ -224,9 +226,9 @@ class TCPChannel(Channel):
                                   f"{self._timeout_seconds:g} seconds: {error}; is rank 0 started, and are MASTER_ADDR "
                                   "and MASTER_PORT those of its machine?")
 
-    def _await(self, line: Connection) -> None:
+    def _await(self, connection: Connection) -> None:
         """Returns when something has come; rank 0 may have begun later, and waits as long as this rank."""
-        if not line.poll(max(0.1, self._left()) + HANG_UP_SECONDS):
+        if not connection.poll(max(0.1, self._left()) + HANG_UP_SECONDS):
             raise TimeoutError("rank 0 keeps silent")
 
     def _refused(self, reason: str) -> NoReturn:
@@ -265,8 +267,8 @@ class TCPChannel(Channel):
         self._send(BYE)
         for reader in self._readers:
             reader.join(HANG_UP_SECONDS)
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -276,27 +278,27 @@ class TCPChannel(Channel):
     def _pass_on(self, head: Head, data: bytes) -> None:
         """Sends a frame towards its reader: from rank 0 to whom it concerns, from others to rank 0."""
         _, source, to = head
-        for rank, line in self._lines.items():
+        for rank, connection in self._connections.items():
             if rank != source and (self.index or to in (None, rank)):
-                # A line that is broken is noticed by its reader.
+                # That a connection is broken its reader notices.
                 with contextlib.suppress(OSError), self._locks[rank]:
-                    line.send_bytes(to_bytes(head))
-                    line.send_bytes(data)
+                    connection.send_bytes(to_bytes(head))
+                    connection.send_bytes(data)
 
     def _read(self, rank: int) -> None:
-        """A thread: takes what comes on one line until it ends."""
-        line = self._lines[rank]
+        """A thread: takes what comes on one connection until it ends."""
+        connection = self._connections[rank]
         try:
             while True:
-                what, source, to = received(line)
-                data = line.recv_bytes()
+                what, source, to = received(connection)
+                data = connection.recv_bytes()
                 if what == BYE:
                     return
                 if self.index == 0 and to != 0:
                     self._pass_on((what, source, to), data)
                 if to in (None, self.index):
                     self._take(what, source, data)
-        except (OSError, EOFError, ValueError, TypeError, LookupError):  # the line's end, or a frame that is none
+        except (OSError, EOFError, ValueError, TypeError, LookupError):  # its end, or a frame that is none
             if not self._closing:
                 self._lost({rank} if self.index == 0 else {0})
 
@@ -320,9 +322,43 @@ class TCPChannel(Channel):
         self.lost |= ranks
 
 
-def received(line: Connection) -> Any:
+def received(connection: Connection) -> Any:
     """The value that comes next; ValueError for what is no plain data."""
-    return from_bytes(line.recv_bytes())
+    return from_bytes(connection.recv_bytes())
+
+
+def connection_of(connected: socket.socket) -> Connection:
+    """A connection of the library's over a socket, on which small notes leave at once."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(connected.detach())
+
+
+def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> None:
+    """A thread: greets each that connects, in a thread of its own, until the server is closed."""
+    while True:
+        try:
+            accepted, peer = server.accept()
+            connection = connection_of(accepted)
+        except TimeoutError:
+            continue
+        except OSError:
+            if server.fileno() < 0:  # closed: all are here, or time is up
+                return
+            time.sleep(RETRY_SECONDS)  # one that has gone again, or more connections than this process may have
+            continue
+        threading.Thread(target=greet, args=(connection, peer[0]), daemon=True).start()
+
+
+def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
+    """The reason to refuse a process that knows the key, where ``here`` ranks are expected; None for none."""
+    if type(index) is not int or type(ranks) is not int:
+        raise ValueError(f"no rank and number of ranks: {index!r}, {ranks!r}")
+    if ranks != here:
+        return f"rank {index} was started as one of {ranks} ranks, and rank 0 as one of {here}"
+    if not 0 < index < ranks:
+        return f"there is no rank {index} among {ranks}, beside rank 0"
+    return f"two processes say that they are rank {index}" if index in there else None
 
 
 # -- The key of a job on one machine: in a file that its user alone can read -------------------------------------------
@@ -370,37 +406,3 @@ def _check_private(folder: Path) -> None:
         raise BackendError("TCP", f"{folder}, where rank 0 leaves the job's key to the other processes of this user, "
                                   f"can be read or written by others; remove it, or set {SECRET} to the same random "
                                   "text for all processes")
-
-
-def line_of(connected: socket.socket) -> Connection:
-    """A connection of the library's over a socket, on which small notes leave at once."""
-    connected.settimeout(None)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Connection(connected.detach())
-
-
-def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> None:
-    """A thread: greets each that connects, in a thread of its own, until the server is closed."""
-    while True:
-        try:
-            accepted, peer = server.accept()
-            line = line_of(accepted)
-        except TimeoutError:
-            continue
-        except OSError:
-            if server.fileno() < 0:  # closed: all are here, or time is up
-                return
-            time.sleep(RETRY_SECONDS)  # one that has gone again, or more lines than this process may have
-            continue
-        threading.Thread(target=greet, args=(line, peer[0]), daemon=True).start()
-
-
-def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
-    """The reason to refuse a process that knows the key, where ``here`` ranks are expected; None for none."""
-    if type(index) is not int or type(ranks) is not int:
-        raise ValueError(f"no rank and number of ranks: {index!r}, {ranks!r}")
-    if ranks != here:
-        return f"rank {index} was started as one of {ranks} ranks, and rank 0 as one of {here}"
-    if not 0 < index < ranks:
-        return f"there is no rank {index} among {ranks}, beside rank 0"
-    return f"two processes say that they are rank {index}" if index in there else None

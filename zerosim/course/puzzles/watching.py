@@ -15,8 +15,7 @@ import numpy as np
 
 from zerosim.course.puzzles.score import Hole, Measured, Measures, Refused
 from zerosim.numerics.arrays import poison
-from zerosim.planning.hardware import MOST, Device, Link, Network
-from zerosim.planning.machine import Machine
+from zerosim.planning.hardware import MOST, Device, Link, Machine, Network
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import replay
 from zerosim.ranks.cluster import Cluster
