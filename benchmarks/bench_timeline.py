@@ -19,7 +19,7 @@ from zerosim.planning import ceil_cut
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.recording import RecordedCall, Recording, from_plain, record, to_plain
-from zerosim.planning.streams import Collectives, Prices
+from zerosim.planning.streams import Collectives
 from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 
@@ -48,7 +48,7 @@ def traces(steps: int) -> Traces:
 def ring_messages() -> None:
     """Two all-reduces of 512 ranks that arrive one by one: a million messages."""
     shape = CollectiveShape("all_reduce", "ring", ceil_cut(RING_ELEMENTS, RING_RANKS), 2, 2)
-    collectives = Collectives(Prices(MACHINE))
+    collectives = Collectives(MACHINE)
     arrivals = [1e-6 * rank for rank in range(RING_RANKS)]
     for number in range(2):
         collectives.ends(RecordedCall(shape, tuple(range(RING_RANKS)), (), number, "gradients"), arrivals)

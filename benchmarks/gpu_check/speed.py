@@ -36,7 +36,7 @@ def check_speed(report: Writer, machine: Machine) -> None:
         import cupy
 
         free, _ = cupy.cuda.runtime.memGetInfo()
-        return all_kernels(CupyKernels(), elements_for(free), lambda line: print(f"    {line}", flush=True))
+        return all_kernels(CupyKernels(), elements_for(free))
 
     report.check("kernels beside the card's copy", measured, remark=remark)
 
@@ -241,14 +241,6 @@ def copy_seconds(n: int) -> float:
     return seconds_of(lambda: y.data.copy_from_device_async(x.data, x.nbytes))
 
 
-def row_of(call: Call, seconds: float, copy_bytes_per_second: float) -> dict[str, Any]:
-    """What was moved and computed, how fast, and what fraction of the copy's bandwidth that is."""
-    rate = call.nbytes / seconds
-    return {"name": call.name, "nbytes": call.nbytes, "flops": call.flops, "seconds": seconds,
-            "bytes_per_second": rate, "flops_per_second": call.flops / seconds,
-            "share_of_copy": rate / copy_bytes_per_second if call.nbytes else None, "streams": call.streams}
-
-
 def elements_for(free_nbytes: int) -> int:
     """As many elements as there is room for, at most ELEMENTS; a power of two."""
     room = free_nbytes // NBYTES_EACH
@@ -258,25 +250,23 @@ def elements_for(free_nbytes: int) -> int:
     return min(ELEMENTS, 1 << (room.bit_length() - 1))
 
 
-def all_kernels(kernels: CupyKernels, n: int, progress: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """The copy, and every kernel beside it."""
-    seconds = copy_seconds(n)
-    copy = {"nbytes": 8 * n, "seconds": seconds, "bytes_per_second": 8 * n / seconds}
+def all_kernels(kernels: CupyKernels, n: int) -> dict[str, Any]:
+    """The copy, and every kernel beside it: what is moved and computed, how fast, and what fraction of the copy's
+    bandwidth that is. Each is printed when it is known."""
+    copy = {"nbytes": 8 * n, "seconds": copy_seconds(n)}
+    copy["bytes_per_second"] = copy["nbytes"] / copy["seconds"]
     rows = []
     for call in calls(kernels, n):
-        rows.append(row_of(call, seconds_of(call.run), copy["bytes_per_second"]))
-        progress(line_of(rows[-1]))
+        seconds = seconds_of(call.run)
+        rate, flops_per_second = call.nbytes / seconds, call.flops / seconds
+        share = rate / copy["bytes_per_second"] if call.nbytes else None
+        rows.append({"name": call.name, "nbytes": call.nbytes, "flops": call.flops, "seconds": seconds,
+                     "bytes_per_second": rate, "flops_per_second": flops_per_second, "share_of_copy": share,
+                     "streams": call.streams})
+        said = f"    {call.name}: {1e3 * seconds:.3f} ms"
+        said += f", {rate / 1e9:.0f} GB/s, {share:.0%} of the copy" if share is not None else ""
+        print(said + f", {flops_per_second / 1e12:.1f} TFLOP/s" * bool(call.flops), flush=True)
     return {"elements": n, "copy": copy, "kernels": rows, "smallest_share": SMALLEST_SHARE}
-
-
-def line_of(row: dict[str, Any]) -> str:
-    """A kernel's speed in words."""
-    said = [f"{row['name']}: {1e3 * row['seconds']:.3f} ms"]
-    if row["share_of_copy"] is not None:
-        said.append(f"{row['bytes_per_second'] / 1e9:.0f} GB/s, {row['share_of_copy']:.0%} of the copy")
-    if row["flops"]:
-        said.append(f"{row['flops_per_second'] / 1e12:.1f} TFLOP/s")
-    return ", ".join(said)
 
 
 def remark(found: dict[str, Any]) -> str:

@@ -63,17 +63,15 @@ def test_a_users_file_adds_devices_and_links(tmp_path):
     assert hardware.parse("", "nothing").devices == {}
 
 
-def test_a_link_may_be_ideal_an_overhead_replaced_rows_are_plain_data_and_a_device_keeps_rates_of_its_own():
-    ideal = replace(hardware.link("nvlink4"), latency_seconds=0)
-    assert (ideal.seconds(450), hardware.link("nvlink4").seconds(0)) == (1e-9, 3.4e-6)
-    assert asdict(hardware.device("t4"))["flops_per_second"] == {"fp32": 8.1e12, "fp16": 65e12}
-    assert len({hardware.device("t4"), hardware.device("t4"), hardware.link("pcie5"), ideal}) == 3
+def test_a_link_may_be_ideal_an_overhead_replaced_and_a_device_keeps_rates_of_its_own():
+    assert replace(hardware.link("nvlink4"), latency_seconds=0).seconds(450) == 1e-9
     assert hardware.overheads_nbytes({"runtime context": 450_000_000})["runtime context"] == 450_000_000
     assert all(part.least_nbytes <= part.most_nbytes for part in hardware.OVERHEADS.values())
     rates = {"fp32": 1.0}
     mine = Device("mine", 1, 1, 1.0, rates, "a test", "today")
     rates["fp32"] = 2.0
-    assert mine.flops_per_second == {"fp32": 1.0}
+    assert asdict(mine)["flops_per_second"] == {"fp32": 1.0}
+    assert len({mine, replace(mine), hardware.device("t4")}) == 2
 
 
 def test_ranks_of_one_node_share_the_fast_link_and_others_the_slow_one():

@@ -27,7 +27,6 @@ from tests.planning.recorded_runs import (
     program_of,
     recorded,
     step,
-    synchronous,
     traces,
     traces_of,
 )
@@ -223,9 +222,6 @@ def test_an_engines_step_is_replayed_so_within_the_bounds_of_its_arithmetic_and_
         assert least * (1 - 1e-9) <= timed.step_seconds <= most * (1 + 1e-9), (stage, options, layout)
         if options == "plain":
             assert timed.step_seconds == pytest.approx(most, rel=1e-9), (stage, options, layout)
-        waiting = replay(synchronous(timed.recording), MACHINE)
-        assert all(one <= other * (1 + 1e-12) for one, other in zip(ends(timed), ends(waiting), strict=True)), (
-            "overlap is slower")
 
 
 # -- by hand, in microseconds ----------------------------------------------------------------------------------------
@@ -266,7 +262,7 @@ def test_it_is_its_origins_arrival_that_a_member_of_a_collective_waits_for(row, 
     ranks, ready = (ranks if asking.allowed(*row, ranks) else 8), ready[:ranks]
     ready += [0.0] * (ranks - len(ready))
     (call,) = recorded(ranks, program_of((row, elements, False))).calls
-    collectives = streams.Collectives(streams.Prices(slow_machine(ranks)))
+    collectives = streams.Collectives(slow_machine(ranks))
     if ranks > 1:  # all messages of a step at once take as long as one after the other, to the last bit
         priced = collectives.priced(call)
         assert streams.meet_at_once(ready, priced) == streams.meet(ready, priced)
@@ -369,7 +365,6 @@ def test_model_flops_utilization_counts_what_the_model_needs_and_not_what_is_com
         assert found.model_flops_utilization() == pytest.approx(plain.flops() / peak)
         assert found.model_flops_utilization(12345) == pytest.approx(12345 / peak)
         assert found.hardware_flops_utilization() == pytest.approx(found.flops() / peak)
-    assert again.model_flops_utilization() < plain.model_flops_utilization() <= 0.4
     assert replay(recorded(1, lambda rank: None), MACHINE).model_flops_utilization() == 0
 
 
@@ -408,9 +403,3 @@ def test_a_file_for_the_viewer_is_written_and_spans_that_are_open_at_the_end_end
         ("outer", 3.0), ("inner 1", 1.0), ("compute", 1.0), ("inner 2", 2.0), ("compute", 2.0)]
     assert timeline.nanoseconds(Fraction(1, 3)) == 333_333_333
     assert timeline.nanoseconds(1.5e-9) == 2
-
-
-def test_the_engine_records_no_transfers_yet():
-    """When it does, README and the docstrings that say so must change."""
-    rows = {type(row).__name__ for row in traces(2)[0].rows}
-    assert rows.isdisjoint({"Transfer", "TransferWait"})

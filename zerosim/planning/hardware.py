@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from zerosim.numerics.checks import did_you_mean, is_number
 from zerosim.planning.cuts import checked_count
 
@@ -193,7 +195,8 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long."""
+    """A straggler: from an instant on, all that the rank computes takes ``factor`` times as long; 1 for any other rank.
+    """
 
     rank: int
     factor: float
@@ -204,6 +207,14 @@ class SlowRank:
         where = f"the slow rank {self.rank}"
         positive(where, "factor", self.factor)
         positive(where, "from_seconds", self.from_seconds, or_zero=True)
+
+    def after(self, clock: Any, work: Any) -> Any:
+        """The clock when so much nominal work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
+        if self.factor == 1:
+            return clock + work
+        left = self.from_seconds - clock
+        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
+        return (clock + fast) + self.factor * (work - fast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +272,26 @@ class Machine:
             raise ValueError("something is moved to a host or back, and the machine has no link to one; name it, as "
                              "host_link=link(\"pcie5\")")
         return self.host_link
+
+    def pace(self, rank: int) -> SlowRank:
+        """The pace of a rank: its own where it is slow, or nominal."""
+        return next((slow for slow in self.slow_ranks if slow.rank == rank), SlowRank(rank, 1.0))
+
+    def compute_seconds(self, flops: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """Nominal seconds of arithmetic that reads and writes so many bytes, (n,), by the roofline."""
+        seconds: np.ndarray = np.maximum(flops / (self.peak_flops_per_second * self.efficiency),
+                                         nbytes / self.device.memory_bytes_per_second)
+        return seconds
+
+    def message_seconds(self, sources: np.ndarray, destinations: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """Seconds of messages between ranks of two different devices, (n,)."""
+        seconds: np.ndarray = self.network.inside.seconds(nbytes)
+        if self.network.between is not None:
+            crosses = self.network.crosses(sources, destinations)
+            seconds = np.where(crosses, self.network.between.seconds(nbytes), seconds)
+        for slow in self.slow_links:
+            seconds[(sources == slow.source) & (destinations == slow.destination)] *= slow.factor
+        return seconds
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ValueError for slow ranks and links that a run of N ranks does not have."""

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
-from zerosim.planning.hardware import Machine
+from zerosim.planning.hardware import Machine, SlowRank
 from zerosim.planning.recording import (
     COLLECTIVE,
     COMPUTE,
@@ -48,77 +48,10 @@ from zerosim.planning.recording import (
     TRANSFER,
     RecordedCall,
     RecordedMessage,
-    RecordedProgram,
     Recording,
     Transfer,
     shown,
 )
-
-Seconds = Any  # float; a reference in fractions goes through the same code
-Array = np.ndarray[Any, Any]
-
-
-# -- prices -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The speed of one rank: ``factor`` times slower than nominal from an instant on."""
-
-    factor: Seconds
-    from_seconds: Seconds
-
-    def after(self, clock: Any, work: Any) -> Any:
-        """The clock when so much work is done that is begun at ``clock``; scalars, or arrays, elementwise."""
-        if self.factor == 1:
-            return clock + work
-        left = self.from_seconds - clock
-        fast = np.clip(left, 0, work) if isinstance(work, np.ndarray) else min(max(left, 0), work)
-        return (clock + fast) + self.factor * (work - fast)
-
-
-class Prices:
-    """A machine's prices, in float64."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self._slow_links = {(slow.source, slow.destination): slow.factor for slow in machine.slow_links}
-        self._paces = {slow.rank: Pace(slow.factor, slow.from_seconds) for slow in machine.slow_ranks}
-
-    def work(self, program: RecordedProgram) -> Array:
-        """Nominal seconds of arithmetic before each row and after the last, (R + 1,), rising from 0."""
-        machine, seconds = self.machine, np.zeros(len(program) + 1)
-        rows = program.where(COMPUTE)
-        np.maximum(program.first[rows] / (machine.peak_flops_per_second * machine.efficiency),
-                   program.second[rows] / machine.device.memory_bytes_per_second, out=(cost := np.empty(len(rows))))
-        seconds[rows + 1] = cost
-        return np.cumsum(seconds, out=seconds)
-
-    def message(self, source: int, destination: int, nbytes: int) -> Seconds:
-        """Seconds of one message; 0 from a rank to itself, which leaves no device."""
-        if source == destination:
-            return 0
-        return self.messages(*(np.array([number]) for number in (source, destination, nbytes))).tolist()[0]
-
-    def messages(self, sources: Array, destinations: Array, nbytes: Array) -> Array:
-        """Seconds of each message, (messages,), between ranks of two different devices."""
-        network = self.machine.network
-        seconds: Array = network.inside.seconds(nbytes)
-        if network.between is not None:
-            seconds = np.where(network.crosses(sources, destinations), network.between.seconds(nbytes), seconds)
-        for (source, destination), factor in self._slow_links.items():
-            seconds[(sources == source) & (destinations == destination)] *= factor
-        return seconds
-
-    def transfer(self, nbytes: int) -> float:
-        """Seconds of one transfer between a device and its host, either way."""
-        seconds: float = self.machine.link_to_host.seconds(nbytes)
-        return seconds
-
-    def pace(self, rank: int) -> Pace:
-        """The pace at which a rank computes."""
-        return self._paces.get(rank, Pace(1, 0))
-
 
 # -- inside a collective ----------------------------------------------------------------------------------------------
 
@@ -131,20 +64,20 @@ FEW_MEMBERS = 24
 class PricedLevel:
     """Messages that go at once, so often: the places of both ends in the group, and the seconds, (messages,) each."""
 
-    sources: Array
-    destinations: Array
-    seconds: Array
+    sources: np.ndarray
+    destinations: np.ndarray
+    seconds: np.ndarray
     times: int
 
     @cached_property
-    def messages(self) -> list[tuple[int, int, Seconds]]:
+    def messages(self) -> list[tuple[int, int, float]]:
         """(source, destination, seconds) of each message."""
         return [*zip(self.sources.tolist(), self.destinations.tolist(), self.seconds.tolist(), strict=True)]
 
     @cached_property
-    def messages_of(self) -> Mapping[int, list[tuple[int, int, Seconds]]]:
+    def messages_of(self) -> Mapping[int, list[tuple[int, int, float]]]:
         """The messages of each place, which has sent or received them; without those that have none."""
-        found = defaultdict[int, list[tuple[int, int, Seconds]]](list)
+        found = defaultdict[int, list[tuple[int, int, float]]](list)
         for message in self.messages:
             for place in message[:2]:
                 found[place].append(message)
@@ -157,14 +90,14 @@ class TimedHop:
 
     source: int
     destination: int
-    start_seconds: Seconds
-    end_seconds: Seconds
+    start_seconds: float
+    end_seconds: float
 
 
-Steps = list[tuple[list[Seconds], PricedLevel]]  # when members were ready for a step, (N,); its messages
+Steps = list[tuple[list[float], PricedLevel]]  # when members were ready for a step, (N,); its messages
 
 
-def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+def meet(ready: Sequence[float], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[float]:
     """The times at which members are done, (N,), given when each is ready, (N,); ``steps``, if given, get each step."""
     now = list(ready)
     for level in priced:
@@ -178,9 +111,9 @@ def meet(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps |
     return now
 
 
-def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[Seconds]:
+def meet_at_once(ready: Sequence[float], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[float]:
     """The times of `meet`, to the last bit, with all messages of a step at once: faster for many members."""
-    now = np.array(ready, priced[0].seconds.dtype)
+    now = np.array(ready, np.float64)
     for level in priced:
         sources, destinations = level.sources, level.destinations  # each member stands once in either, at the most
         for _ in range(level.times):
@@ -189,30 +122,29 @@ def meet_at_once(ready: Sequence[Seconds], priced: Sequence[PricedLevel], steps:
             ends = np.maximum(now[sources], now[destinations]) + level.seconds
             now[sources] = np.maximum(now[sources], ends)
             now[destinations] = np.maximum(now[destinations], ends)
-    found: list[Seconds] = now.tolist()
+    found: list[float] = now.tolist()
     return found
 
 
 class Collectives:
     """The collectives of one replay; what is the same for many calls is worked out once."""
 
-    def __init__(self, prices: Prices) -> None:
-        self.prices = prices
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self._priced: dict[tuple[CollectiveShape, tuple[int, ...]], list[PricedLevel]] = {}
-        self._together: dict[tuple[CollectiveShape, tuple[int, ...]], list[Seconds]] = {}
+        self._together: dict[tuple[CollectiveShape, tuple[int, ...]], list[float]] = {}
 
     def priced(self, call: RecordedCall) -> list[PricedLevel]:
         """The call's messages with their prices."""
         key = call.shape, call.group
         if key not in self._priced:
             group = np.array(call.group, np.int64)
-            self._priced[key] = [PricedLevel(
-                level.sources, level.destinations,
-                self.prices.messages(group[level.sources], group[level.destinations], level.nbytes), level.times)
+            self._priced[key] = [PricedLevel(level.sources, level.destinations, self.machine.message_seconds(
+                group[level.sources], group[level.destinations], level.nbytes), level.times)
                 for level in levels(checked_shape(call.shape))]
         return self._priced[key]
 
-    def ends(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[Seconds]:
+    def ends(self, call: RecordedCall, arrivals: Sequence[float]) -> list[float]:
         """The times at which members are done, (N,), in the group's order, given when each arrives, (N,).
 
         Times are counted from the last arrival, so that calls at which all arrive together cost the same each time.
@@ -226,7 +158,7 @@ class Collectives:
             self._together[key] = found
         return [last + seconds for seconds in found]
 
-    def origin(self, call: RecordedCall, arrivals: Sequence[Seconds], member: int) -> int:
+    def origin(self, call: RecordedCall, arrivals: Sequence[float], member: int) -> int:
         """The place whose arrival decided when this member was done: there its longest chain of messages begins."""
         steps, place = Steps(), member
         self._meet(call, arrivals, steps)
@@ -238,7 +170,7 @@ class Collectives:
                 place = max(places, key=before.__getitem__)
         return place
 
-    def hops(self, call: RecordedCall, arrivals: Sequence[Seconds]) -> list[TimedHop]:
+    def hops(self, call: RecordedCall, arrivals: Sequence[float]) -> list[TimedHop]:
         """Every message of the call with its times, step by step."""
         steps, hops, last = Steps(), list[TimedHop](), max(arrivals)
         self._meet(call, arrivals, steps)
@@ -249,7 +181,7 @@ class Collectives:
                                      last + (start + seconds)))
         return hops
 
-    def _meet(self, call: RecordedCall, arrivals: Sequence[Seconds], steps: Steps | None = None) -> list[Seconds]:
+    def _meet(self, call: RecordedCall, arrivals: Sequence[float], steps: Steps | None = None) -> list[float]:
         """The times at which members are done, counted from the last arrival."""
         last, way = max(arrivals), meet_at_once if len(arrivals) > FEW_MEMBERS else meet
         return way([arrival - last for arrival in arrivals], self.priced(call), steps)
@@ -270,22 +202,22 @@ class StreamPart:
     ``issued`` is when its program came to it, at its point number ``point``; ``begun`` when it was first in the stream,
     the part ``before`` it being through; ``joined`` when the last of those that take part had come too, or this rank
     was done, if that was sooner; ``ended`` when this rank was done. Of a message, ``send_end`` and ``receive_end`` say
-    when each half was through, ``receiver`` and ``sender`` are the other ends.
+    when each half was through, ``receiver`` and ``sender`` are the other ends. What is not known yet is None.
     """
 
     rank: int
     point: int
-    issued: Seconds
+    issued: float
     before: "StreamPart | None"
     call: int | None = None
     message: RecordedMessage | None = None
     transfer: Transfer | None = None
     place: int = 0
-    begun: Seconds = None
-    joined: Seconds = None
-    ended: Seconds = None
-    send_end: Seconds = None
-    receive_end: Seconds = None
+    begun: Any = None
+    joined: Any = None
+    ended: Any = None
+    send_end: Any = None
+    receive_end: Any = None
     receiver: "StreamPart | None" = None
     sender: "StreamPart | None" = None
 
@@ -305,16 +237,16 @@ class Lane:
 
     rank: int
     points: Sequence[Point]
-    work: Sequence[Seconds]
-    pace: Pace
-    reached: list[Seconds] = field(default_factory=list)
-    resumed: list[Seconds] = field(default_factory=list)
+    work: Sequence[float]
+    pace: SlowRank
+    reached: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
     part_at: list[StreamPart] = field(default_factory=list)
     streams: dict[str, list[StreamPart]] = field(default_factory=lambda: {name: [] for name in STREAMS[1:]})
     queue: deque[StreamPart] = field(default_factory=deque)
     unwaited: dict[tuple[int, int], StreamPart] = field(default_factory=dict)
-    free: Seconds = 0
-    end: Seconds = 0
+    free: float = 0.0
+    end: float = 0.0
 
     @property
     def all_parts(self) -> list[StreamPart]:
@@ -337,12 +269,12 @@ class Lane:
         """The part that holds the program."""
         return None if self.is_done or len(self.reached) == len(self.resumed) else self.part_at[-1]
 
-    def clock_at(self, work: Seconds) -> Seconds:
+    def clock_at(self, work: float) -> float:
         """The program's clock after so much nominal arithmetic, with no point left before it."""
         passed = len(self.resumed)
-        if not passed:
-            return self.pace.after(0, work)
-        return self.pace.after(self.resumed[-1], work - self.work[passed - 1])
+        since, left = (self.resumed[-1], work - self.work[passed - 1]) if passed else (0.0, work)
+        clock: float = self.pace.after(since, left)
+        return clock
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------
@@ -358,16 +290,17 @@ class Streams:
     ``parts_of_call`` the parts of each call that is done, in the order of its group.
     """
 
-    def __init__(self, recording: Recording, prices: Prices) -> None:
-        self.recording, self.prices, self.collectives = recording, prices, Collectives(prices)
+    def __init__(self, recording: Recording, machine: Machine) -> None:
+        self.recording, self.machine, self.collectives = recording, machine, Collectives(machine)
         self.works, points, at_points = [], [], []
         for program in recording.programs:
-            work, rows = prices.work(program), program.where(*POINTS)
-            self.works.append(work)
+            work, computed, rows = np.zeros(len(program) + 1), program.where(COMPUTE), program.where(*POINTS)
+            work[computed + 1] = machine.compute_seconds(program.first[computed], program.second[computed])
+            self.works.append(np.cumsum(work, out=work))
             points.append([*zip(rows.tolist(), program.codes[rows].tolist(), program.first[rows].tolist(),
                                 strict=True)])
             at_points.append(work[[*rows, -1]].tolist())
-        self.lanes = [Lane(rank, points[program], at_points[program], prices.pace(rank))
+        self.lanes = [Lane(rank, points[program], at_points[program], machine.pace(rank))
                       for rank, program in enumerate(recording.program_of_rank)]
         self._places = [{rank: place for place, rank in enumerate(call.group)} for call in recording.calls]
         self._arrived: dict[int, list[StreamPart]] = {}
@@ -423,7 +356,7 @@ class Streams:
         """Carries a transfer out, after those that go the same way."""
         part = lane.issue(transfer.direction, transfer=transfer)
         part.begun = part.joined = max(part.issued, part.before.ended) if part.before else part.issued
-        part.ended = part.begun + self.prices.transfer(transfer.nbytes)
+        part.ended = part.begun + self.machine.link_to_host.seconds(transfer.nbytes)
         return part
 
     # -- the communication streams ------------------------------------------------------------------------------------
@@ -470,12 +403,18 @@ class Streams:
             if (sender and receiver and sender.send_end is None and receiver.receive_end is None
                     and sender.message.destination == destination and receiver.message.source == source):
                 start = max(sender.begun, receiver.begun)
-                end = start + self.prices.message(source, destination, sender.message.nbytes)
+                end = start + self._message_seconds(source, destination, sender.message.nbytes)
                 sender.send_end = receiver.receive_end = end
                 sender.receiver, receiver.sender = receiver, sender
                 sender.joined, receiver.joined = (max(start, one.joined or start) for one in (sender, receiver))
                 touched += [sender, receiver]
         return [one for one in dict.fromkeys(touched) if self._is_through(one)]
+
+    def _message_seconds(self, source: int, destination: int, nbytes: int) -> float:
+        """Seconds of one message; 0 from a rank to itself, which leaves no device."""
+        if source == destination:
+            return 0.0
+        return float(self.machine.message_seconds(np.array([source]), np.array([destination]), np.array([nbytes]))[0])
 
     def _first_message(self, rank: int | None) -> Any:
         """The first of a rank's stream, if that is a message."""

@@ -33,10 +33,7 @@ from zerosim.planning.streams import (
     COMMUNICATION,
     COMPUTATION,
     STREAMS,
-    Array,
     Lane,
-    Prices,
-    Seconds,
     StreamPart,
     Streams,
     TimedHop,
@@ -63,15 +60,15 @@ class TimelineEvent:
     stream: str
     name: str
     path: tuple[str, ...]
-    start_seconds: Seconds
-    end_seconds: Seconds
+    start_seconds: float
+    end_seconds: float
     flops: int = 0
     nbytes: int = 0
-    waited_seconds: Seconds = 0
+    waited_seconds: float = 0.0
     purpose: str = ""
 
     @property
-    def seconds(self) -> Seconds:
+    def seconds(self) -> float:
         """From start to end."""
         return self.end_seconds - self.start_seconds
 
@@ -87,16 +84,16 @@ class Usage:
     the whole step in which a stream did nothing.
     """
 
-    compute_seconds: Seconds
-    communication_seconds: Seconds
-    exposed_seconds: Seconds
-    waited_seconds: Seconds
-    offload_seconds: Seconds
-    exposed_offload_seconds: Seconds
-    idle_seconds: Mapping[str, Seconds]
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    waited_seconds: float
+    offload_seconds: float
+    exposed_offload_seconds: float
+    idle_seconds: Mapping[str, float]
 
     @property
-    def hidden_seconds(self) -> Seconds:
+    def hidden_seconds(self) -> float:
         """Communication for which the program did not stand still."""
         return self.communication_seconds - self.exposed_seconds
 
@@ -109,7 +106,7 @@ def replay(recording: Recording, machine: Machine) -> "Timeline":
     issue.
     """
     machine.check_ranks(recording.ranks)
-    streams = Streams(recording, Prices(machine))
+    streams = Streams(recording, machine)
     streams.run()
     return Timeline(recording, machine, streams)
 
@@ -122,7 +119,7 @@ class Timeline:
         self.recording, self.machine, self.lanes = recording, machine, tuple(streams.lanes)
         self.parts_of_call: Mapping[int, list[StreamPart]] = dict(sorted(streams.parts_of_call.items()))
         self._works, self._collectives = streams.works, streams.collectives
-        self._ranks_seen: dict[int, tuple[list[Seconds], Any]] = {}
+        self._ranks_seen: dict[int, tuple[list[float], Any]] = {}
 
     # -- totals -------------------------------------------------------------------------------------------------------
 
@@ -132,7 +129,7 @@ class Timeline:
         return len(self.lanes)
 
     @cached_property
-    def step_seconds(self) -> Seconds:
+    def step_seconds(self) -> float:
         """From the common start until the last rank is done."""
         return max(lane.end for lane in self.lanes)
 
@@ -142,10 +139,10 @@ class Timeline:
         return tuple(self._usage(lane) for lane in self.lanes)
 
     def _usage(self, lane: Lane) -> Usage:
-        stood: dict[str, Seconds] = dict.fromkeys(self.streams, 0)  # still, for what of each stream
+        stood: dict[str, float] = dict.fromkeys(self.streams, 0.0)  # still, for what of each stream
         for part, before, after in zip(lane.part_at, lane.reached, lane.resumed, strict=True):
             stood[part.stream] += after - before
-        busy: dict[str, Seconds] = dict.fromkeys(self.streams, 0)
+        busy: dict[str, float] = dict.fromkeys(self.streams, 0.0)
         for part in lane.all_parts:
             busy[part.stream] += part.ended - part.begun
         busy[COMPUTATION] = lane.end - sum(stood.values())
@@ -155,12 +152,12 @@ class Timeline:
                      {stream: self.step_seconds - seconds for stream, seconds in busy.items()})
 
     @property
-    def exposed_seconds(self) -> Seconds:
+    def exposed_seconds(self) -> float:
         """The most that any rank's program stood still for communication."""
         return max(usage.exposed_seconds for usage in self.usage)
 
     @property
-    def exposed_offload_seconds(self) -> Seconds:
+    def exposed_offload_seconds(self) -> float:
         """The most that any rank's program stood still for transfers to its host and back."""
         return max(usage.exposed_offload_seconds for usage in self.usage)
 
@@ -197,16 +194,16 @@ class Timeline:
 
     def _utilization(self, flops: int) -> float:
         peak = self.machine.peak_flops_per_second * self.ranks
-        return float(flops / (peak * float(self.step_seconds))) if self.step_seconds else 0.0
+        return flops / (peak * self.step_seconds) if self.step_seconds else 0.0
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def clocks(self, rank: int) -> Array:
+    def clocks(self, rank: int) -> np.ndarray:
         """The times at which the rank's program came to each row, and to its end, (R + 1,)."""
         lane, work = self.lanes[rank], self._works[self.recording.program_of_rank[rank]]
         passed = np.searchsorted([row for row, _, _ in lane.points], np.arange(len(work)))  # points before each row
-        since, base = (np.array([0, *seconds], work.dtype)[passed] for seconds in (lane.resumed, lane.work))
-        clocks: Array = lane.pace.after(since, work - base)
+        since, base = (np.array([0, *seconds])[passed] for seconds in (lane.resumed, lane.work))
+        clocks: np.ndarray = lane.pace.after(since, work - base)
         return clocks
 
     def events(self, rank: int) -> list[TimelineEvent]:
@@ -224,7 +221,7 @@ class Timeline:
         return [TimelineEvent(rank, COMPUTATION, "compute", paths[path], clocks[row], clocks[row + 1], flops, nbytes)
                 for row, flops, nbytes, path in zip(rows.tolist(), *columns, strict=True)]
 
-    def _of_rank(self, rank: int) -> tuple[list[Seconds], Any]:
+    def _of_rank(self, rank: int) -> tuple[list[float], Any]:
         """The rank's clocks as a list, and its rows of arithmetic."""
         if rank not in self._ranks_seen:
             self._ranks_seen[rank] = self.clocks(rank).tolist(), self.recording.program(rank).where(COMPUTE)
@@ -280,11 +277,11 @@ class PathEvent:
     stream: str
     name: str
     path: tuple[str, ...]
-    start_seconds: Seconds
-    end_seconds: Seconds
+    start_seconds: float
+    end_seconds: float
 
     @property
-    def seconds(self) -> Seconds:
+    def seconds(self) -> float:
         """From start to end."""
         return self.end_seconds - self.start_seconds
 
@@ -327,7 +324,7 @@ def _chain(timeline: Timeline, part: StreamPart) -> Iterator[tuple[StreamPart, S
         part = origin.before
 
 
-def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: Seconds, end: Seconds) -> Iterator[PathEvent]:
+def _arithmetic(timeline: Timeline, lane: Lane, passed: int, start: float, end: float) -> Iterator[PathEvent]:
     """The program's arithmetic after so many points, latest first, span by span."""
     if end <= start:
         return
@@ -354,13 +351,13 @@ class MemoryCurve:
     Several changes may stand at one instant; what holds on from there is the last.
     """
 
-    seconds: Array
-    nbytes_by_kind: Mapping[str, Array]
+    seconds: np.ndarray
+    nbytes_by_kind: Mapping[str, np.ndarray]
 
     @property
-    def nbytes(self) -> Array:
+    def nbytes(self) -> np.ndarray:
         """Bytes of all kinds together, (H + 1,)."""
-        total: Array = np.sum([*self.nbytes_by_kind.values(), np.zeros(len(self.seconds), np.int64)], axis=0)
+        total: np.ndarray = np.sum([*self.nbytes_by_kind.values(), np.zeros(len(self.seconds), np.int64)], axis=0)
         return total
 
     @property
@@ -406,7 +403,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": entries,
             "otherData": {"device": machine.device.name, "format": machine.format, "efficiency": machine.efficiency,
                           **{role: link.name for role, link in links.items() if link is not None},
-                          "step_seconds": float(timeline.step_seconds)}}
+                          "step_seconds": timeline.step_seconds}}
 
 
 def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
@@ -416,10 +413,9 @@ def save_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
     return write_or_refuse(Path(path), text.encode("utf-8"), "save a timeline as")
 
 
-def nanoseconds(seconds: Seconds) -> int:
+def nanoseconds(seconds: float) -> int:
     """To the nearest whole nanosecond."""
-    whole: int = round(seconds * 1_000_000_000)
-    return whole
+    return round(seconds * 1_000_000_000)
 
 
 def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[TraceEntry]:
@@ -445,7 +441,7 @@ def _names(rank: int, streams: Sequence[str]) -> Iterator[TraceEntry]:
         yield {**common, "name": "thread_sort_index", "args": {"sort_index": THREADS[stream]}}
 
 
-def _slice(rank: int, stream: str, name: str, start: Seconds, end: Seconds, details: TraceEntry) -> TraceEntry:
+def _slice(rank: int, stream: str, name: str, start: float, end: float, details: TraceEntry) -> TraceEntry:
     began, ended = nanoseconds(start), nanoseconds(end)
     return {"ph": "X", "pid": rank, "tid": THREADS[stream], "name": name, "cat": stream, "ts": began / 1000,
             "dur": (ended - began) / 1000, "args": details}
@@ -495,8 +491,8 @@ def _arrows(lane: Lane) -> Iterator[TraceEntry]:
             yield from _arrow(part, 1, (part.stream, part.begun), (COMPUTATION, max(start, part.begun)))
 
 
-def _arrow(part: StreamPart, which: int, source: tuple[str, Seconds],
-           target: tuple[str, Seconds]) -> Iterator[TraceEntry]:
+def _arrow(part: StreamPart, which: int, source: tuple[str, float],
+           target: tuple[str, float]) -> Iterator[TraceEntry]:
     """An arrow from slice to slice, each a stream and an instant in it. Its id is a number, since Perfetto takes texts
     for hexadecimal; "bp": "e" binds its end to the slice around that instant, not to the next."""
     number = (part.rank << 32) + 2 * part.point + which

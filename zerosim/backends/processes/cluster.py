@@ -122,12 +122,13 @@ class ProcessBackend(Backend):
         return self.transport.message(me.key, step, {me.key[0].index(me.rank): me})
 
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:
-        """Makes a group of its own, for which a library blocks until all its ranks are there.
+        """Makes a group of its own, in which a library blocks until all its ranks have called it.
 
-        So each says that it will come; then all come, even if a rank outside has failed meanwhile, or none does. And
-        nobody goes on, and may fail, while another one is still in the library.
+        So each rank first says that it will call. When all have, all do, even if a rank of another group has failed
+        meanwhile; when one of them has failed, none does. Then each waits until all are out of the library again: one
+        that went on sooner might fail while another is still inside.
         """
-        with self.interrupts.holding():  # who has said that it comes does
+        with self.interrupts.holding():  # no Ctrl-C keeps a rank from the call that it has promised
             invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
             self.transport.new_group(parent, key, invitation)
             self._met(key, b"")
@@ -158,7 +159,7 @@ class ProcessBackend(Backend):
 
         Raises what a rank raised, here or elsewhere, MismatchError or DeadlockError.
         """
-        with ExitStack() as ending:  # no Ctrl-C of this rank's alone comes between what ranks do together at the end
+        with ExitStack() as ending:  # at the end the ranks meet, and a Ctrl-C on one of them waits until they have
             try:
                 with self._listening():
                     (program,) = programs
@@ -167,7 +168,7 @@ class ProcessBackend(Backend):
                     except StopIteration as error:  # which this generator must not let through
                         raise RuntimeError(STOP_ITERATION) from error
                     self._check_going()
-                    ending.enter_context(self.interrupts.holding())  # who says that it has finished does not fail
+                    ending.enter_context(self.interrupts.holding())  # a rank that has said Finished must not fail
                     self._say(Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
                     unlike = unmet(self._finished)  # a library takes small messages that nobody has asked for
