@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
-from tests.support import assert_refused, broken_lines, printed
+from tests.support import assert_refused, printed
 from zerosim.course import precision as lesson
 from zerosim.course import precision_runs
 from zerosim.models import text as texts
@@ -152,15 +152,6 @@ def counted_as(found, computed=(), rounded=(), **of_the_rest):
     rows = {"computed": tuple(replace(fates, **dict(computed)) for fates in seen.computed),
             "rounded": tuple(replace(fates, **dict(rounded)) for fates in seen.rounded)}
     return printed(replace(found, underflows=replace(seen, **rows, **of_the_rest)))
-
-
-def test_the_longest_names_and_largest_counts_fit_too(found):
-    """The widest format, with the counts of the model that the command takes unless told otherwise."""
-    large = {"elements": 834304, "lost": 573506, "subnormal": 583258, "not_finite": 177073}
-    rested = [replace(run, compute="fp8_e5m2", last_loss=3.5e16) if run.compute == "fp16" else run
-              for run in found.rested]
-    rested[3] = replace(rested[3], state="fp8_e5m2")
-    assert broken_lines(counted_as(replace(found, rested=tuple(rested)), large, large)) == []
 
 
 def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):
