@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from tests.planning.own_machine import OWN_DEVICE, OWN_LINK
+from tests.planning.configurations import OWN_DEVICE, OWN_LINK
 from zerosim.planning import Device, Link, Network, hardware
 
 # What vendors and drivers say: GB, MiB reported, PCIe generation, and the sparse rate where the data sheet has it.

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 import zerosim as zs
-from tests.planning.configurations import GPT2, LLAMA2, OPT, T5
-from tests.planning.own_machine import OWN_DEVICE, OWN_LINK
+from tests.planning.configurations import GPT2, LLAMA2, OPT, OWN_DEVICE, OWN_LINK, T5
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
