@@ -87,15 +87,14 @@ def test_a_rank_sees_the_caller_s_context_and_what_it_changes_is_its_own() -> No
             rank.barrier()
         return before, inside
 
-    token = WHO.set("the caller")
-    try:
+    def caller():
+        WHO.set("the caller")
         with np.errstate(over="print"):
-            results = list(zs.Cluster(2).run(program))
-            assert np.geterr()["over"] == "print"
-        assert WHO.get() == "the caller"
-    finally:
-        WHO.reset(token)
-    assert results == [(("the caller", "print"), ("rank 0", "call")), (("the caller", "print"), ("rank 1", "raise"))]
+            return list(zs.Cluster(2).run(program)), WHO.get(), np.geterr()["over"]
+
+    before = "the caller", "print"
+    assert contextvars.copy_context().run(caller) == (
+        [(before, ("rank 0", "call")), (before, ("rank 1", "raise"))], *before)
 
 
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
