@@ -74,14 +74,15 @@ def test_a_backend_is_usable_because_it_made_an_all_reduce(found):
         assert cuda.reason.endswith("pip install 'zerosim[gpu]', on a machine with an NVIDIA GPU")
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("Cluster", "an all-reduce on 2 ranks failed: ImportError: no greenlet here"),
-    ("_all_reduce", "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")])
-def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypatch, name, said):
-    def no_cluster(ranks):
-        raise ImportError("no greenlet here")
+def fails(rank):
+    raise ImportError("no greenlet here")
 
-    monkeypatch.setattr(doctor, name, {"Cluster": no_cluster, "_all_reduce": lambda rank: ([rank.index], 1)}[name])
+
+@pytest.mark.parametrize(("all_reduce", "said"), [
+    (fails, "an all-reduce on 2 ranks failed: ImportError: no greenlet here"),
+    (lambda rank: ([rank.index], 1), "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")])
+def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypatch, all_reduce, said):
+    monkeypatch.setattr(doctor, "_all_reduce", all_reduce)
     backend, _ = doctor.in_process()
     assert (backend.usable, backend.reason) == (False, said)
 
@@ -173,7 +174,4 @@ def test_the_report_fits_80_columns_and_the_command_gives_the_same_as_json(found
     shown, data = ask("doctor"), ask("doctor", "--json")
     assert (shown.exit_code, data.exit_code) == (0, 0)
     assert "in-process" in shown.stdout
-    report = json.loads(data.stdout)
-    assert [backend["usable"] for backend in report["backends"][:2]] == [True, MPI_IS_HERE]
-    assert {"name": "numpy", "version": np.__version__} in report["versions"]
-    assert report == json.loads(json.dumps(found.as_json()))
+    assert json.loads(data.stdout) == json.loads(json.dumps(found.as_json()))

@@ -68,8 +68,7 @@ def test_means_wires_and_extrema_give_the_same_bits(world: World) -> None:
 
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
 def test_messages_groups_works_and_memories_are_the_same(world: World, debug: bool) -> None:
-    for program in (programs.messages, programs.groups, programs.works, programs.works_on_the_host, programs.counted,
-                    programs.on_the_host):
+    for program in (programs.messages, programs.groups, programs.works, programs.counted, programs.on_the_host):
         assert_same(world, program, debug=debug)
     assert all(outcome.result[0] for outcome in world.run(programs.works)), "an out shows nothing before wait"
 

@@ -131,13 +131,6 @@ def works(rank: zs.Rank) -> list[Any]:
     return [hidden, on_host(between), *found, on_host(out)]
 
 
-def works_on_the_host(rank: zs.Rank) -> list[Any]:
-    """Works on the host, whose hops may come in another order than that of the calls; waited for backwards."""
-    xs = [np.random.default_rng([i, rank.index]).standard_normal(300) for i in range(4)]
-    begun = [rank.all_reduce(x, async_op=True) for x in xs]
-    return [on_host(work.wait()) for work in reversed(begun)]
-
-
 def under_way(rank: zs.Rank) -> list[Any]:
     """A message that only arrives if an asynchronous collective lets the program go on, and others go on beside it."""
     begun = rank.all_reduce(vector(rank, 5000, np.float32), async_op=True)
@@ -436,13 +429,15 @@ def changes_its_input(rank: zs.Rank) -> None:
     work.wait()
 
 
-def on_the_host(rank: zs.Rank) -> Any:
-    """Flags and counts, in place, asynchronously, as a message, by the library."""
+def on_the_host(rank: zs.Rank) -> list[Any]:
+    """Flags, counts and messages on the host, in place too; and works, whose hops may come in another order than that
+    of the calls, waited for backwards."""
     x = np.arange(6) + rank.index
-    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
-    work = rank.all_reduce(x, async_op=True)
+    others = [np.random.default_rng([i, rank.index]).standard_normal(300) for i in range(3)]
+    begun = [rank.all_reduce(each, async_op=True) for each in (x, *others)]
     rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
-    found += [out, work.wait()]
+    found = [out, *(work.wait() for work in reversed(begun)), rank.all_reduce(x),
+             rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
     rank.all_reduce(x, out=x)
     return [*found, x]
 
