@@ -89,7 +89,7 @@ def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypa
 
 @pytest.mark.parametrize(("trial", "said"), [
     ("print('right')", "gave the right sums"), ("print('3.0'); print('4.0')", "printed '3.0 4.0' instead of 'right'"),
-    ("raise SystemExit(3)", "failed: exit code 3"), ("raise SystemExit('---\\nno root\\x00\\n---')", "failed: no root"),
+    ("raise SystemExit(3)", "failed: exit code 3"), ("raise SystemExit('---\\nno root\\x00\\nso')", "failed: no root"),
     ("raise OSError('NCCL is not to be had')", "failed: OSError: NCCL is not to be had")])
 def test_cuda_is_usable_when_gpus_have_made_an_all_reduce(monkeypatch, trial, said):
     compile(doctor.CUDA_TRIAL, "trial", "exec")
