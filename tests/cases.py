@@ -15,8 +15,7 @@ def covering(*axes: Iterable[Any], turn: int = 0, count: int | None = None) -> l
 
     There are as many cases as the longest axis has values. ``turn`` chooses other pairs: a test that is parametrized
     passes its parameter's number, so that its cases together meet most combinations. Thorough: the whole product.
-    Where that is too much, ``count`` says how many cases there are, as far as the axes are covered; thorough: six times
-    as many.
+    Where that is too much, ``count`` says how many cases there are; thorough: six times as many.
     """
     lists, chance, columns = [list(axis) for axis in axes], random.Random(turn), []
     if THOROUGH and count is None:

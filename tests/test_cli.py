@@ -4,6 +4,7 @@ What each command prints and refuses is in `course/test_commands.py`.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,13 +85,6 @@ def test_a_terminal_that_says_it_has_no_width_gets_40_columns():
 # -- mistakes, and the ends of streams and processes ------------------------------------------------------------------
 
 
-def test_a_switch_that_does_not_parse_is_explained_and_exits_with_2():
-    done = ask("lost-updates", "--steps", "many")
-    assert done.exit_code == 2
-    assert "--steps" in done.output
-    assert "Traceback" not in done.output
-
-
 @pytest.mark.parametrize(("error", "exit_code", "said"), [
     (zerosim.OutOfMemoryError("rank 0 asked for 8 bytes;\n  it holds 96"), 2,
      "zerosim fail: rank 0 asked for 8 bytes; it holds 96\n"),
@@ -121,24 +115,17 @@ def test_ctrl_c_ends_a_long_run_quietly_with_130():
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes that break with EPIPE")
-@pytest.mark.parametrize("switches", [[], ["--json"]], ids=["text", "json"])
-def test_a_reader_that_goes_away_leaves_no_traceback(switches):
-    process = subprocess.Popen([*QUICK, *switches], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
+def test_a_reader_that_goes_away_leaves_no_traceback():
+    process = subprocess.Popen(QUICK, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
     process.stdout.close()
     assert (process.stderr.read(), process.wait(timeout=MINUTES)) == (b"", 1)
     process.stderr.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-def test_a_full_disk_is_one_line_and_exit_code_1():
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(QUICK, stdout=full, stderr=subprocess.PIPE, env=PLAIN)
-    said = done.stderr.decode()
-    assert (done.returncode, said.count("\n")) == (1, 1)
-    assert said.startswith("zerosim cost: what it has to say cannot be written: ")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a shell closes standard output here with >&-")
-def test_a_closed_standard_output_leaves_no_traceback():
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *QUICK], capture_output=True, env=PLAIN)
-    assert b"Traceback" not in done.stderr
+@pytest.mark.parametrize(("output", "exit_code", "said"), [
+    ("/dev/full", 1, r"zerosim cost: what it has to say cannot be written: .*\n"), ("&-", 0, "")])
+def test_a_full_disk_is_one_line_and_exit_code_1_and_a_closed_output_is_nothing(output, exit_code, said):
+    done = subprocess.run(["sh", "-c", f'"$@" >{output}', "sh", *QUICK], stderr=subprocess.PIPE, text=True, env=PLAIN)
+    assert done.returncode == exit_code
+    assert re.fullmatch(said, done.stderr)

@@ -74,38 +74,30 @@ def test_a_backend_is_usable_because_it_made_an_all_reduce(found):
         assert cuda.reason.endswith("pip install 'zerosim[gpu]', on a machine with an NVIDIA GPU")
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("Cluster", "an all-reduce on 2 ranks failed: ImportError: no greenlet here"),
-    ("_all_reduce", "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")])
-def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypatch, name, said):
-    def no_cluster(ranks):
-        raise ImportError("no greenlet here")
+def fails(rank):
+    raise ImportError("no greenlet here")
 
-    monkeypatch.setattr(doctor, name, {"Cluster": no_cluster, "_all_reduce": lambda rank: ([rank.index], 1)}[name])
+
+@pytest.mark.parametrize(("all_reduce", "said"), [
+    (fails, "an all-reduce on 2 ranks failed: ImportError: no greenlet here"),
+    (lambda rank: ([rank.index], 1), "an all-reduce of 1 and 2 on 2 ranks gave [[0], [1]] instead of 3 everywhere")])
+def test_an_in_process_backend_that_fails_or_adds_wrongly_is_not_usable(monkeypatch, all_reduce, said):
+    monkeypatch.setattr(doctor, "_all_reduce", all_reduce)
     backend, _ = doctor.in_process()
     assert (backend.usable, backend.reason) == (False, said)
 
 
-@pytest.mark.parametrize(("program", "said"), [
-    ("print('3.0'); print('3.0')", None), ("print('3.0 4.0')", "printed '3.0 4.0' instead of '3.0 3.0'"),
+@pytest.mark.parametrize(("trial", "said"), [
+    ("print('right')", "gave the right sums"), ("print('3.0'); print('4.0')", "printed '3.0 4.0' instead of 'right'"),
     ("raise SystemExit(3)", "failed: exit code 3"), ("raise SystemExit('---\\nno root\\x00\\n---')", "failed: no root"),
-    ("1 / 0", "failed: ZeroDivisionError: division by zero")])
-def test_a_trial_that_prints_something_else_has_failed(program, said):
-    assert doctor.failure_of([sys.executable, "-c", program], "3.0 3.0") == said
-
-
-@pytest.mark.parametrize(("trial", "usable", "said"), [
-    ("print('right')", True, "by our ring over NCCL and by NCCL's own, gave the right sums; cupy 14.0 · NVIDIA H200"),
-    ("print([[3.0]])", False, "by NCCL's own, printed '[[3.0]]' instead of 'right'; cupy 14.0 · NVIDIA H200"),
-    ("raise OSError('NCCL is not to be had')", False, "by NCCL's own, failed: OSError: NCCL is not to be had; cupy"),
-])
-def test_cuda_is_usable_when_gpus_have_made_an_all_reduce(monkeypatch, trial, usable, said):
+    ("raise OSError('NCCL is not to be had')", "failed: OSError: NCCL is not to be had")])
+def test_cuda_is_usable_when_gpus_have_made_an_all_reduce(monkeypatch, trial, said):
     compile(doctor.CUDA_TRIAL, "trial", "exec")
     monkeypatch.setattr(doctor, "probe", lambda *_: "cupy 14.0 · NVIDIA H200")
     monkeypatch.setattr(doctor, "CUDA_TRIAL", trial)
     backend = doctor.cuda()
-    assert backend.usable == usable
-    assert said in backend.reason
+    assert backend.usable == ("right sums" in said)
+    assert f"by our ring over NCCL and by NCCL's own, {said}; cupy 14.0 · NVIDIA H200" in backend.reason
 
 
 @pytest.mark.parametrize(("words", "exit_code", "said"), [
@@ -176,7 +168,4 @@ def test_the_report_fits_80_columns_and_the_command_gives_the_same_as_json(found
     shown, data = ask("doctor"), ask("doctor", "--json")
     assert (shown.exit_code, data.exit_code) == (0, 0)
     assert "in-process" in shown.stdout
-    report = json.loads(data.stdout)
-    assert [backend["usable"] for backend in report["backends"][:2]] == [True, MPI_IS_HERE]
-    assert {"name": "numpy", "version": np.__version__} in report["versions"]
-    assert report == json.loads(json.dumps(found.as_json()))
+    assert json.loads(data.stdout) == json.loads(json.dumps(found.as_json()))

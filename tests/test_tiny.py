@@ -13,8 +13,9 @@ import pytest
 
 import zerosim as zs
 from tests.architecture.source import ROOT
+from tests.cases import covering
 from tests.support import fresh
-from tests.zero.training import bits, flat_state
+from tests.zero.training import batches, bits, run
 from zerosim import tiny
 from zerosim.models import Constants, LinearUnit, Model
 
@@ -22,6 +23,7 @@ STAGES = (tiny.DDP, tiny.ZeRO1, tiny.ZeRO2, tiny.ZeRO3)
 FORMATS = {"fp32": (np.float32, 1.0), "bf16": (ml_dtypes.bfloat16, 1.0), "fp16": (np.float16, 1024.0)}  # and loss scale
 SHAPES = ((5, 7), (7, 3), (3, 2))  # 35, 21 and 6 elements: with padding on 2, 3, 4 and 8 ranks
 MICRO_BATCHES = (1, 2, 1)  # of each step
+AT_REST = ("parameter", "gradient", "master", "optimizer_state")
 FILE = ROOT / "zerosim/tiny.py"
 
 
@@ -30,30 +32,11 @@ def matrices(seed: int = 1) -> list[np.ndarray]:
     return [rng.normal(0, 1 / shape[0]**0.5, shape).astype(np.float32) for shape in SHAPES]
 
 
-def batches(ranks: int, micro_batches: tuple[int, ...] = MICRO_BATCHES) -> list:
-    """data[step][rank][j] = (x, target), different everywhere."""
-    rng = np.random.default_rng(2)
-    return [[[(rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=(3, 2)).astype(np.float32))
-              for _ in range(k)] for _ in range(ranks)] for k in micro_batches]
-
-
-def trained_by_engine(stage: int, data: list, compute: str, scale: float) -> list[dict]:
-    """By rank: losses, weights, masters and moments without padding, bytes sent, and bytes at rest."""
-    first = matrices()
-    model = Model([LinearUnit(f"layer{i}", *w.shape, "relu" if i < len(first) - 1 else None, bias=False,
-                              initializers={"weight": Constants(tuple(w.reshape(-1).tolist()))}, first=i == 0)
-                   for i, w in enumerate(first)])
-
-    def program(rank: zs.Rank) -> dict:
-        engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.01), stage=stage,
-                           policy=zs.Policy(compute, loss_scale=scale))
-        losses = [loss for batch in data for loss in engine.step(batch[rank.index]).losses]
-        at_rest = sum(rank.memory.now_nbytes_by_kind[kind] for kind in
-                      ("parameter", "gradient", "master", "optimizer_state") if kind in rank.memory.now_nbytes_by_kind)
-        sent = sum(rank.trace.sent_nbytes(purpose) for purpose in ("parameters", "gradients"))
-        return {"losses": losses, "at rest": at_rest, "sent": sent, **flat_state(engine)}
-
-    return list(zs.Cluster(len(data[0])).run(program))
+def layers() -> Model:
+    """The same matrices as units of the engine's."""
+    return Model([LinearUnit(f"layer{i}", *w.shape, "relu" if i < len(SHAPES) - 1 else None, bias=False, first=i == 0,
+                             initializers={"weight": Constants(tuple(w.reshape(-1).tolist()))})
+                  for i, w in enumerate(matrices())])
 
 
 def whole(trainers: list[tiny.DDP], rank: int, name: str, sharded: bool) -> np.ndarray:
@@ -65,52 +48,43 @@ def whole(trainers: list[tiny.DDP], rank: int, name: str, sharded: bool) -> np.n
     return np.concatenate(vectors)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("compute", FORMATS)
-def test_every_stage_has_the_engines_bits_and_sends_its_bytes(compute: str, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "compute"), covering([1, 2, 3, 4, 8], FORMATS, turn=1))
+def test_every_stage_has_the_engines_bits_and_sends_and_holds_its_bytes(ranks: int, compute: str) -> None:
     dtype, scale = FORMATS[compute]
-    data = batches(ranks)
+    model, first = layers(), [matrix.astype(np.float64) for matrix in matrices()]  # masters have fp32 all the same
+    data = [step for seed, k in enumerate(MICRO_BATCHES) for step in batches(model, ranks, k, 1, seed=seed)]
     for number, stage in enumerate(STAGES):
-        expected = trained_by_engine(number, data, compute, scale)
-        found = tiny.train(stage, matrices(), data, dtype, lr=0.01, loss_scale=scale)
+        cluster = zs.Cluster(ranks)
+        expected = run(model, data, cluster, stage=number, policy=zs.Policy(compute, loss_scale=scale))
+        found = tiny.train(stage, first, data, dtype, lr=0.01, loss_scale=scale)
         for rank, engine in enumerate(expected):
-            assert found[rank].losses == engine["losses"]
+            assert found[rank].losses == [loss for losses in engine["losses"] for loss in losses]
             for name, of_engine, kind in (("weights", "parameter", "weights"), ("master", "master", "optimizer"),
                                           ("m", "m", "optimizer"), ("v", "v", "optimizer")):
                 ours = whole(found, rank, name, kind in stage.sharded)
                 assert ours.dtype == engine[of_engine].dtype
                 assert bits(ours) == bits(engine[of_engine])
-            assert found[rank].rank.sent_nbytes == engine["sent"]
+            sent = sum(cluster.trace[rank].sent_nbytes(purpose) for purpose in ("parameters", "gradients"))
+            assert found[rank].rank.sent_nbytes == sent
+            assert not any(found[rank].rank.inboxes)
+            at_rest = sum(engine["held"].get(kind, 0) for kind in AT_REST)
             if compute != "fp32":  # there the engine's weights are the master, and tiny keeps both
-                assert held_nbytes(found[rank]) == engine["at rest"]
+                assert held_nbytes(found[rank]) == at_rest
         losses = [loss for one in found for loss in one.losses]
         assert len(set(losses)) == len(losses) == ranks * sum(MICRO_BATCHES)  # different data everywhere
 
 
 def held_nbytes(trainer: tiny.DDP) -> int:
-    return sum(x.nbytes for p in trainer.parameters for x in (p.weights, p.gradients, p.master, p.m, p.v))
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_each_rank_keeps_chunks_of_what_is_sharded_and_nothing_whole_beside(stage: type[tiny.DDP]) -> None:
-    model = [matrix.astype(np.float64) for matrix in matrices()]  # as NumPy draws them; masters have fp32 all the same
-    for one in tiny.train(stage, model, batches(4, (1,)), ml_dtypes.bfloat16, lr=0.01):
-        for p, n in zip(one.parameters, (36, 24, 8), strict=True):
-            kinds = {"weights": [p.weights], "gradients": [p.gradients], "optimizer": [p.master, p.m, p.v]}
-            for kind, arrays in kinds.items():
-                assert {len(x) for x in arrays} == {n // 4 if kind in stage.sharded else n}
-                assert {x.itemsize for x in arrays} == {4 if kind == "optimizer" else 2}
-                assert all(x.base is None for x in arrays)  # a chunk that keeps the whole vector alive saves nothing
-            assert p.data.size == p.gradient.size == 0
-        assert all(inbox == [] for inbox in one.rank.inboxes)
+    """A chunk that keeps a whole vector alive holds all of it."""
+    arrays = [x for p in trainer.parameters for x in (p.weights, p.gradients, p.master, p.m, p.v, p.data, p.gradient)]
+    return sum((x if x.base is None else x.base).nbytes for x in arrays)
 
 
 def test_a_rank_with_fewer_messages_than_the_others_is_an_error() -> None:
-    data = batches(2, (2,))
+    data = batches(layers(), 2, 2, 1)
     del data[0][1][1]
     with pytest.raises(ValueError, match="argument 2 is shorter"):
-        tiny.train(tiny.ZeRO2, matrices()[:1], [[[(x, np.ones((3, 7))) for x, _ in mine] for mine in data[0]]],
-                   np.float32, lr=0.01)
+        tiny.train(tiny.ZeRO2, [np.ones((5, 2))], data, np.float32, lr=0.01)
 
 
 def test_what_is_used_twice_receives_both_gradients() -> None:

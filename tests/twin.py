@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.ranks import oracles
 from zerosim.models import Context, Model
 from zerosim.numerics import formats, kernels, loss_scale, random
 from zerosim.numerics import policy as policies
@@ -19,10 +20,6 @@ from zerosim.optim import Optimizer, UpdateContext
 
 BLOCK = 65536
 Vectors = dict[str, np.ndarray]
-
-
-def count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=int))
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -
         if layout != "per_unit":
             stretches = [[name for names in stretches for name in names]]
         for names in stretches:
-            lengths = [count(model.shapes[name]) for name in names]
+            lengths = [math.prod(model.shapes[name]) for name in names]
             n = sum(lengths)
             owner = (cut_whole(lengths, ranks) if layout == "whole_matrices"
                      else np.arange(n) // max(1, -(-n // ranks)))
@@ -59,21 +56,16 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -
 
 
 def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b in fp32, rounded once to a's format."""
-    with np.errstate(all="ignore"):
-        return (a.astype(np.float32) + b.astype(a.dtype).astype(np.float32)).astype(a.dtype)
+    """a + b, rounded once to a's format; so is b before."""
+    [b] = oracles.cast([b], a.dtype)
+    return oracles.add(a, b)
 
 
 def ring_sum(vectors: list[np.ndarray], owner: np.ndarray) -> np.ndarray:
     """The sum of N vectors in which an element of owner c is x[c+1] + x[c+2] + ... + x[c]."""
-    ranks = len(vectors)
     total = np.empty_like(vectors[0])
-    for c in range(ranks):
-        mine = owner == c
-        partial = vectors[(c + 1) % ranks][mine]
-        for step in range(2, ranks + 1):
-            partial = rounded_add(partial, vectors[(c + step) % ranks][mine])
-        total[mine] = partial
+    for c in range(len(vectors)):
+        total[owner == c] = oracles.rank_order([vector[owner == c] for vector in vectors], root=c + 1)
     return total
 
 
@@ -114,7 +106,7 @@ class Twin:
         self.weights, self.state = {}, {}
         for unit in self.model.units:
             for name, shape in unit.shapes.items():
-                first, frozen = unit.initial(name, 0, count(shape)), self.rule[name].optimizer is None
+                first, frozen = unit.initial(name, 0, math.prod(shape)), self.rule[name].optimizer is None
                 at_rest = self.compute_dtype(name) if frozen else self.policy.master_dtype
                 with np.errstate(all="ignore"):
                     self.weights[name] = first.astype(at_rest)
@@ -188,7 +180,7 @@ class Twin:
 
     def _collect(self, found: Vectors, name: str, gradient: np.ndarray | None) -> None:
         """A weight that is tied: the part of the units that share it is the first addend, in the accumulate format."""
-        own = np.zeros(count(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
+        own = np.zeros(math.prod(self.model.shapes[name]), self.compute_dtype(name)) if gradient is None else gradient
         own = own.reshape(-1).astype(self.compute_dtype(name))
         found[name] = (rounded_add(found[name].astype(self.policy.accumulate_dtype), own) if name in found
                        else own.copy())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,6 @@ FAILURES = ("tests/backends/test_failures.py",)
 EXCUSES = r"needs \d+ GPUs, and this machine has \d+|mpi4py|mpiexec"  # all else that is skipped should have run
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", "-o", "filterwarnings=default",
           "-m", "gpu")
-COLLECT_SECONDS = 120.0
 TEST_SECONDS = 120.0    # after which processes of a job are taken to hang
 FAILURE_SECONDS = 45.0  # likewise, in tests of what fails
 
@@ -59,9 +58,8 @@ def check_worlds(report: Writer, wanted: Callable[[Any], bool], files: Sequence[
     """A check for each world of GPUs that is wanted: all tests of the files on it."""
     from tests.backends.worlds import GPUS
 
-    tests = cache(partial(collected, files))
     for world in filter(wanted, GPUS):
-        report.check(world.name, lambda name=world.name: pytest(of_world(tests(), name), seconds, test_seconds),
+        report.check(world.name, partial(pytest, files, seconds, test_seconds, ZEROSIM_TEST_WORLD=world.name),
                      missing() or world.missing(), remark=remark)
 
 
@@ -71,24 +69,11 @@ def missing() -> str:
     return f"{', '.join(lacking)} not installed in {sys.executable}: pip install 'zerosim[test]'" if lacking else ""
 
 
-def collected(files: Sequence[str]) -> list[str]:
-    """The tests for GPUs in these files, by pytest's names of them. Raises RuntimeError where it finds none."""
-    done = run([*PYTEST, "--collect-only", *files], COLLECT_SECONDS, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    found = [line for line in done.stdout.splitlines() if "::" in line]
-    if done.code != 0 or not found:
-        raise RuntimeError(f"pytest finds no tests in {', '.join(files)}: {(done.stdout + done.stderr)[-2000:]}")
-    return found
-
-
-def of_world(tests: Sequence[str], name: str) -> list[str]:
-    """Those of one world: its name is a parameter of theirs."""
-    return [test for test in tests if re.search(rf"[\[-]{re.escape(name)}[\]-]", test)]
-
-
-def pytest(words: Sequence[str], seconds: float, test_seconds: float = TEST_SECONDS) -> dict[str, Any]:
+def pytest(files: Sequence[str], seconds: float, test_seconds: float = TEST_SECONDS, **variables: str
+           ) -> dict[str, Any]:
     """The end of a run of tests: its exit code, the line with which pytest ends, what it skipped, and what failed."""
-    done = run([*PYTEST, *words], seconds, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", COLUMNS="10000",
-               ZEROSIM_TEST_SECONDS=str(test_seconds))
+    done = run([*PYTEST, *files], seconds, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", COLUMNS="10000",
+               ZEROSIM_TEST_SECONDS=str(test_seconds), **variables)
     said = done.stdout.strip()
     failures = re.findall(r"^(?:FAILED|ERROR) .*$", said, re.MULTILINE)
     return {"exit_code": done.code, "seconds": round(done.seconds, 1), "said": said.split("\n")[-1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,7 +15,8 @@ from tests.backends import compiled_kernels, doubles
 from tests.backends.worlds import DOUBLES, GPUS, HERE, JOBS, MPI, World, lacking_gpus
 from zerosim.backends.cupy.kernels import CupyKernels
 
-ALL = [HERE, *MPI, *DOUBLES, *GPUS]
+ALL = [world for world in (HERE, *MPI, *DOUBLES, *GPUS)
+       if os.environ.get("ZEROSIM_TEST_WORLD", world.name) == world.name]  # gpu-check asks for one at a time
 MISSING = {world: reason for world in ALL if (reason := world.missing()) is not None}
 # A test that takes one of these runs in each of its worlds, or, where its module says which matter, in those.
 WORLDS: dict[str, Callable[[World], Any]] = {

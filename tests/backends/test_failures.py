@@ -12,7 +12,7 @@ from tests.backends.worlds import DOUBLES, HERE, MPI, World
 from tests.cases import THOROUGH
 from tests.ranks import programs
 from zerosim.backends.processes.notes import raised_elsewhere
-from zerosim.ranks.errors import text_of
+from zerosim.ranks import errors
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
 CALLS = ("another collective", "another shape", "another type", "another op")
@@ -57,15 +57,20 @@ def test_whatever_kind_of_exception_a_rank_raises_it_ends_the_run_on_every_rank(
             "file": "^\\[Errno 2\\] No such file: 'data.bin'$"}
     for kind, pattern in said.items():
         for error in errors_of(world, programs.fails, 1, kind):
-            assert re.search(pattern, text_of(error)), kind
+            assert re.search(pattern, errors.text_of(error)), kind
             if kind == "file":
                 assert type(error) is FileNotFoundError, "as it would be in one process"
 
 
 def test_in_debug_mode_ranks_that_disagree_are_told_what_each_of_them_asked_for(world: World) -> None:
-    misfit = f"rank {world.ranks - 1} sends ((4,), int32) to rank 0, which expects ((4,), float32)"
-    said = {**{what: programs.mismatch(what, world.ranks, all_heard=False) for what in CALLS},
-            "a message of another type": re.escape(misfit)}
+    """In this process every way to disagree is tried, and all ranks have been heard."""
+    said = {what: programs.mismatch(what, world.ranks, all_heard=world is HERE)
+            for what in (programs.DIFFERENT if world is HERE else CALLS)}
+    messages = {"type": "((4,), int32)"} | ({"length": "((2,), float32)", "shape": "((4, 1), float32)"}
+                                            if world is HERE else {})
+    for what, sent in messages.items():
+        said[f"a message of another {what}"] = re.escape(
+            f"rank {world.ranks - 1} sends {sent} to rank 0, which expects ((4,), float32)")
     for what, pattern in said.items():
         errors = errors_of(world, programs.disagrees, what, debug=True)
         assert {type(error) for error in errors} == {zs.MismatchError}, what

@@ -59,16 +59,24 @@ def wide(name: str) -> str:
 
 
 def both(kernels: Any, call: str | Callable[..., object], *arguments: Any, written: tuple[int, ...] = (-1,),
-         case: object = "", **options: Any) -> None:
+         within: float | None = None, case: object = "", **options: Any) -> None:
     """Asserts that a kernel, or a function of the kernels, leaves the same bits in the arguments that are written, and
-    answers the same, by CUDA and by NumPy."""
+    answers the same, by CUDA and by NumPy; or, within so much of the largest number, nearly the same."""
     on_host = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
     on_device = [kernels.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
     answers = [getattr(k, call)(*given, **options) if isinstance(call, str) else call(k, *given)
                for k, given in ((NUMPY, on_host), (kernels, on_device))]
-    assert answers[0] == answers[1] or answers[0] != answers[0], case
+    if isinstance(answers[0], float):
+        assert answers[1] == pytest.approx(answers[0], rel=within or 0, abs=0, nan_ok=True), (call, case)
+    else:
+        assert answers[0] == answers[1], (call, case)
     for i in written:
-        assert differing(arrays.to_host(on_device[i]), on_host[i]) == 0, case
+        found = arrays.to_host(on_device[i])
+        if within is None:
+            assert differing(found, on_host[i]) == 0, (call, case)
+        else:
+            right = on_host[i].astype(np.float64)
+            assert np.abs(found.astype(np.float64) - right).max() <= within * np.abs(right).max(), (call, case)
 
 
 # -- casts and elements -----------------------------------------------------------------------------------------------
@@ -320,22 +328,25 @@ def test_attention_is_the_same_formula(stand_in: Any, name: str) -> None:
 
 
 def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short strips, so that a strip has a past; the sums over tiles are in another order: within 1e-5 of each other."""
-    qkv, do = normal((2, 23, 24), "fp32"), normal((2, 23, 8), "fp32", 1)
-    p, o, dqkv, sums = (zeros(s, "fp32") for s in ((2, 2, 23, 23), (2, 23, 8), (2, 23, 24), (2, 2, 23)))
-    NUMPY.attend(qkv, 2, p, o)
-    NUMPY.attend_gradient(qkv, 2, p, do, dqkv)
+    """Short strips, so that a strip has a past; the sums over tiles are in another order."""
     for name, value in (("STRIP", 5), ("TILE", 4), ("GROUP", 100)):
         monkeypatch.setattr(type(stand_in), name, value)
-    up = stand_in.uploaded
-    found = [up(np.full_like(x, np.nan)) for x in (p, o, dqkv, sums, o, dqkv, dqkv)]
-    stand_in.attend(up(qkv), 2, found[0], found[1])
-    stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[2])
-    stand_in.attend_tiled(up(qkv), 2, found[3], found[4])
-    stand_in.attend_tiled_gradient(up(qkv), 2, found[3], found[4], up(do), found[5])
-    stand_in.attend_gradient(up(qkv), 2, found[0], up(do), found[6], again=True)
-    for x, expected in zip((*found[:3], *found[4:]), (p, o, dqkv, o, dqkv, dqkv), strict=True):
-        assert np.abs(arrays.to_host(x) - expected).max() < 1e-5
+    attention_is_near(stand_in, normal((2, 23, 24), "fp32"), 2, 1e-5)
+
+
+def attention_is_near(kernels: Any, qkv: np.ndarray, heads: int, within: float) -> None:
+    """Every kernel of attention, each on what NumPy has made of the one before; each writes all of its results."""
+    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    do = np.random.default_rng(1).standard_normal((batch, tokens, channels)).astype(qkv.dtype)
+    p, o, dqkv = (np.full(shape, np.nan, qkv.dtype) for shape in ((batch, heads, tokens, tokens), do.shape, qkv.shape))
+    sums = np.full((batch, heads, tokens), np.nan, np.float32)
+    for call, arguments, written, options in (
+            ("attend", (qkv, heads, p, o), (2, 3), {}), ("attend_gradient", (qkv, heads, p, do, dqkv), (4,), {}),
+            ("attend_gradient", (qkv, heads, p, do, dqkv), (4,), {"again": True}),
+            ("attend_tiled", (qkv, heads, sums, o), (2, 3), {}),
+            ("attend_tiled_gradient", (qkv, heads, sums, o, do, dqkv), (5,), {})):
+        both(kernels, call, *arguments, written=written, within=within, case=options, **options)
+        getattr(NUMPY, call)(*arguments, **options)
 
 
 def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any) -> None:
@@ -344,10 +355,7 @@ def test_decompositions_and_means_of_matrices_are_the_same_formula(stand_in: Any
     both(stand_in, "trace", a, written=())
     for call in ("eigenvectors", "orthogonal_factor"):
         both(stand_in, call, a, np.zeros_like(a), case=call)
-    found, expected = stand_in.uploaded(np.zeros_like(a)), np.zeros_like(a)
-    stand_in.symmetric_power(stand_in.uploaded(a), -0.25, 1e-4, found)
-    NUMPY.symmetric_power(a, -0.25, 1e-4, expected)
-    assert np.abs(arrays.to_host(found) - expected).max() < 1e-5
+    both(stand_in, "symmetric_power", a, -0.25, 1e-4, np.zeros_like(a), within=1e-5)
     y, rows, columns = normal((40, 9), "fp32"), np.abs(normal(40, "fp32", 1)), np.abs(normal(9, "fp32", 2))
     both(stand_in, "mean_squares", y, np.zeros_like(rows), np.zeros_like(columns), written=(1, 2))
     both(stand_in, "divide_by_roots", y, rows, columns, np.zeros_like(y))
@@ -392,18 +400,6 @@ def test_products_are_within_their_bound(card: Any, name: str, shape: tuple[int,
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_rows_attention_and_loss_are_near_numpys(card: Any, name: str) -> None:
     """fp32: 2e-5 of the largest value; bf16: two of its steps there."""
-    qkv, do = normal((2, 100, 96), name), normal((2, 100, 32), name, 1)
-    p, o, dqkv, sums = zeros((2, 4, 100, 100), name), zeros(do.shape, name), zeros(qkv.shape, name), (2, 4, 100)
-    log_sums = zeros(sums, "fp32")
-    for call, arguments in (("attend", (qkv, 4, p, o)), ("attend_gradient", (qkv, 4, p, do, dqkv)),
-                            ("attend_tiled", (qkv, 4, log_sums, o)),
-                            ("attend_tiled_gradient", (qkv, 4, log_sums, o, do, dqkv))):
-        on_device = [card.uploaded(x) if isinstance(x, np.ndarray) else x for x in arguments]
-        getattr(card, call)(*on_device)
-        getattr(NUMPY, call)(*arguments)
-        found, expected = arrays.to_host(on_device[-1]).astype(np.float64), arguments[-1].astype(np.float64)
-        assert np.abs(found - expected).max() <= (2e-5 if name == "fp32" else 2.0**-6) * np.abs(expected).max(), call
+    attention_is_near(card, normal((2, 100, 96), name), 4, 2e-5 if name == "fp32" else 2.0**-6)
     logits, targets = normal((300, 600), name, 2), np.random.default_rng(1).integers(-1, 600, 300)
-    losses = [k.softmax_loss(k.uploaded(logits), k.uploaded(targets), k.uploaded(zeros(300, "fp32")))
-              for k in (NUMPY, card)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    both(card, "softmax_loss", logits, targets, zeros(300, "fp32"), written=(), within=1e-6)

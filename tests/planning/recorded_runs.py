@@ -3,7 +3,8 @@
 A flop takes 1 ns, a message 1 µs and 1 ns for each byte, a transfer to the host or back 2 µs and 2 ns for each byte.
 """
 
-from dataclasses import dataclass, replace
+from collections import namedtuple
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -67,33 +68,13 @@ def recorded(ranks: int, program: Any) -> Recording:
     return record(traces_of(ranks, program))
 
 
-def synchronous(recording: Recording) -> Recording:
-    """The same run with every collective waited for where it is issued."""
-    programs = []
-    for program in recording.programs:
-        kept = program.codes != recordings.WAIT
-        codes = np.where(program.codes == recordings.ISSUE, recordings.COLLECTIVE, program.codes)
-        programs.append(replace(program, codes=codes[kept], first=program.first[kept], second=program.second[kept],
-                                third=program.third[kept]))
-    return replace(recording, programs=tuple(programs))
-
-
 # -- programs as lists of actions ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """A row of a trace: something goes to the host or comes from it, beside the program. No engine has it yet."""
-
-    transfer: recording.Transfer
-    span: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TransferWait:
-    """A row of a trace: the program goes on when the transfer is through."""
-
-    transfer: recording.Transfer
+# Rows of a trace: something goes to the host or comes from it, beside the program, which goes on when it is through. No
+# engine has them yet.
+Transfer = namedtuple("Transfer", "transfer span")
+TransferWait = namedtuple("TransferWait", "transfer")
 
 
 def program_of(*actions: tuple) -> Any:

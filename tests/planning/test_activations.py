@@ -162,11 +162,3 @@ def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attentio
     assert step.hardware == step.model + step.recomputed
     assert step.recomputed <= step.forward - flops.logits_flops(block, model.vocabulary)
     assert (step.recomputed == 0) == (policy == "none")
-
-
-@given(st.integers(1, 8), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 128), st.integers(1, 10**5))
-def test_a_gpts_step_with_recomputed_blocks_takes_96_bslhh_and_the_two_corrections(b, s, heads, width, vocabulary):
-    h, layers = heads * width, 7
-    step = flops.step_flops(Transformer(h, layers, heads, vocabulary), b, s, "block")
-    assert step.hardware == 96 * b * s * layers * h * h + 16 * b * s * s * layers * h + 6 * b * s * h * vocabulary
-    assert flops.eight_n(12 * layers * h * h, b * s) == 96 * b * s * layers * h * h  # of blocks without attention

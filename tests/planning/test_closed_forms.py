@@ -7,7 +7,6 @@ numbers are rows of `zerosim/course/published`, which `test_published` computes.
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,13 +120,6 @@ def test_states_that_are_no_stages_are_held_and_sent_too():
     assert gradient_peak_nbytes(job) == [4 * 8 + 4 * 16] * 2
     assert sent_nbytes(job) == {"gradients": [3 * 16 + 32] * 2, "parameters": [0, 0], "control": [0, 0]}
     assert vectors_sent(job) == {"gradients": 4, "parameters": 0}
-
-
-@pytest.mark.parametrize(("micro_batches", "vectors"), [
-    (1, [2, 2, 2, 3]), (2, [2, 2, 3, 6]), (8, [2, 2, 9, 24])])
-def test_many_ranks_send_the_published_limits(micro_batches, vectors):
-    jobs = [Job((50, 60, 70), 3, states, micro_batches=micro_batches) for states in STAGES.values()]
-    assert [sum(vectors_sent(job).values()) for job in jobs] == vectors
 
 
 @given(units=st.integers(1, 30), segment=st.none() | st.integers(1, 8))

@@ -94,12 +94,3 @@ def test_borders_of_whole_tensors_are_the_nearest_to_equal_shares(lengths, ranks
     borders, total = sorted({0, *accumulate(lengths)}), sum(lengths)
     assert zs.layout_of(model, ranks, "whole_matrices").regions[0].bounds == (
         *(min(borders, key=lambda border: abs(border * ranks - rank * total)) for rank in range(ranks)), total)
-
-
-def test_a_models_parameters_are_counted_as_often_on_a_thousand_ranks_as_on_one(monkeypatch):
-    """A matrix optimizer's shares differ from rank to rank, the model does not: 8192 ranks once took half a minute."""
-    counted, count = [], ModelShape.parameters.fget
-    monkeypatch.setattr(ModelShape, "parameters", property(lambda model: counted.append(model.name) or count(model)))
-    for ranks in (1, 1024):
-        states_nbytes(NANO, ranks, STAGES[1], optimizer=zs.optim.Muon())
-    assert len(counted) == 2

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.planning.recorded_runs import program_of, recorded
-from zerosim.planning import CONVENTIONS, STAGES, Job, Machine, explained, hardware, plan, plan_config, replay
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, plan, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
@@ -108,30 +107,16 @@ def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer()
 # -- each number with its formula -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_units_ahead_are_in_the_bytes_and_the_explanation_says_how_many_elements_that_makes(ahead):
-    """The tied table stays, one block computes, and each one ahead is gathered beside it."""
-    found = zs.plan("gpt2-xl", ranks=8, stage=3, recompute="block", prefetch=ahead)
-    (row,), units = found.rows, found.config.model.units
-    assert row.gathered_nbytes == 2 * (units[0].parameters + (1 + ahead) * units[1].parameters)
-    assert lines_of(found, row)["gathered units"][0] == (
-        f"2 · {row.gathered_nbytes // 2:,} elements at once: a unit, its tied weights, and {ahead} ahead; the largest "
-        f"has {units[0].parameters:,}")
-
-
-def test_the_explained_fullest_moment_adds_up_to_what_comes_and_goes():
-    for overlap, batch in ((False, 1), (True, 1), (False, 40), (True, 40)):
+def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_value_whatever_the_optimizer():
+    for overlap, batch in ((False, 1), (True, 40)):
         found = zs.plan("gpt2", ranks=8, overlap=overlap, batch=batch)
         for row in found.rows:
             text = lines_of(found, row)["all that comes and goes"][0].partition(" of activ")[0]
             *fixed, sequences, each = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", text))
-            assert sum(fixed) + sequences * each == row.transient_nbytes
-            assert sequences == batch
-
-
-def test_the_explained_states_are_the_formulas_value_whatever_the_optimizer():
-    for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.Lion(), 4), (zs.optim.AdamW(), 8),
-                             (zs.optim.Adan(), 14)):
+            assert (sum(fixed) + sequences * each, sequences) == (row.transient_nbytes, batch)
+            said = lines_of(found, row).get("gathered units")
+            assert said is None if row.stage < 3 else said[1] == f"{row.gathered_nbytes:,}"
+    for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):
         found = zs.plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
         assert lines_of(found, found.rows[0])["model states (zero-paper)"] == (
             f"(4 + {4 + state}/N) bytes, N = 8, {state} of them the optimizer's own state",
@@ -213,11 +198,6 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_repl
     assert overlapped[1].exposed_communication_seconds > overlapped[0].exposed_communication_seconds
     assert overlapped[1].transient_nbytes == overlapped[0].transient_nbytes
 
-    config = found.config
-    both_ways = program_of(("to host", 2 * share), ("arrive",), ("to device", 2 * share), ("arrive",))
-    step = replay(recorded(1, both_ways), Machine(config.device, config.network, host_link=config.host_link))
-    assert step.step_seconds == pytest.approx(row.host_transfer_seconds, rel=1e-12)
-
 
 def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_counted():
     found = zs.plan("gpt2", **OFFLOADED)
@@ -226,8 +206,6 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
     assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing; the "
                                             "host's own arithmetic is not in it", "0.0009988 s")
     assert lines["step"][0] == "compute + exposed + update + host"
-    plain = zs.plan("gpt2", ranks=8, stage=2)
-    assert "to the host and back" not in lines_of(plain, plain.rows[0])
 
 
 # -- how one asks, and how it shows -----------------------------------------------------------------------------------
@@ -265,15 +243,11 @@ def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():
     assert all(getattr(zs.planning, name) is not None for name in zs.planning.__all__)
 
 
-@pytest.mark.parametrize(("former", "now"), [("question", "plan_config"), ("Question", "PlanConfig"),
-                                             ("DIALECTS", "CONVENTIONS"), ("Dialect", "Convention"),
-                                             ("States", "ShardedStates"), ("Row", "PlanRow")])
-def test_a_former_name_warns_and_is_the_same_thing(former, now):
-    with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
-        assert getattr(zs.planning, former) is getattr(zs.planning, now)
-
-
-def test_a_plans_former_option_warns_and_counts():
+def test_a_former_name_or_option_warns_and_is_the_same_thing():
+    for former, now in (("question", "plan_config"), ("Question", "PlanConfig"), ("DIALECTS", "CONVENTIONS"),
+                        ("Dialect", "Convention"), ("States", "ShardedStates"), ("Row", "PlanRow")):
+        with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
+            assert getattr(zs.planning, former) is getattr(zs.planning, now)
     with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
         assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows
     with pytest.raises(TypeError, match="unexpected keyword argument 'dialect'"):

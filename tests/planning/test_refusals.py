@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 import zerosim as zs
-from tests.planning.configurations import GPT2, LLAMA2, OPT, T5
-from tests.planning.own_machine import OWN_DEVICE, OWN_LINK
+from tests.planning.configurations import GPT2, LLAMA2, OPT, OWN_DEVICE, OWN_LINK, T5
 from tests.planning.recorded_runs import (
     EVEN,
     FAST,
@@ -313,15 +312,8 @@ def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_pa
 # -- recordings -------------------------------------------------------------------------------------------------------
 
 
-def issue_and_wait(rank):
-    rank.all_gather(np.zeros(2), async_op=True).wait()
-    exchanged(rank)
-
-
-def exchanged(rank):
-    rank.exchange(np.zeros(1), 1 - rank.index, np.zeros(1), 1 - rank.index)
-
-
+EXCHANGED = program_of(("shift", 1))
+ISSUED_WAITED_AND_EXCHANGED = program_of((("all_gather", "ring"), 2, True), ("wait",), ("shift", 1))
 WRONG_FIELDS = [
     (("format",), "other", 'this is no recording: it lacks "format": "zerosim recording"'),
     (("version",), 2, "this recording is of version 2, and version 1 can be read"),
@@ -352,7 +344,7 @@ WRONG_FIELDS = [
 
 def test_a_changed_recording_is_refused_and_the_change_named():
     def read(path, to):
-        entry = plain = recording.to_plain(recorded(2, issue_and_wait))
+        entry = plain = recording.to_plain(recorded(2, ISSUED_WAITED_AND_EXCHANGED))
         *inner, last = path
         for key in inner:
             entry = entry[key]
@@ -365,28 +357,10 @@ def test_a_changed_recording_is_refused_and_the_change_named():
              f"this recording lacks '{key}'; it is cut short") for key in set(plain) - {"format", "version"})
 
 
-def odd(rank):
-    rank.trace.compute(flops=rank.index)
-
-
-def spanned(rank):
-    with rank.trace.span("a"):
-        pass
-
-
 def late(rank):
     work = rank.all_reduce(np.ones(3), async_op=True)
     with rank.trace.span("late"):
         work.wait()
-
-
-class Unknown:
-    """A row that no trace has."""
-
-
-def row_of(*rows):
-    """A program that notes these rows."""
-    return lambda rank: rank.trace.rows.extend(rows)
 
 
 def in_another_order(rank):
@@ -397,42 +371,30 @@ def in_another_order(rank):
         works[pair].wait()
 
 
-def message_behind_a_collective(rank):
-    if rank.index:
-        rank.recv(np.empty(2), 0)
-    work = rank.all_reduce(np.ones(4, np.float32), async_op=True)
-    if not rank.index:
-        rank.send(np.zeros(2), 1)
-    work.wait()
-
-
 MOVED = recording.Transfer("to host", "gradient", 500, 0)
 RECORDINGS = [
     (lambda: step(2).inside("stride"), "inside the span 'stride', of which a rank has 0; it must have one. Its spans"),
     (lambda: recorded(2, late).inside("late"), "inside the span 'late' a rank waits for the all_reduce of call 0"),
     (lambda: recording.record(traces(3)[:1]).on_ranks(4), "found a call of ranks 0, 1, 2; record every rank"),
-    (lambda: recorded(3, odd).on_ranks(3), "found 3 different programs; record every rank"),
-    (lambda: recording.record(traces_of(2, exchanged)[:1]).on_ranks(2), "between single ranks; record every rank"),
-    (lambda: recording.record([zs.ranks.Trace([Unknown()])]), "a row of class Unknown, and a recording knows Compute"),
+    (lambda: recorded(3, program_of(("compute", [0, 1, 2]))).on_ranks(3), "3 different programs; record every rank"),
+    (lambda: recording.record(traces_of(2, EXCHANGED)[:1]).on_ranks(2), "between single ranks; record every rank"),
+    (lambda: recording.record([zs.ranks.Trace([object()])]), "a row of class object, and a recording knows Compute"),
     (lambda: recording.record([]), "a recording needs ranks"),
     (lambda: recorded(1, lambda rank: rank.trace.compute(flops=2**63)), "flops or bytes past 2^63"),
     (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]), "two ranks disagree about call 0"),
     (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
      "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
-    (lambda: recorded(1, row_of(Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED))),
+    (lambda: recording.record([zs.ranks.Trace([Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED)])]),
      "row 2 waits for the transfer of gradient to host that is not issued before it, or that was waited for already"),
-    (lambda: replace(recorded(1, spanned), paths=((),)), "a span begins or ends at path 0, which is empty; the last w"),
+    (lambda: replace(recorded(1, program_of(("compute", 1))), paths=((),)), "begins or ends at path 0, which is empty"),
     (lambda: replace(recorded(1, program_of(*[("to host", 5)] * 2)), transfers=(MOVED,)), "points to transfer 1, of "),
-    (lambda: replay(recording.record(traces_of(2, exchanged)[:1]), MACHINE),
+    (lambda: replay(recording.record(traces_of(2, EXCHANGED)[:1]), MACHINE),
      "rank 0: waits for a message to rank 1 and from rank 1"),
     (lambda: replay(recording.record(traces(3, 2, "plain")[:1]), MACHINE),
      "rank 0: waits for reduce_scatter (call 0 of ranks 0, 1, 2; there: 0)"),
-    (lambda: replay(recorded(2, in_another_order), MACHINE), "in the order of issue, these wait for each other without "
-     "end; issue in the same order on all ranks, and record again.\nrank 0: waits for all_reduce (call 0 of ranks 0, "
-     "1; there: 0)\nrank 1: waits for all_reduce (call 0 of ranks 0, 1; there: 0), behind all_reduce (call 0 of ranks "
-     "0, 1; there: 1)"),
-    (lambda: replay(recorded(2, message_behind_a_collective), MACHINE), "rank 0: waits for a message to rank 1, behind "
-     "all_reduce (call 0 of ranks 0, 1; there: 0)\nrank 1: waits for a message from rank 0"),
+    (lambda: replay(recorded(2, in_another_order), MACHINE), "without end; issue in the same order on all ranks, and "
+     "record again.\nrank 0: waits for all_reduce (call 0 of ranks 0, 1; there: 0)\nrank 1: waits for all_reduce (call "
+     "0 of ranks 0, 1; there: 0), behind all_reduce (call 0 of ranks 0, 1; there: 1)"),
 ]
 
 

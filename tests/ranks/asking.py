@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
+from tests.ranks.oracles import ceil_cut
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 # What the project promises to have; the package's own table must say the same.
@@ -58,12 +59,6 @@ def ask(rank: zs.Rank, operation: str, algorithm: str, vector: np.ndarray, cut: 
     elif cut is not None:
         options["splits"] = cut
     return getattr(rank, operation)(mine, algorithm=algorithm, **options)
-
-
-def ceil_cut(length: int, ranks: int) -> tuple[int, ...]:
-    """The default cut, by its definition: equal chunks, the last ones short or empty."""
-    chunk = (length + ranks - 1) // ranks
-    return tuple(min(length, index * chunk) for index in range(ranks + 1))
 
 
 def cuts_of(length: int, ranks: int) -> Iterator[tuple[int, ...]]:

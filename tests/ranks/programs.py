@@ -131,13 +131,6 @@ def works(rank: zs.Rank) -> list[Any]:
     return [hidden, on_host(between), *found, on_host(out)]
 
 
-def works_on_the_host(rank: zs.Rank) -> list[Any]:
-    """Works on the host, whose hops may come in another order than that of the calls; waited for backwards."""
-    xs = [np.random.default_rng([i, rank.index]).standard_normal(300) for i in range(4)]
-    begun = [rank.all_reduce(x, async_op=True) for x in xs]
-    return [on_host(work.wait()) for work in reversed(begun)]
-
-
 def under_way(rank: zs.Rank) -> list[Any]:
     """A message that only arrives if an asynchronous collective lets the program go on, and others go on beside it."""
     begun = rank.all_reduce(vector(rank, 5000, np.float32), async_op=True)
@@ -188,27 +181,12 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
             [(row.call.operation, row.sent_nbytes) for row in rank.trace.collectives()])
 
 
-def everything(rank: zs.Rank, format: str) -> list[Any]:
-    """Some of all that ranks do."""
-    return [every_collective(rank, format, (13,)), options_of_reductions(rank, format), messages(rank), groups(rank),
-            works(rank), counted(rank)]
-
-
-def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
-    """One step of the worked example: losses, weights, master, moments."""
-    model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
-    engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.1), stage=stage, policy=zs.Policy(compute), layout="contiguous")
-    (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
-    batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)
-    losses = engine.step([batch]).losses
-    return losses, on_host({name: engine.state(name) for name in model.shapes})
-
-
-# What differs from one step of AdamW on two micro-batches; from the fourth on, other kernels or whole matrices.
+# What differs from one step of AdamW on two micro-batches; from the fourth on, other layouts and kernels.
 TRAININGS: dict[str, dict[str, Any]] = {
     "two steps": {"steps": 2},
     "one step": {},
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
+    "one contiguous vector": {"layout": "contiguous"},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},
@@ -436,13 +414,15 @@ def changes_its_input(rank: zs.Rank) -> None:
     work.wait()
 
 
-def on_the_host(rank: zs.Rank) -> Any:
-    """Flags and counts, in place, asynchronously, as a message, by the library."""
+def on_the_host(rank: zs.Rank) -> list[Any]:
+    """Flags, counts and messages on the host, in place too; and works, whose hops may come in another order than that
+    of the calls, waited for backwards."""
     x = np.arange(6) + rank.index
-    found = [rank.all_reduce(x), rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
-    work = rank.all_reduce(x, async_op=True)
+    others = [np.random.default_rng([i, rank.index]).standard_normal(300) for i in range(3)]
+    begun = [rank.all_reduce(each, async_op=True) for each in (x, *others)]
     rank.exchange(x, (rank.index + 1) % rank.size, out := np.empty(6, x.dtype), (rank.index - 1) % rank.size)
-    found += [out, work.wait()]
+    found = [out, *(work.wait() for work in reversed(begun)), rank.all_reduce(x),
+             rank.all_gather(np.array([rank.index])), rank.reduce(x, rank.size - 1)]
     rank.all_reduce(x, out=x)
     return [*found, x]
 

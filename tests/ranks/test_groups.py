@@ -8,7 +8,6 @@ import pytest
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
-from zerosim.ranks import trace
 
 
 def test_ranks_of_a_group_are_ordered_by_key_and_then_by_index() -> None:
@@ -23,19 +22,22 @@ def test_ranks_of_a_group_are_ordered_by_key_and_then_by_index() -> None:
         (order.index(r), 5, order, f"<Rank {order.index(r)} of 5>") for r in range(5)]
 
 
-def test_memory_and_trace_are_those_of_the_rank() -> None:
+def test_memory_and_trace_are_those_of_the_rank_whose_rows_name_the_group() -> None:
     def program(rank):
         group = rank.split(rank.index // 2)
-        held = group.memory.alloc(3, np.float32, "gradient")
+        held, other = group.memory.alloc(3, np.float32, "gradient"), 1 - group.index
         group.all_reduce(held, out=held, purpose="gradients")
-        return group.memory is rank.memory, group.trace is rank.trace, rank.memory.now_nbytes, rank.xp is group.xp
+        group.exchange(np.array([rank.index]), other, out := np.empty(1, np.int64), other, purpose="state")
+        assert (group.memory, group.trace, group.xp) == (rank.memory, rank.trace, rank.xp)
+        return rank.memory.now_nbytes, out.tolist()
 
     cluster = zs.Cluster(4)
-    assert list(cluster.run(program)) == [(True, True, 12, True)] * 4
-    row = cluster.trace[3].collectives(purpose="gradients")[0]
+    assert list(cluster.run(program)) == [(12, [1]), (12, [0]), (12, [3]), (12, [2])]
+    row, = cluster.trace[3].collectives(purpose="gradients")
     assert (row.call.group, row.call.number, row.call.ranks) == ((2, 3), 0, 2)
-    # Hops speak of places in the group.
-    assert {(hop.source, hop.destination) for hop in row.hops()} == {(0, 1), (1, 0)}
+    assert {(hop.source, hop.destination) for hop in row.hops()} == {(0, 1), (1, 0)}, "hops name places in the group"
+    message, = cluster.trace[3].messages("state")
+    assert (message.source, message.destination) == (2, 2), "messages name ranks"
     assert cluster.trace.sent_nbytes("gradients") == [12, 12, 12, 12]
     assert cluster.trace.sent_nbytes("control") == [3 * 16] * 4, "a split is an all-gather of a color and a key"
 
@@ -77,20 +79,6 @@ def test_works_of_several_groups_may_be_in_flight_at_once() -> None:
     for seed in range(5):
         results = zs.Cluster(3, seed=seed).run(program)
         assert list(results) == [[3, 2, 300], [300, 1, 3], [300, 2, 3]]
-
-
-def test_messages_inside_a_group_name_places_and_the_trace_names_ranks() -> None:
-    def program(rank):
-        group = rank.split(0 if rank.index else None)
-        if group is not None:
-            out = np.empty(1, np.int64)
-            return group.exchange(np.array([rank.index]), 1 - group.index, out, 1 - group.index).tolist()
-        return None
-
-    cluster = zs.Cluster(3)
-    assert list(cluster.run(program)) == [None, [2], [1]]
-    rows = [row for of_rank in cluster.trace for row in of_rank.rows if isinstance(row, trace.Message)]
-    assert [(row.source, row.destination) for row in rows] == [(2, 2), (1, 1)]
 
 
 def test_a_barrier_holds_everyone_until_the_last_one_comes_and_that_of_a_group_its_members_only() -> None:

@@ -85,7 +85,7 @@ INSIDE = REENTERED.format("by one of its ranks, or in the midst of a step_throug
 
 
 def test_a_running_cluster_cannot_be_entered_again() -> None:
-    """Not by its own program, not while it is stepped through, not by another thread."""
+    """Not by its own program, not while it is stepped through, not by another thread, nor are its steps taken there."""
     cluster = zs.Cluster(2)
     with pytest.raises(zs.RankUseError, match=INSIDE) as caught:
         cluster.run(lambda rank: cluster.run(lambda inner: None))
@@ -95,6 +95,10 @@ def test_a_running_cluster_cannot_be_entered_again() -> None:
         for other in (lambda: cluster.run(lambda rank: None), lambda: next(zs.step_through(print, cluster=cluster))):
             with pytest.raises(zs.RankUseError, match=INSIDE):
                 other()
+        for use in (lambda: next(steps), steps.close):
+            with pytest.raises(zs.RankUseError, match="this step_through was begun in another thread, where its ranks "
+                                                      "live; go on and close it there"):
+                in_another_thread(use)()
         assert len(list(steps)) == 3
 
     def threaded(rank):
@@ -106,24 +110,16 @@ def test_a_running_cluster_cannot_be_entered_again() -> None:
 
 
 def test_a_failure_in_a_nested_cluster_is_that_of_the_rank_that_ran_it() -> None:
-    def waits(rank):
-        if rank.index == 1:
-            zs.Cluster(2).run(lambda inner: inner.recv(np.empty(1), 1 - inner.index))
-        rank.barrier()
-
-    def uses_the_outer(rank):
+    def program(rank):
         if rank.index == 1:
             zs.Cluster(2).run(lambda inner: rank.barrier())
         rank.barrier()
 
     cluster = zs.Cluster(3)
-    for program, error, text, notes in [
-            (waits, zs.DeadlockError, r"rank 0: in recv\(\(1,\), float64\) from rank 1 at test_misuse.py:", 1),
-            (uses_the_outer, zs.RankUseError, "rank 1 was used outside its own program", 2)]:
-        with pytest.raises(error, match=text) as caught:
-            cluster.run(program)
-        assert caught.value.__notes__ == ["raised by rank 0 of 2", "raised by rank 1 of 3"][-notes:]
-        assert works(cluster)
+    with pytest.raises(zs.RankUseError, match="rank 1 was used outside its own program") as caught:
+        cluster.run(program)
+    assert caught.value.__notes__ == ["raised by rank 0 of 2", "raised by rank 1 of 3"]
+    assert works(cluster)
 
 
 # -- memory that ranks share ------------------------------------------------------------------------------------------

@@ -74,10 +74,8 @@ def move_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
 
 def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
     """average = β·average + (1-β)·(x·x); x is left as it is, unless it is the scratch."""
-    np.multiply(average, beta, out=average)
     np.multiply(x, x, out=scratch)
-    np.multiply(scratch, 1.0 - beta, out=scratch)
-    np.add(average, scratch, out=average)
+    move_average(average, scratch, beta, scratch)
 
 
 def corrected_root(average: Array, correction: float, epsilon: float, out: Array) -> None:

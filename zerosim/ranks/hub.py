@@ -88,6 +88,7 @@ class Transport:
 
     library: str | None = None  # whose own collectives ``algorithm="native"`` asks for
     in_order = False  # True where ranks that begin calls in different orders would wait for each other for ever
+    errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     watched = False   # True where a program may wait inside the library, so that a thread must listen to the others
     world = "all in this process"
     say: Callable[[Any, int], None]  # in a run of processes: a note to the transport of another rank
@@ -101,9 +102,11 @@ class Transport:
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
         """Moves all messages of a step, as one; yields each that has moved at every end that is here.
 
-        ``call`` is None for messages that programs send themselves.
+        ``call`` is None for messages that programs send themselves. Between ranks of one process it copies.
         """
-        raise NotImplementedError
+        for delivery in step:
+            copy_elements(delivery.sent, delivery.out)
+            yield delivery
 
     def native(self, parts: Sequence[PendingCall]) -> Carried:
         """The library's own collective; yields None until it is done."""
@@ -202,12 +205,6 @@ def message_between(sender: PendingExchange | None, receiver: PendingExchange | 
 @guarded
 class InProcess(Transport):
     """Computes in the hub's own thread, and what it moves is there at once."""
-
-    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
-        """Copies each message to where it arrives, one after the other."""
-        for delivery in step:
-            copy_elements(delivery.sent, delivery.out)
-            yield delivery
 
     def collective(self, parts: Sequence[PendingCall]) -> Carried:
         """Carries out a call for all ranks of its group: hop by hop, or, where nobody asks to see the hops, a ring at

@@ -269,10 +269,9 @@ class CupyKernels(NumpyKernels):
             function = partial(_with_numbers, function, numbers)
         if grid is not None:
             function = partial(_on_grid, function, grid)
-        arrays = [x.values if isinstance(x, PerRow | PerColumn) else x for x in rest]
         with self._row(out) as row:
-            operands = [_beside(x, out) or Operand(row_for(array, row)) for x, array in zip(rest, arrays, strict=True)]
-            run_fused(function, [*operands, Operand(row)], work or work_type(*arrays, out))
+            operands = [*[_operand(x, out, row) for x in rest], Operand(row)]
+            run_fused(function, operands, work or work_type(*[operand.array for operand in operands]))
 
     @contextmanager
     def _row(self, out: Array) -> Iterator[Array]:
@@ -464,10 +463,10 @@ class CupyKernels(NumpyKernels):
 
     def all_finite(self, x: Any) -> bool:
         """True where no element of x is infinite or NaN."""
+        if not on_device(x):
+            return self._numbers.all_finite(x)
         constants = nonfinite_codes(x.dtype)
-        if not on_device(x) or constants is None:
-            return self._numbers.all_finite(x) if constants else True
-        return not self._codes_from(x, int(constants[0]), constants[1])
+        return constants is None or not self._codes_from(x, int(constants[0]), constants[1])
 
     def count_nan(self, x: Any) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""
@@ -592,14 +591,14 @@ def _on_grid(function: Callable[..., object], grid: np.dtype[Any], *blocks: Any)
     blocks[-1].tape.rounded(blocks[-1], grid)
 
 
-def _beside(x: Array | PerRow | PerColumn, out: Array) -> Operand | None:
-    """A spread operand of a fused kernel; None for an array of as many elements as out."""
+def _operand(x: Array | PerRow | PerColumn, out: Array, row: Array) -> Operand:
+    """x as an operand of a fused kernel that writes ``out`` by way of ``row``."""
     match x:
         case PerRow(values):
             return Operand(as_row(values), every=max(1, out.shape[-1]))
         case PerColumn(values):
             return Operand(as_row(values), cycle=max(1, values.size))
-    return None
+    return Operand(row_for(x, row))
 
 
 def _lies(x: Array) -> tuple[bool, int]:

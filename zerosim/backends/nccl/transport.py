@@ -283,9 +283,7 @@ class NCCLTransport(Transport):
 
     def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Carried:
         """The same of elements on the host, of which NCCL knows nothing."""
-        for delivery in step:
-            copy_elements(delivery.sent, delivery.out)
-            yield delivery
+        return super().move(key, step, call)
 
     def native(self, parts: Sequence[PendingCall]) -> Carried:
         """NCCL's own collective, on the stream at once; of one that NCCL lacks, all messages of ours in one group."""
@@ -385,13 +383,15 @@ class NCCLProcessTransport(NCCLTransport):
 
     def __init__(self, index: int, streams: DeviceStreams, communicators: ProcessCommunicators) -> None:
         super().__init__({index: streams}, communicators)
-        self._index, self._its = index, streams
+        self._index, self._its, self.errors = index, streams, (communicators.nccl.error,)
 
     def begin(self, options: RunOptions) -> None:
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
         super().begin(options)
-        self._begun = 0  # parts
-        self._ends: deque[tuple[int, Any]] = deque()  # their numbers, and events at their ends
+        # Parts are known by their numbers: one that is kept would keep its arrays, and the thread that listens would be
+        # the one to let them go.
+        self._begun = 0
+        self._ends: deque[tuple[int, Any]] = deque()  # number, and event at the end
         self._came: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
         self._its.select()
         self.communicators.connect()
@@ -415,7 +415,7 @@ class NCCLProcessTransport(NCCLTransport):
             yield from carried
             self._ends.append((number, self._done.get(me) or self._its.finished()))
             return
-        except self.communicators.nccl.error as error:
+        except self.errors as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
             # The error's frames hold the call's arrays, which would count as held while the error is kept.
             refused = forget_frames(error)
