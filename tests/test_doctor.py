@@ -149,6 +149,9 @@ def test_programs_are_looked_for_on_the_path_and_beside_the_interpreter(made, mo
     launcher, reason = made("mpiexec", "exit 0"), doctor.mpi().reason
     assert reason.startswith("an all-reduce of 1 and 2 on 2 processes printed '' instead of '3.0 3.0'")
     assert reason.endswith(launcher)
+    with monkeypatch.context() as without:
+        without.setattr(doctor, "probe", lambda *_: "mpi4py is not installed")
+        assert doctor.mpi().reason == f"mpi4py is not installed; {launcher} is there; pip install 'zerosim[mpi]'"
     (tmp_path / "system").mkdir()  # another library's launcher, which would start worlds of one rank
     (tmp_path / "system" / "mpiexec").symlink_to(launcher)
     monkeypatch.setenv("PATH", str(tmp_path / "system"))
