@@ -14,7 +14,6 @@ import zerosim as zs
 from tests.numerics import oracle
 from tests.support import assert_refused, printed
 from zerosim.course import precision as lesson
-from zerosim.course import precision_runs
 from zerosim.models import text as texts
 
 Binade, Fates, PrecisionQuestion = lesson.Binade, lesson.Fates, lesson.PrecisionQuestion
@@ -132,7 +131,7 @@ def found():
 def answer(question):
     """The answer with trials of half the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 20))
+        patch.setattr(lesson, "trials", lambda fmt, trials=lesson.trials: trials(fmt, 20))
         return lesson.precision(question, shipped())
 
 

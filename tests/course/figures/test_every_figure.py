@@ -16,7 +16,7 @@ from tests.cases import chosen
 from tests.display import seen
 from tests.display.browser import dom_of, needs_browser
 from tests.support import ask, assert_refused
-from zerosim.course import figures, observed_step
+from zerosim.course import figures
 from zerosim.planning import activations, hardware
 
 DARK, FIGURES, LIGHT = figures.DARK, figures.FIGURES, figures.LIGHT
@@ -106,7 +106,7 @@ OTHERS = {  # data that stretch a picture: long names, few and many panels, one 
     "a short wall": lambda style: figures.latency_wall(figures.latency_wall_data(
         WIRE, 8, 2**20, (2**12, 2**20, 2**28), (2, 8, 32), 8), style),
     "a wide step in bf16": lambda style: figures.mixed_precision(
-        observed_step.observed_step("bf16", (1024, 1024, 1024), 64, ranks=3), style),
+        figures.mixed_precision_data("bf16", (1024, 1024, 1024), 64, ranks=3), style),
     "a short ring": lambda style: figures.ring(figures.ring_data(2, 5), style),
     "a long ring": lambda style: figures.ring(figures.ring_data(chosen([3], [5])[0], 14), style),
 }
