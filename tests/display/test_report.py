@@ -98,14 +98,6 @@ def test_a_reports_times_are_those_of_the_replay(saved):
         assert rank.totals == timeline.memory(replay, rank.rank).nbytes.tolist()
 
 
-def test_one_span_can_be_taken_alone(saved, tmp_path):
-    whole, one = (report.report_data(found, replayed.MACHINE, "") for found in (
-        recording.load(saved[1]), recording.load(saved[1]).inside("step 2")))
-    assert 0 < len(one.calls) < len(whole.calls)
-    out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
-    assert out.read_text(encoding="utf-8").count('<tr data-call="') == len(one.calls)
-
-
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
     rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
@@ -207,13 +199,18 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
                    "--compute", "bf16")
     assert done.exit_code == 0
     assert "h100-80" in (tmp_path / "other.html").read_text(encoding="utf-8")
+    assert command("report", run_json, "--span", "step 2").exit_code == 0
+    one = report.report_data(recording.load(run_json).inside("step 2"), replayed.MACHINE, "")
+    shown = (tmp_path / "mine.html").read_text(encoding="utf-8").count('<tr data-call="')
+    assert 0 < shown == len(one.calls) < len(data_of_file(run_json).calls)
     found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
 
 
 BAD = [
-    (None, [], "cannot be read: No such file or directory; name a file that save"), (b"\xff\xfe\x00", [], "is no JSON"),
+    (None, [], "cannot be read: No such file or directory; name a file that save"),
+    (b"\xff\xfe\x00", [], "is no JSON"),
     ("good", ["--device", "h100-80"], "a machine is a device and a link, and only h100-80 was named"),
     ("good", ["--link", "nvlink4"], "only nvlink4 was named"),
     ("good", ["--efficiency", "0.5"], "go with --device and --link"),

@@ -131,16 +131,14 @@ def test_the_slider_takes_the_steps_that_are_left_and_shows_the_one_that_it_is_m
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_as_many_steps_as_can_be_kept_are_and_one_more_is_not(widgets, monkeypatch):
-    def program(rank, more):
-        rank.all_reduce(np.ones(2))  # 4 hops
-        if more:
-            rank.broadcast(np.ones(1))
-
-    monkeypatch.setattr(step_plots, "MOST_STEPS", 4)
-    zs.step_through(program, False, ranks=2).slider()
     cluster = zs.Cluster(2)
-    assert_refused(zs.step_through(program, True, cluster=cluster).slider,
-                   'at most 4 steps.*step by="collective", or through a shorter program')
+    for most, is_kept in ((4, True), (3, False)):  # it takes 4 hops
+        monkeypatch.setattr(step_plots, "MOST_STEPS", most)
+        slider = zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), cluster=cluster).slider
+        if is_kept:
+            slider()
+        else:
+            assert_refused(slider, 'at most 3 steps.*step by="collective", or through a shorter program')
     assert cluster.run(lambda rank: rank.index)[1] == 1
 
 

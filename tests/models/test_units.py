@@ -1,5 +1,6 @@
 """Units: pure, without weights in what they keep, with first values that do not depend on the cut."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -7,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.contexts import bits_of, context, normal
-from zerosim.models import BLOCK, MLP, NONE, HalfSquaredError, Recompute, segment
+from tests.models.contexts import bits_of, context, normal, recorded
+from zerosim.models import BLOCK, MLP, NONE, HalfSquaredError, LinearUnit, Recompute, segment
+
+
+@pytest.mark.parametrize(("activation", "nbytes"), [
+    (None, {"linear.y": 2 * 15}), ("relu", {"linear.y": 2 * 15, "relu.bits": 2}),
+    ("gelu", {"linear.y": 2 * 15, "gelu.y": 2 * 15})])
+def test_a_unit_allocates_its_output_and_what_its_activation_keeps(activation, nbytes):
+    (ctx, recorder), unit = recorded("bf16"), LinearUnit("one", 4, 5, activation, bias=False)
+    unit.forward(ctx, {"one.weight": normal("bf16", (4, 5))}, normal("bf16", (3, 4)))
+    assert {name: math.prod(shape) * dtype.itemsize for _, name, shape, dtype in recorder.allocated} == nbytes
 
 
 def test_the_first_unit_alone_computes_no_gradient_of_its_input():
