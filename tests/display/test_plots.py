@@ -31,17 +31,14 @@ def run(ranks: int, stage: int = 3, **options) -> zs.Cluster:
     return cluster
 
 
-def plotted(cluster: zs.Cluster) -> list:
-    plan = zs.plan("gpt2-xl", ranks=4, device="h100-80", link="nvlink4")
-    return [cluster.trace, cluster.trace[0], cluster.memory, cluster.memory[0], plan]
-
-
 # -- every plot ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ranks", chosen([1, 17], [1, 2, 3, 5, 8, 17]))
 def test_every_plot_is_a_figure_with_words_and_units_that_can_be_read_and_that_jupyter_shows(ranks):
     cluster, dark = run(ranks, capacity_nbytes=10_000), ranks < 4
-    for figure in [*(thing.plot(dark=dark) for thing in plotted(cluster)), cluster.show_ring(dark=dark)]:
+    plan = zs.plan("gpt2-xl", ranks=4, device="h100-80", link="nvlink4")
+    things = (cluster.trace, cluster.trace[0], cluster.memory, cluster.memory[0], plan)
+    for figure in [*(thing.plot(dark=dark) for thing in things), cluster.show_ring(dark=dark)]:
         assert isinstance(figure, Figure)
         drawn, shown = figure.drawing, figure._repr_html_()
         assert drawn.style is (drawing.DARK if dark else drawing.LIGHT)
@@ -143,7 +140,7 @@ def test_memories_show_now_and_the_peak_of_at_most_sixteen_ranks_and_a_capacity_
 
 # -- traces and plans ---------------------------------------------------------------------------------------------
 
-def test_the_order_of_a_trace_has_every_collective_once_and_sums_to_what_was_sent():
+def test_the_order_of_a_trace_has_every_collective_once_sums_to_what_was_sent_and_the_busiest_sends_most_in_all():
     cluster = run(3, 2)
     data = trace_plots.trace_order_data(cluster.trace)
     for place, traced in enumerate(cluster.trace):
@@ -153,9 +150,6 @@ def test_the_order_of_a_trace_has_every_collective_once_and_sums_to_what_was_sen
         for purpose, curve in data.by_purpose(place).items():
             assert curve[-1] == traced.sent_nbytes(purpose)
             assert curve == sorted(curve)
-
-
-def test_the_busiest_rank_is_that_which_sends_most_in_all_and_not_at_once():
     whats, sent = (("state",) * 3,) * 3, ((32, 0, 0), (0, 0, 0), (16, 16, 16))
     assert trace_plots.TraceOrder(whats, sent, ("rank 0", "rank 1", "rank 2")).busiest == 2
 
