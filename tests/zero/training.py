@@ -161,7 +161,8 @@ def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = 
     """
     policy = policy or zs.Policy()
     common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
-    ordered = len(data[0][0]) > 1 or policy.accumulate_dtype != policy.reduce_dtype
+    policies = [policy, *(replace(policy, compute=group.compute) for group in groups if group.compute)]
+    ordered = len(data[0][0]) > 1 or any(each.accumulate_dtype != each.reduce_dtype for each in policies)
     twins = {}
     for stage, own in runs or [(stage, {}) for stage in zs.STAGES]:
         row = stage if isinstance(stage, zs.Stage) else zs.STAGES[stage]
